@@ -67,7 +67,7 @@ cuda: $(CUDA_READY)
 
 test-cuda: cuda
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(CUDA)/bin/python -m pytest --numprocesses logical --maxprocesses 2 \
-		--dist loadfile tests/cuda
+		--dist loadfile --durations 25 --durations-min 5 tests/cuda
 
 # --quiet would hide the warnings from --strict, which counts them.
 docs: $(READY)

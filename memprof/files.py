@@ -13,12 +13,27 @@ from typing import IO
 
 from memprof.errors import InputError
 
-__all__ = ["refuse_special", "refuse_unwritable", "write_text", "write_whole"]
+__all__ = ["cache_folder", "cache_is_off", "refuse_special", "refuse_unwritable", "write_text", "write_whole"]
 
 # Every unfinished file begins so; a killed writer's is deleted by a later write into the folder.
 _UNFINISHED = ".memprof-"
 _ABANDONED_AFTER_S = 3600
 _DEVICES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
+
+
+def cache_is_off() -> bool:
+    """Tell whether the user wants nothing kept from one command to the next (``MEMPROF_CACHE=0``)."""
+    return os.environ.get("MEMPROF_CACHE") == "0"
+
+
+def cache_folder() -> Path:
+    """Return the folder of what is kept from one command to the next, unless ``MEMPROF_CACHE`` names another.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "memprof"
 
 
 def refuse_special(path: Path) -> None:

@@ -6,10 +6,11 @@ directly above a block says where that is not done as it stands::
 
     <!-- test: instead `memprof plan --model tiny.json --gpu 24GB`, because six simulations take minutes -->
     <!-- test: not run, because it installs packages -->
+    <!-- test: heavy, because a test of tests/examples runs the same script smaller -->
     <!-- test: exit 4 -->
 
-Several *instead* comments replace a block by several commands. A ``python`` block is compiled; it runs, too, where
-``<!-- test: run -->`` stands above it.
+A *heavy* block is run by ``make test-all`` alone. Several *instead* comments replace a block by several commands. A
+``python`` block is compiled; it runs, too, where ``<!-- test: run -->`` stands above it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Block:
         return any(mark.startswith("not run, because ") for mark in self.marks)
 
     @property
+    def heavy(self) -> bool:
+        """Whether a comment leaves it to ``make test-all``, and why."""
+        return any(mark.startswith("heavy, because ") for mark in self.marks)
+
+    @property
     def runs(self) -> bool:
         """Whether a comment says that a Python block runs."""
         return "run" in self.marks
@@ -66,7 +72,7 @@ class Block:
     @property
     def unknown_marks(self) -> list[str]:
         """Comments that say nothing this module understands; a reason is part of what is understood."""
-        known = (r"run", r"exit \d", r"not run, because \S.*")
+        known = (r"run", r"exit \d", r"(?:not run|heavy), because \S.*")
         return [
             mark
             for mark in self.marks

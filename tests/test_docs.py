@@ -93,7 +93,10 @@ def test_what_is_run_instead_runs_the_same_commands(block: Block) -> None:
 # -- running them ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [block for block in SHELL if not block.not_run], ids=str)
+RUN = [pytest.param(b, marks=[pytest.mark.heavy] if b.heavy else [], id=str(b)) for b in SHELL if not b.not_run]
+
+
+@pytest.mark.parametrize("block", RUN)
 def test_commands_run(block: Block, workspace: Workspace) -> None:
     for command in block.commands:
         done = workspace.run(command)

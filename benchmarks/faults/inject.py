@@ -1,6 +1,6 @@
 """Raise an exception in every function of memprof's that a small GRPO run calls, one function at a time.
 
-    python -m benchmarks.faults inject [--every 1] [--offset 0] [--exceptions 1] [--json FILE]
+    python -m benchmarks.faults inject [--every 1] [--offset 0] [--exceptions 1] [--first 0] [--json FILE]
 
 One process imports and prepares; each injection is a fork of it, which trains two steps. The training's losses and
 parameters must be those of a run without a callback, to the bit, and something must be said: a warning, a line on
@@ -11,6 +11,7 @@ mode's entry cannot stand behind it, and are left out.
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import hashlib
 import inspect
@@ -44,11 +45,17 @@ EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
     lambda: RuntimeError("injected"),
     lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "injected"),
 )
-# What torch calls without the door (it holds its own ``try``), and the user's ``from memprof import``, before any run.
-_ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__")
+# What torch calls without the door (it holds its own ``try``), and what the user calls before any run: the import, and
+# the callback's constructor, which raises a user's mistake (what it calls is broken like all else). Without the
+# scanner in C nothing is lost: Python reads the same.
+_ENTRIES = (
+    "dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__", "MemProfCallback.__init__",
+    "_native/__init__.py:scanner",
+)  # fmt: skip
 _SECONDS = 60
-# Rooms that only a report enters; the others are broken in runs that write none, which is half the time.
-_REPORTING = ("analysis", "attribution", "timeline", "allocator", "advice", "config", "oom", "reports", "callback")
+# The functions that stubs are put into, and the caches of memprof's: known before the collector is told to pass over.
+functions: list[types.FunctionType] = []
+caches: list[Any] = []
 # What a stub raises, and how often it did: set in the child that runs it.
 raises: Callable[[], Exception] = EXCEPTIONS[0]
 fired = 0
@@ -122,8 +129,8 @@ def name_of(code: types.CodeType) -> str:
     return f"{'/'.join(parts[-3:])}:{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
 
 
-def called(folder: Path) -> list[types.CodeType]:
-    """Return the code of memprof's functions that a watched run calls, in the order of their names."""
+def called(folder: Path, report: bool = True) -> set[types.CodeType]:
+    """Return the code of memprof's functions that a watched run calls."""
     import memprof.integrations
     import memprof.reports
 
@@ -139,14 +146,29 @@ def called(folder: Path) -> list[types.CodeType]:
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        train(folder, watched(folder))
+        train(folder, watched(folder, report))
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
     functions = [c for c in seen if c.co_flags & inspect.CO_OPTIMIZED]  # a class's body is none
     ours = [c for c in functions if c.co_filename.startswith(rooms) and not c.co_name.startswith("<")]
-    behind = [c for c in ours if not name_of(c).endswith(_ENTRIES) and not c.co_filename.endswith("recording/guard.py")]
-    return sorted(behind, key=name_of)
+    return {c for c in ours if not name_of(c).endswith(_ENTRIES) and not c.co_filename.endswith("recording/guard.py")}
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a run has to do for a function to be called: nothing above what it needs, since most runs are many."""
+
+    report: bool
+    cold: bool
+
+
+def ways(folder: Path) -> dict[types.CodeType, Way]:
+    """Return memprof's functions that a run calls in the order of their names, each with the cheapest run that does."""
+    every = called(folder)  # the first run fills the caches
+    without, warm = called(folder, report=False), called(folder)
+    every |= without | warm
+    return {c: Way(c not in without, c not in without | warm) for c in sorted(every, key=name_of)}
 
 
 def stub(code: types.CodeType) -> types.CodeType:
@@ -161,7 +183,7 @@ def stub(code: types.CodeType) -> types.CodeType:
 def replace(code: types.CodeType) -> int:
     """Put the stub in the place of a function wherever it lives: in functions, and in code that makes closures."""
     raising, count = stub(code), 0
-    for outer in [o for o in gc.get_objects() if type(o) is types.FunctionType]:
+    for outer in functions + [o for o in gc.get_objects() if type(o) is types.FunctionType]:
         if outer.__code__.co_filename == code.co_filename:
             changed = raising if outer.__code__ is code else _with_stub(outer.__code__, code, raising)
             count += changed is not outer.__code__
@@ -182,14 +204,14 @@ def _with_stub(outer: types.CodeType, code: types.CodeType, raising: types.CodeT
     return outer if same else outer.replace(co_consts=tuple(constants))
 
 
-def inject(code: types.CodeType, exception: int, folder: Path, expected: str) -> Outcome:
+def inject(code: types.CodeType, way: Way, exception: int, folder: Path, expected: str) -> Outcome:
     """Run one injection in a fork."""
     own = Path(tempfile.mkdtemp(prefix="inject-", dir=folder))
     os.symlink(folder / "model", own / "model")
     child = os.fork()
     if not child:
         os.setsid()
-        _child(code, exception, own)
+        _child(code, way, exception, own)
     deadline = time.monotonic() + _SECONDS
     while os.waitpid(child, os.WNOHANG)[0] == 0:
         if time.monotonic() > deadline:
@@ -206,7 +228,7 @@ def inject(code: types.CodeType, exception: int, folder: Path, expected: str) ->
     said = "injected" in text or "memprof" in found.get("warnings", "")
     kind = type(EXCEPTIONS[exception]()).__name__
     told = found.get("error", "") or found.get("warnings", "") or text
-    return Outcome(name_of(code), kind, found["fired"], found["digest"] == expected, said, told[-600:])
+    return Outcome(name_of(code), kind, found["fired"], found["digest"] == expected, said, told)
 
 
 def _text(own: Path) -> str:
@@ -221,7 +243,7 @@ def _text(own: Path) -> str:
     return "\n".join(texts)
 
 
-def _child(code: types.CodeType, exception: int, own: Path) -> None:
+def _child(code: types.CodeType, way: Way, exception: int, own: Path) -> None:
     """Train with the stub in place, write down what came of it, and end."""
     import benchmarks.faults.inject as module
 
@@ -231,10 +253,11 @@ def _child(code: types.CodeType, exception: int, own: Path) -> None:
             os.dup2(os.open(own / name, os.O_WRONLY | os.O_CREAT), number)
         module.raises, module.fired = EXCEPTIONS[exception], 0
         replace(code)
+        for cache in caches if way.cold else ():
+            cache.cache_clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            report = any(f"/{room}/" in code.co_filename for room in _REPORTING)
-            found["digest"] = train(own, watched(own, report))
+            found["digest"] = train(own, watched(own, way.report))
         found["warnings"] = "\n".join(str(w.message) for w in caught if "memprof" in str(w.message))
     except BaseException as error:
         found["error"] = repr(error)
@@ -247,25 +270,32 @@ def _child(code: types.CodeType, exception: int, own: Path) -> None:
 
 
 def chosen(
-    codes: list[types.CodeType], every: int, offset: int, exceptions: int
+    codes: list[types.CodeType], every: int, offset: int, exceptions: range
 ) -> Iterator[tuple[types.CodeType, int]]:
-    """Yield every so many functions with ``exceptions`` of the six each, in turn."""
-    for number, code in enumerate(codes[offset::every]):
-        for further in range(exceptions):
+    """Yield every so many functions with one of the six each, in turn; then with the next."""
+    for further in exceptions:
+        for number, code in enumerate(codes[offset::every]):
             yield code, (number + further) % len(EXCEPTIONS)
 
 
 def injections(
-    folder: Path, every: int = 1, offset: int = 0, exceptions: int = 1, sample: int | None = None
+    folder: Path, every: int = 1, offset: int = 0, exceptions: range = range(1), sample: int | None = None
 ) -> Iterator[Outcome]:
     """Prepare, and yield the outcome of each injection."""
     prepare(folder)
     expected = train(folder, [])
-    codes = called(folder)
+    known = ways(folder)
     assert train(folder, watched(folder)) == expected, "watching alone changes the run"
-    every = max(1, len(codes) // sample) if sample else every
-    for code, exception in chosen(codes, every, offset, exceptions):
-        yield inject(code, exception, folder, expected)
+    every = max(1, len(known) // sample) if sample else every
+    gc.collect()
+    objects = gc.get_objects()
+    functions[:] = [o for o in objects if type(o) is types.FunctionType]
+    cached = [o for o in objects if isinstance(o, functools._lru_cache_wrapper)]
+    caches[:] = [o for o in cached if getattr(getattr(o, "__wrapped__", None), "__code__", None) in known]
+    del objects, cached
+    gc.freeze()  # a fork's collections, which training asks for, look through what is new alone: a third of the time
+    for code, exception in chosen(list(known), every, offset, exceptions):
+        yield inject(code, known[code], exception, folder, expected)
 
 
 @click.command(help=__doc__)
@@ -273,13 +303,17 @@ def injections(
 @click.option("--offset", default=0, show_default=True)
 @click.option("--sample", type=int, help="So many functions, evenly spread, instead.")
 @click.option("--exceptions", default=1, show_default=True, help="How many of the six for each function.")
+@click.option("--first", default=0, show_default=True, help="How many of the six have had their turn.")
 @click.option("--json", "path", type=click.Path(path_type=Path))
-def main(every: int, offset: int, sample: int | None, exceptions: int, path: Path | None) -> None:
+def main(every: int, offset: int, sample: int | None, exceptions: int, first: int, path: Path | None) -> None:
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="memprof-inject-") as folder:
-        for outcome in injections(Path(folder), every, offset, exceptions, sample):
+        for outcome in injections(Path(folder), every, offset, range(first, first + exceptions), sample):
             counts[outcome.verdict] += 1
+            if counts.total() % 100 == 0:
+                print(dict(counts), file=sys.stderr)
             if outcome.verdict != "warned":
-                print(f"{outcome.verdict}: {outcome.function} {outcome.exception}: {outcome.text}", flush=True)
+                told = outcome.text[-300:].strip()
+                print(f"{outcome.verdict}: {outcome.function} {outcome.exception}: {told}", flush=True)
     write_result({"what": "injections by what came of them", **counts}, path)
     sys.exit(bool(counts["broken"] or counts["silent"]))

@@ -39,7 +39,8 @@ class Flops:
     def add(self, recorder: Any, count: int) -> None:
         """Add ``count`` in the step and phase that ``recorder`` is in."""
         if count:
-            self.counted[recorder._tags.step, recorder._tags.phase] += count
+            phase, step = recorder.phase_and_step()
+            self.counted[step, phase] += count
 
     def last_step(self) -> dict[str, int]:
         """Return the last step's FLOPs by phase, with pieces that were not executed counted as those that were."""

@@ -104,7 +104,7 @@ def _cache_on_host(recorder: Any) -> Iterator[None]:
             if number < len(self.layers) and getattr(self.layers[number], _AWAY, False):
                 _move(self.layers[number], away=False)
         grown = update(self, keys, values, layer, *args, **kwargs)
-        with recorder.on_host():
+        with recorder.storages.on_host():
             _move(self.layers[layer], away=True)
         return grown
 

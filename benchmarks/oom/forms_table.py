@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from benchmarks.tabling import table
 from memprof.oom import explain_log
 from memprof.oom.messages import FORMS, NOT_MEMORY
@@ -18,13 +20,15 @@ def _cell(text: str, width: int = _WIDTH) -> str:
 
 
 def forms() -> str:
-    """Every form with its example, its kind and the first thing to try."""
+    """Each program with the number of its messages, the first of them, its kind and the first thing to try."""
+    counts = Counter(form.program for form in FORMS)
+    firsts = {form.program: form for form in reversed(FORMS)}
     rows = []
-    for form in FORMS:
-        (failure,) = explain_log(EXAMPLES[form.id].text)["failures"]
+    for program, count in counts.items():
+        (failure,) = explain_log(EXAMPLES[firsts[program].id].text)["failures"]
         first = failure["try"][0]["action"].replace("|", "\\|").replace("<", "&lt;")
-        rows.append((form.program, _cell(failure["message"]), f"`{form.kind}`", first))
-    head = ("whose", "a text that is read", "kind", "first to try")
+        rows.append((program, str(count), _cell(failure["message"]), f"`{failure['kind']}`", first))
+    head = ("whose", "messages", "one that is read", "kind", "first to try")
     return table(head, rows).replace("--:", "---")
 
 

@@ -67,16 +67,16 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
 
 def _real_trainer(settings: Any, folder: str) -> Any:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
     from memprof.simulate.trainer import build
     from memprof.simulate.trainer.checkpointing import choose_checkpointing
     from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function
     from memprof.simulate.trainer.rollout import fake_rollout
+    from memprof.simulate.world import images
 
-    model = AutoModelForCausalLM.from_pretrained(
-        _checkpoint(settings.model, folder), dtype=getattr(torch, settings.dtype)
-    )
+    checkpoint = _checkpoint(settings.model, folder)
+    model = _kind(checkpoint).from_pretrained(checkpoint, dtype=getattr(torch, settings.dtype))
     if settings.recipe != "lean":  # which has its own
         choose_checkpointing(model, settings.checkpointing)
     rewards: dict[str, Any] = {"reward_funcs": reward_function}
@@ -85,10 +85,17 @@ def _real_trainer(settings: Any, folder: str) -> Any:
             AutoConfig.from_pretrained(settings.reward_model, num_labels=1), dtype=torch.bfloat16
         )
         rewards = {"reward_funcs": [scores], "reward_processing_classes": [RewardTokenizer(settings)]}
-    trainer = build.trainer_of(settings, model, folder, **rewards)
+    seen = images.images_of(settings, model.config)
+    if seen is not None:
+        processor = images.processor_of(seen, settings.prompt_length, build.make_tokenizer())
+        trainer = build.trainer_of(settings, model, folder, processor, **rewards)
+    else:
+        trainer = build.trainer_of(settings, model, folder, **rewards)
     if settings.supervised:
         return trainer
     fake_rollout(trainer, settings)
+    if seen is not None:
+        images.put_images(trainer, seen, settings.prompt_length)
     if settings.generation == "hf":
         del trainer._generate_single_turn  # TRL's own; no token it can sample ends a sequence
         trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = [99_998, 99_999]
@@ -96,13 +103,20 @@ def _real_trainer(settings: Any, folder: str) -> Any:
 
 
 def _checkpoint(model: str, folder: str) -> str:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     if (Path(model) / "model.safetensors").is_file():
         return model
     path = str(Path(folder) / "model")
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(path)
+    _kind(model).from_config(AutoConfig.from_pretrained(model)).save_pretrained(path)
     return path
+
+
+def _kind(model: str) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    seeing = hasattr(AutoConfig.from_pretrained(model), "vision_config")
+    return AutoModelForImageTextToText if seeing else AutoModelForCausalLM
 
 
 def births(raw: dict[str, Any], step: int, phase: str) -> list[tuple[int, str]]:

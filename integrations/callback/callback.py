@@ -19,6 +19,7 @@ from memprof.integrations.callback.sessions import load_session, uses_cuda
 from transformers.trainer_callback import TrainerCallback
 
 from memprof.compat import require
+from memprof.errors import MemprofError
 from memprof.recording.api import switched_off
 from memprof.recording.guard import Door, way_in
 from memprof.recording.session import Session
@@ -89,12 +90,6 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         rehearse: bool = False,
     ) -> None:
         chosen = steps if steps is None or isinstance(steps, int) else tuple(steps)
-        self._options = Options.of(
-            max_disk, output_dir, max_entries, stacks, capacity,
-            steps=chosen, every=every, report=report, redact=redact, kind=kind, reset_peaks=reset_peaks,
-            scalars=scalars, rehearse=rehearse,
-        )  # fmt: skip
-        Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
         self._print = table
         self.result = Result()
         self._run: TrainingRun | None = None
@@ -102,6 +97,17 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._early: tuple[weakref.ref[Any], Session] | None = None
         self.door = Door("training")
         self._over = False
+        try:
+            self._options = Options.of(
+                max_disk, output_dir, max_entries, stacks, capacity,
+                steps=chosen, every=every, report=report, redact=redact, kind=kind, reset_peaks=reset_peaks,
+                scalars=scalars, rehearse=rehearse,
+            )  # fmt: skip
+            Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
+        except MemprofError:
+            raise
+        except Exception as error:
+            self.door.shut(error)
 
     stream = "stdout"
 

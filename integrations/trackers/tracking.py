@@ -57,6 +57,7 @@ class Tracking:
         before_end: Callable[[], None],
     ) -> None:
         self.reporters = Reporters(trainer)
+        self._to_trackers = Door("training", "memory figures that a tracker was to get")
         self._trainer_state = trainer.state
         self._on_device = on_device
         self._rank = int(getattr(trainer.accelerator, "process_index", 0))
@@ -71,7 +72,7 @@ class Tracking:
         self._file = self._opened(folder, {**about, "world_size": self._world, "max_steps": trainer.state.max_steps})
         self._folder = folder
         seams.wrap(trainer, "log", self._enter_log)
-        self._quietly(self.reporters.lay_out, on_device)
+        self._to_trackers(self.reporters.lay_out, on_device)
 
     # -- events of the run -------------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class Tracking:
         if self._main:
             values = {f"category/{c}": n for c, n in kept["categories"].items()}
             values |= {f"group/{g}": n for g, n in kept["groups"].items()}
-            self._quietly(self.reporters.log, trainer, _scalars(values))
+            self._to_trackers(self.reporters.log, trainer, _scalars(values))
 
     def end(self, error: bool = False) -> None:
         """Write the closing line: training is over."""
@@ -211,11 +212,7 @@ class Tracking:
     def attach(self, page: Path | None) -> None:
         """Store the page with the trackers that are active."""
         if page is not None:
-            self._quietly(self.reporters.attach, page)
-
-    def _quietly(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a tracker, whose own trouble is not the run's."""
-        Door("training", "memory figures that a tracker was to get")(call, *arguments)
+            self._to_trackers(self.reporters.attach, page)
 
 
 def _scalars(sizes: Mapping[str, int]) -> dict[str, float]:

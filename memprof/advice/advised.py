@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
     from memprof.snapshot import Snapshot
 
-__all__ = ["ReportOf", "analyze"]
+__all__ = ["ReportOf", "analyze", "analyze_once"]
 
 
 def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: RuleSet | None = None) -> Analysis:
@@ -31,6 +31,24 @@ def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: R
         UsageError: the snapshot holds nothing of ``device``.
     """
     return analyze_without_advice(snapshot, device, rules, estimated_advice, look_ahead)
+
+
+def analyze_once(path: Path, device: int | None = None) -> Analysis:
+    """Return what :func:`analyze` does, from what an earlier call kept of a large file.
+
+    Raises:
+        InputError, UsageError: as :func:`analyze`.
+    """
+    from memprof.analysis.kept import Parts, entry_of
+
+    entry = entry_of(path, device)
+    parts = entry.read() if entry is not None else None
+    if parts is not None:
+        return Analysis(*parts, estimated_advice, look_ahead)
+    analysis = analyze(path, device)
+    if entry is not None:
+        entry.write(Parts(analysis.snapshot, analysis.timeline, analysis.attribution))
+    return analysis
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from memprof.advice.candidate import Candidate, Toll
 from memprof.advice.foreign import RANK, an_adapter, candidates_by_category, is_open
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.optimizers import optimizer
-from memprof.config.parts import GenerationSettings, TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import GenerationSettings, Settings, TrainerSettings
 from memprof.config.to_grpo import NF4, adapter_text, written
 from memprof.vocabulary import EXPANDABLE_SEGMENTS
 

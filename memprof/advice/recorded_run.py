@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -130,7 +131,10 @@ def run_of(report: Mapping[str, Any]) -> Run:
         # A quantised layer's packed weight counts half its parameters.
         parameters = counted if isinstance(counted, int) and not likeness.settings.load_in_4bit else None
         shape = ModelShape.of(likeness.model)
-    except (InputError, TypeError, ValueError):
+    except InputError:
+        return run
+    except (TypeError, ValueError) as error:
+        warnings.warn(f"memprof advises without the run's settings, which it could not read: {error!r}.", stacklevel=2)
         return run
     settings = likeness.settings
     # Norms beyond two a layer, biases and routers are below a thousandth of a model: estimates leave them out.

@@ -12,8 +12,7 @@ Estimates take what was recorded and scale it by these, so that what is not coun
 from __future__ import annotations
 
 from memprof.config.model_shape import DTYPE_BYTES, ModelShape
-from memprof.config.parts import TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 
 __all__ = ["TRANSIENT", "held", "kept_by_a_layer", "moments", "tokens_of"]
 

@@ -17,6 +17,7 @@ from memprof.analysis.views import DevicePeak, ReservedGrowth, Views
 from memprof.attribution import Attribution, attribute
 from memprof.snapshot import Snapshot
 from memprof.timeline.timeline import Timeline, build_timeline
+from memprof.units import format_bytes
 
 if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
@@ -78,6 +79,13 @@ class Analysis(Views):
     ) -> Largest:
         """List what is alive at an instant, alike allocations folded, the largest sum first; a notebook draws it."""
         return Largest(super().largest(top, at, category, address))
+
+    def __repr__(self) -> str:
+        peak = self.peak
+        where = [] if peak.phase == "other" else [str(peak.phase)]
+        where += [] if peak.step is None else [f"step {peak.step}"]
+        place = f" in {', '.join(where)}" if where else ""
+        return f"Analysis(peak of {format_bytes(peak.active_bytes)}{place}, {self.timeline.n_events:,} events)"
 
     def _repr_html_(self) -> str:
         return drawing().analysis_fragment(self)

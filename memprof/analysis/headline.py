@@ -22,6 +22,8 @@ __all__ = [
     "headline_of_comparison",
     "missing_bytes",
     "named_category",
+    "peak_phase",
+    "peak_words",
     "with_headline",
 ]
 
@@ -34,8 +36,11 @@ _STANDING = {
 _WORTH = 0.05
 # With this share of the card left a run fits with room: nothing has to change.
 _ROOMY = 0.25
-_LABELS = {str(category): label.lower() for category, label in CATEGORY_LABELS.items()}
+_LABELS = {str(category): label[:1].lower() + label[1:] for category, label in CATEGORY_LABELS.items()}
+_LABELS[str(Category.KV_CACHE)] = CATEGORY_LABELS[Category.KV_CACHE]
 _PEAK = {"trace": "Peak tensor memory", "simulated": "Simulated peak"}
+# From this part of a category on being guessed, the whole is said to be: as rows are marked.
+_GUESSED = 0.1
 
 
 def with_headline(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,6 +116,20 @@ def _room(oom: Mapping[str, Any]) -> int:
 # ---- verdict ---------------------------------------------------------------------------------------------------------
 
 
+def peak_words(source: Mapping[str, Any]) -> str:
+    """Name the peak by what was recorded; without a history it is not known how high memory went."""
+    if source["history"] == "none":
+        return "Allocated at the dump"
+    return _PEAK.get(source["kind"], "Peak allocated memory")
+
+
+def peak_phase(report: Mapping[str, Any]) -> str | None:
+    """Return the phase of the peak; None where nothing tells one phase from another."""
+    phase, known_by = report["peak"]["phase"], report["source"].get("phases_known_by")
+    told_apart = known_by == "marks" or any(p["phase"] != "other" for p in report["phases"])
+    return phase if phase != "other" or (told_apart and known_by != "none") else None
+
+
 def _where(phase: str | None, step: int | None) -> str:
     known = phase_words(phase).lower() if phase else "an unknown phase"
     return f"{known}, step {step}" if step is not None else known
@@ -125,13 +144,10 @@ def _verdict(report: Mapping[str, Any]) -> str:
     if oom := report.get("oom"):
         return _out_of_memory(oom)
     source, peak = report["source"], report["peak"]
-    unknown = source.get("phases_known_by") == "none" and peak["phase"] == "other"
     if fit := report.get("fit"):
         return _judged(fit)
-    held = f"{gib(peak['allocated_bytes'])} GiB{_in(None if unknown else peak['phase'], peak['step'])}"
-    words = f"{_PEAK.get(source['kind'], 'Peak allocated memory')}: {held}"
-    if source["history"] == "none":  # what was freed before is not known, nor how high it went
-        words = f"Allocated at the dump: {held}"
+    held = f"{gib(peak['allocated_bytes'])} GiB{_in(peak_phase(report), peak['step'])}"
+    words = f"{peak_words(source)}: {held}"
     capacity = _capacity(report)
     return f"{words}, {percent(peak['allocated_bytes'], capacity)} of the device" if capacity else words
 
@@ -183,15 +199,16 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
         return "Nothing was allocated."
     active, held = peak["active_bytes"], peak["categories"]
     largest = max(held, key=lambda c: held[c])
-    parts = []
-    if largest != category:
-        parts.append(f"{amount(held[largest])} of {_label(largest)} ({percent(held[largest], active)} of the peak)")
-    parts.append(f"{amount(held[category])} of {_label(category)} ({percent(held[category], active)})")
-    if largest == category:
-        parts[-1] = f"{parts[-1][:-1]} of the peak)"
+    whole = "it" if report["source"]["history"] == "none" else "the peak"
+    named = [largest] if largest == category else [largest, category]
+    parts = [f"{amount(held[c])} of {_label(c)} ({percent(held[c], active)})" for c in named]
+    parts[0] = f"{parts[0][:-1]} of {whole})"
     whose = ": " if largest == category else ", the latter "
     made = f"{whose}{_places(places)}" if places else ""
     sentence = f"{' and '.join(parts)}{made}."
+    counted = peak.get("guessed") or {}
+    if guessed := [_label(c) for c in named if counted.get(c, 0) >= _GUESSED * held[c]]:
+        sentence += f" Guessed: {' and '.join(guessed)}."
     if waiting := peak["pending_free_bytes"]:
         sentence += f" {gib(waiting)} GiB more were freed by the program and wait for a stream: phases, shares and the"
         sentence += f" total, {gib(active)} GiB, count them."

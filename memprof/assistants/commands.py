@@ -10,7 +10,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ _CUT = "\n\n[{left:,} more characters were cut off. {hint}]"
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Above the limit of compare --fail-above, and what does not fit a card: answers, not mistakes.
 _ANSWERED = (0, 1, 4)
+_READ = (".pickle", ".pkl", ".json", ".gz")
 _REDACTED = ("report", "explain", "compare", "oom", "advise")  # a simulation knows no machine and no user
 
 
@@ -68,8 +69,7 @@ class Reader:
         except (OSError, ValueError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise InputError(f"{text!r:.200} cannot be read ({reason}).") from None
-        # A folder's _memprof (_memprof-2 ...) is read too, and may be a link.
-        if not all(self._allowed(place) for place in (path, *(p.resolve() for p in path.glob("_memprof*")))):
+        if not all(self._allowed(place) for place in _led_to(path)):
             named = ", ".join(map(str, self.roots))
             raise InputError(f"{text!r:.200} is outside the folders this server may read: {named}.")
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -84,7 +84,7 @@ class Reader:
         files = [path] if path.is_file() else [Path(at, name) for at, _, names in os.walk(path) for name in names]
         size = 0
         for file in files:
-            if path.is_dir() and not file.name.endswith((".pickle", ".pkl", ".json", ".gz")):
+            if path.is_dir() and not file.name.endswith(_READ):
                 continue
             size += file.lstat().st_size
             if size > self.limits.bytes:
@@ -117,6 +117,8 @@ class Reader:
                 )
         except TimeoutError:
             raise InputError(f"memprof {arguments[0]} took longer than {limit:.0f} s and was ended.") from None
+        except (OSError, ValueError) as error:  # a NUL, or more than the system takes
+            raise InputError(f"memprof {command} cannot be run on these arguments ({error}).") from None
         said = done.stderr.decode("utf-8", "replace").strip()
         if done.returncode not in _ANSWERED or (done.returncode == 1 and not done.stdout):
             raise _error(done.returncode, said, arguments[0])
@@ -131,6 +133,13 @@ class Reader:
             return answer
         kept = answer[: self.limits.characters].rpartition("\n")[0] or answer[: self.limits.characters]
         return kept + _CUT.format(left=len(answer) - len(kept), hint=hint).replace(" ]", "]")
+
+
+def _led_to(folder: Path) -> Iterator[Path]:
+    """Yield what a command would follow out of a folder: its ``_memprof`` (``_memprof-2`` ...), linked recordings."""
+    for place in (folder, *folder.glob("_memprof*")):
+        links = (path for kind in _READ for path in place.glob(f"*{kind}") if path.is_symlink())
+        yield from (Path(os.path.realpath(path)) for path in (place, *links))
 
 
 def _error(code: int, said: str, command: str) -> MemprofError:

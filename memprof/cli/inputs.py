@@ -34,16 +34,16 @@ class GivenRun:
 
 
 def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
-    """Read the snapshot at ``path`` and attribute it.
+    """Read the snapshot at ``path`` and attribute it; a large one is read once (:mod:`memprof.analysis.kept`).
 
     Raises:
         InputError: the file, or the file of rules, cannot be used.
         UsageError: the snapshot holds nothing of ``device``.
     """
-    from memprof.advice.advised import ReportOf
+    from memprof.advice.advised import ReportOf, analyze_once
 
     with working(f"Reading {path.name}"):
-        return ReportOf(device, rules).analysis(path)
+        return analyze_once(path, device) if rules is None else ReportOf(device, rules).analysis(path)
 
 
 def read_run(path: Path, device: int | None = None) -> GivenRun:

@@ -15,6 +15,7 @@ __all__ = [
     "check_folder",
     "device_option",
     "executor_option",
+    "no_cache_option",
     "redact_option",
     "rules_option",
     "seconds_option",
@@ -53,6 +54,24 @@ redact_option = click.option(
 seconds_option = click.option(
     "--seconds", type=click.FloatRange(min=0), default=180.0, show_default=True, metavar="S",
     help="Start no simulation after this long; estimate the rest.",
+)  # fmt: skip
+
+
+def _without_cache(context: click.Context, _option: click.Parameter, chosen: bool) -> None:
+    """Switch the cache off for this command and the processes that it starts."""
+    if not chosen:
+        return
+    before = os.environ.get("MEMPROF_CACHE")
+    os.environ["MEMPROF_CACHE"] = "0"
+
+    @context.call_on_close
+    def restore() -> None:
+        os.environ.pop("MEMPROF_CACHE") if before is None else os.environ.update(MEMPROF_CACHE=before)
+
+
+no_cache_option = click.option(
+    "--no-cache", is_flag=True, expose_value=False, callback=_without_cache,
+    help="Read a large snapshot anew, and keep nothing of it for the next command.",
 )  # fmt: skip
 
 

@@ -61,6 +61,8 @@ _OPTIONS = (
     click.option("--num-iterations", type=_COUNT, metavar="N", help="Make N optimizer passes over one generation."),
     click.option("--prompt-length", type=int, metavar="TOKENS", help="Make each prompt this long."),
     click.option("--completion-length", type=int, metavar="TOKENS", help="Make the longest completion this long."),
+    click.option("--images", type=_COUNT, metavar="N", help="Put N images into each prompt (Qwen2-VL, Gemma 3)."),
+    click.option("--image-size", metavar="WxH", help="With --images: their size in pixels; default: 1024x1024."),
     click.option(
         "--gradient-checkpointing", is_flag=False, flag_value="auto", metavar="[KIND]", callback=_keep,
         help="Choose what is kept for backward: full (layer inputs), selective (attention's outputs too), offloaded "
@@ -120,7 +122,8 @@ GROUPS = {
     "Training": "trainer config_file like assignments script per_device_train_batch_size gradient_accumulation_steps "
     "num_iterations max_length beta optim gradient_checkpointing no_gradient_checkpointing padding recipe "
     "max_tokens_per_piece tiled_mlp prefix_sharing memory_budget",
-    "Generation": "num_generations steps_per_generation prompt_length completion_length completion_lengths generation "
+    "Generation": "num_generations steps_per_generation prompt_length images image_size completion_length "
+    "completion_lengths generation "
     "cache_implementation cache_dtype generation_batch vllm_gpu_memory_utilization vllm_enable_sleep_mode park_weights",
     "Sharding": "gpus gpus_per_node sharding reduce_bucket_size",
     "Card and host": "gpu device alloc_conf host_memory",

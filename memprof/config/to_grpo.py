@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memprof.config.optimizers import optimizer
-from memprof.config.parts import GenerationSettings, ModelSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import GenerationSettings, ModelSettings, Settings
 
 __all__ = [
     "GRPO_NAMES",

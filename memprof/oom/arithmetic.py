@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from memprof.oom.failure import Failure
 from memprof.units import GIB, format_bytes
 
-__all__ = ["Parts", "missing_bytes", "parts_of"]
+__all__ = ["Parts", "free_bytes", "missing_bytes", "parts_of"]
 
 _LARGEST_DEVICE = 2**44
 _UNEXPLAINED = GIB // 2
+_FREE = "the driver's figure for free memory is above the whole device: it is not used"
 _NONSENSE = "the driver's figure for {whose} is above any device (WSL answers so): it is not used"
 
 
@@ -49,6 +50,8 @@ def parts_of(failure: Failure) -> Parts:
     contradictions: list[str] = []
     named = tuple((pid, held) for pid, held in failure.processes if held <= _most(failure))
     in_use = _believed(failure, at_least, contradictions)
+    if failure.free != free_bytes(failure):
+        contradictions.append(_FREE)
     if len(named) < len(failure.processes):
         contradictions.append(_NONSENSE.format(whose="a process"))
     own, processes = None, named
@@ -118,14 +121,20 @@ def _own_process(
 def _unexplained(failure: Failure, in_use: int | None, reserved: int | None, others: int | None) -> int | None:
     """Return what the device's total leaves over when all that is named is taken off; None below half a GiB."""
     own = in_use if in_use is not None else reserved
-    if failure.total is None or failure.free is None or own is None:
+    free = free_bytes(failure)
+    if failure.total is None or free is None or own is None:
         return None
-    rest = failure.total - failure.free - own - (others or 0)
+    rest = failure.total - free - own - (others or 0)
     return rest if rest > _UNEXPLAINED else None
+
+
+def free_bytes(failure: Failure) -> int | None:
+    """Return what was free on the device; None where that is not told, or more than the whole device."""
+    above = failure.free is not None and failure.total is not None and failure.free > failure.total
+    return None if above else failure.free
 
 
 def missing_bytes(failure: Failure) -> int | None:
     """Return how much more the device would have needed free, 0 where it had enough; None where that is not told."""
-    if failure.requested is None or failure.free is None:
-        return None
-    return max(0, failure.requested - failure.free)
+    free = free_bytes(failure)
+    return None if failure.requested is None or free is None else max(0, failure.requested - free)

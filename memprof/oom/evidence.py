@@ -9,51 +9,25 @@ from dataclasses import asdict
 from typing import Any
 
 from memprof.allocator.settings import AllocatorSettings
-from memprof.oom.arithmetic import Parts, missing_bytes
+from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.expressions import Scope
 from memprof.oom.failure import Failure, Frame
 from memprof.oom.frameworks import PLAIN, Names
+from memprof.oom.tables import table
 from memprof.units import GIB
 
 __all__ = ["scope_of", "scope_of_recording"]
 
 # As torch comes; a message does not say what was set.
 _ALLOCATOR = AllocatorSettings()
-_INNER, _ENGINES_INNER = 6, 12
+_INNER = 6
 # What torch's own message proposes is not what was set.
 _PROPOSED = re.compile(
     r"try\s{1,4}setting\s{1,4}\S{1,80}|use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0\.0|consider \S{1,80}"
     r"|please set \S{1,80}",
     re.I,
 )
-_TRAINING = re.compile(
-    r"\bepochs?\b|training_step|trainer\.train|\btrain\w{0,20}\.py|global[_ ]step|grad(?:ient)?_accum|micro_?batch"
-    r"|\.backward\(|\boptimizer\b|fine-?tun|\btrain_loss|per_device_train",
-    re.I,
-)
-_TRAINING_PHASES = ("backward", "optimizer_step", "old_logprobs", "reference_logprobs", "reward", "weight_sync")
-_ENGINES = re.compile(r"/(?:vllm|sglang|text_generation_server|lmdeploy|tensorrt_llm|vllm_ascend)/")
-_LOADING = re.compile(
-    r":(?:from_pretrained|load_state_dict|load_checkpoint|_?load_model|load_weights|_load_state_dict_into_\w{1,40}"
-    r"|load_shard_checkpoint|load_pretrained_model|create_weights|patch_weight_to_device|convert|cast_to_device|cuda|to)$"
-)
-_STARTING = re.compile(r"profile_run|_dummy_run|determine_|capture_|warm_?up")
-_GENERATING = re.compile(r"generation/utils|:generate$|model\.generate\(")
-_WINDOWS = re.compile(r"(?<![A-Za-z])[A-Z]:[\\/](?!/)|\bwin32\b|\bWindows\b")
-_WSL = re.compile(r"\bWSL2?\b|microsoft-standard|/mnt/[c-e]/|wslconfig", re.I)
-_UNIFIED = re.compile(r"strix|gfx115[01]|jetson|\borin\b|\bGB10\b|dgx spark|unified memory", re.I)
-_SLEEPING = re.compile(
-    r"sleep_?mode\W{1,4}true|VLLM_STANDBY\W{1,5}1|cumem|sleep_level\W{1,4}[12]|free_cache_engine\W{1,4}true"
-    r"|enable_memory_saver\W{1,4}true|wake_up|torch_memory_saver",
-    re.I,
-)
 _TORCH = re.compile(r"\b(?:py)?torch(?: version)?(?:==|[ :=@v-]{1,3})(\d)\.(\d{1,2})(?!\d)", re.I)
-_ONE = re.compile(
-    r"(?:micro_?batch|per_device_train_batch_size|train_micro_batch_size_per_gpu|(?<![A-Za-z_])train_batch_size)\w{0,20}"
-    r"[\"']?\s{0,3}(?:->|=|:|\bto\b)"
-    r"\s{0,3}[\"']?1(?![\d.])",
-    re.I,
-)
 
 
 def scope_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, names: Names) -> Scope:
@@ -62,7 +36,6 @@ def scope_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
     values = {
         **failure.facts,
         **_numbers(failure, parts),
-        **_flags(failure, parts, phase, names, surroundings),
         **{f"setting_{word}": text for word, text in {**PLAIN.words, **names.words}.items()},
         "form": failure.form.id,
         "kind": failure.kind,
@@ -72,13 +45,20 @@ def scope_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
         "logits": logits,
         "rank": failure.rank,
         "framework": names.framework or None,
+        "framework_kind": names.kind if names.framework else None,
+        "engine_sleeps": names.sleeps,
+        "torch": _version("\n".join([*map(_place, failure.frames), failure.text, surroundings])),
+        "torch_most": _oldest_wording(failure),
     }
     if names.framework:  # another framework's words would be foreign to it
         own = {f"setting_{word}" for word in (*names.words, "micro_batch", "checkpointing", "optimizer", "offload")}
         values = {k: v for k, v in values.items() if not k.startswith("setting_") or k in own}
     if failure.kind != "device":
         values.update({name: failure.facts[name] for name in ("total", "free") if name in failure.facts})
-    return Scope(values, _functions(failure.frames, failure.text, surroundings, values))
+    functions = _functions(failure.frames, failure.text, surroundings, values)
+    flags = table("flags")["flag"]
+    told = Scope({**values, "total": failure.total}, functions).within(flags)
+    return Scope({**values, **{name: told[name] for name in flags}}, functions)
 
 
 def scope_of_recording(names: Names, phase: str, training: bool, alloc_conf: str = "", **more: Any) -> Scope:
@@ -117,7 +97,7 @@ def _numbers(failure: Failure, parts: Parts) -> dict[str, Any]:
         **{k: v for k, v in asdict(parts).items() if k not in ("processes", "contradictions", "own_process")},
         "asked": asked,
         "total": failure.total,
-        "free": failure.free,
+        "free": free_bytes(failure),
         "allowed": failure.allowed,
         "other": failure.other,
         "private_pools": failure.private_pools,
@@ -128,40 +108,6 @@ def _numbers(failure: Failure, parts: Parts) -> dict[str, Any]:
         "processes": len(parts.processes),
         "silent": sum(not held for _, held in parts.processes),
         "pid": parts.processes[0][0] if len(parts.processes) == 1 else failure.facts.get("pid"),
-    }
-
-
-def _flags(failure: Failure, parts: Parts, phase: str | None, names: Names, surroundings: str) -> dict[str, Any]:
-    frames = [_place(frame) for frame in failure.frames]
-    text = "\n".join([*frames, failure.text, surroundings])
-    in_engine = any(_ENGINES.search(place) for place in frames[-_ENGINES_INNER:])
-    inner = "\n".join(place.split(" ")[0] for place in frames[-_INNER:])
-    images = names.kind == "images"
-    training = not images and (
-        phase in _TRAINING_PHASES
-        or (names.kind == "training" and bool(names.framework))
-        or _TRAINING.search(text) is not None
-    )
-    round_card = failure.backend == "HIP" and (failure.total or 0) >= 32 * GIB and not (failure.total or 1) % GIB
-    loading = (phase == "load" or _LOADING.search("\n".join(inner.split("\n")[-3:])) is not None) and not (
-        _STARTING.search(inner)
-    )
-    return {
-        "training": training,
-        "serving": in_engine or names.kind == "serving",
-        "images": images,
-        "loading": loading,
-        "generating": phase == "generate" or _GENERATING.search("\n".join(frames)) is not None,
-        "windows": _WINDOWS.search(text) is not None,
-        "wsl": _WSL.search(text) is not None,
-        "unified": round_card or _UNIFIED.search(text) is not None,
-        "tpu": "hbm" in failure.text.lower() or re.search(r"\bTPU\b", text) is not None,
-        "shares_device": re.search(r"\b(?:import torch|torch\.|pytorch|tensorflow as tf)", text, re.I) is not None,
-        "sleeping_engine": names.sleeps or _SLEEPING.search(surroundings) is not None,
-        "expandable_on": re.search(r"expandable_segments\W{0,4}true", surroundings, re.I) is not None,
-        "micro_batch_is_one": _ONE.search(surroundings) is not None,
-        "torch": _version(text),
-        "torch_most": _oldest_wording(failure),
     }
 
 
@@ -220,6 +166,9 @@ def _functions(
         "join": join,
         "frames": lambda pattern: found(pattern, "\n".join(places)),
         "inner": lambda pattern: found(pattern, "\n".join(p.rpartition("/")[2] for p in places[-_INNER:])),
+        "deep": lambda pattern, count: found(pattern, "\n".join(places[-int(count) :])),
+        "said": lambda pattern: found(pattern, message),
+        "seen": lambda pattern: found(pattern, "\n".join([*places, message, surroundings])),
         "code": lambda pattern: found(pattern, code),
         "code_line": lambda pattern: code.strip()[:90] if code and found(pattern, code) else None,
         "log": lambda pattern: found(pattern, f"{surroundings}\n{message}"),

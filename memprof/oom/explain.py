@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
+from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes, parts_of
 from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
 from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
@@ -14,6 +14,7 @@ from memprof.oom.judge import judge
 from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
 from memprof.oom.stack import makes_logits, own_frame, phase_of
+from memprof.oom.tables import table
 from memprof.units import GIB, format_bytes
 
 __all__ = ["SCHEMA", "explain_log"]
@@ -28,23 +29,6 @@ _OF_A_RANK = (
     "missing_bytes",
 )  # fmt: skip
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
-_CAUSES = {
-    "full": "the device is full",
-    "fragmentation": "fragmentation",
-    "other_processes": "other processes on the device",
-    "unexplained": "memory nobody is named for",
-    "outside_torch": "memory outside torch",
-    "larger_than_device": "one tensor larger than the device",
-    "limit": "a limit set for this process",
-    "refused": "refused although there was room",
-    "driver": "the driver had nothing left",
-    "library": "a library had nothing left",
-    "cpu": "host memory",
-    "host": "host memory",
-    "killed": "killed from outside",
-    "engine": "the inference engine",
-    "unknown": "no numbers to go by",
-}
 _LOWER_NAMES = ("torch", "bitsandbytes", "vLLM")
 
 
@@ -127,7 +111,7 @@ def _explained(failure: Failure) -> dict[str, Any]:
         "message": failure.text,
         "requested_bytes": failure.requested,
         "device_total_bytes": failure.total,
-        "device_free_bytes": failure.free,
+        "device_free_bytes": free_bytes(failure),
         "allowed_bytes": failure.allowed,
         "in_use_bytes": parts.in_use,
         "allocated_bytes": parts.allocated,
@@ -189,7 +173,7 @@ def _meanings(failure: Failure, parts: Parts) -> list[dict[str, Any]]:
     rows = [
         (failure.requested, "asked for", "the block that did not fit, rounded up as the allocator does"),
         (failure.total, "device", "all memory of the device, or of the MIG slice"),
-        (failure.free, "free", "what no process has taken, by the driver"),
+        (free_bytes(failure), "free", "what no process has taken, by the driver"),
         (failure.allowed, "allowed", "the limit set for this process"),
         (parts.in_use, "in use", f"what this process holds on the device, by the driver{who}"),
         (parts.allocated, "allocated", "in tensors that are alive"),
@@ -209,7 +193,7 @@ def _meanings(failure: Failure, parts: Parts) -> list[dict[str, Any]]:
 
 def _headline(failure: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``headline`` of a failure of ``memprof.oom/1``, as of a report; a text tells no ``places``."""
-    cause = f"Cause: {_CAUSES[failure['cause']]}. {_sentence(failure['because'])}"
+    cause = f"Cause: {table('causes')['label'][failure['cause']]}. {_sentence(failure['because'])}"
     first = failure["try"][0] if failure["try"] else None
     return {
         "verdict": _verdict(failure),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from memprof.oom.reading.sizes import SIZE
 
@@ -60,49 +61,21 @@ class Form:
     says: str = ""
 
 
-def form(
-    id: str,
-    kind: str,
-    program: str,
-    words: str,
-    *,
-    backend: str = "",
-    event: str = "",
-    absorbs: tuple[str, ...] = (),
-    line_start: bool = False,
-    whole_line: bool = False,
-    weak: bool = False,
-    phase: str = "",
-    frames: str = "",
-    asked_by: str = "",
-    says: str = "",
-) -> Form:
+def form(id: str, kind: str, program: str, words: str, *, frames: str = "", asked_by: str = "", **more: Any) -> Form:
     """Make a form from ``words``: a regular expression in lower case whose spaces stand for any white space or none.
 
     ``{size:free}`` reads ``5.06 MiB`` as ``free`` (``{tight:free}`` where a word follows ``58.64M``),
     ``{int:pid}`` a whole number, ``{num:share}`` any number, ``{word:node}`` a name.
+    ``more`` are other fields.
     """
     squeezed = words.replace(" ?", "").replace(" ", "")
     types = {name: kind_of for kind_of, name in _MACRO.findall(squeezed)}
     source = _MACRO.sub(lambda m: f"(?P<{m.group(2)}>{_WHAT[m.group(1)]})", squeezed)
     return Form(
-        id,
-        kind,
-        program,
-        re.compile(source),
-        backend,
-        event or id,
-        absorbs,
-        line_start,
-        whole_line,
-        weak,
-        _longest_literal(squeezed),
-        phase,
-        types,
-        re.compile(frames) if frames else None,
-        re.compile(asked_by) if asked_by else None,
-        says,
-    )
+        id, kind, program, re.compile(source), hint=_longest_literal(squeezed), types=types,
+        frames=re.compile(frames) if frames else None, asked_by=re.compile(asked_by) if asked_by else None,
+        **{"event": id, **more},
+    )  # fmt: skip
 
 
 def _longest_literal(pattern: str) -> str:

@@ -10,8 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from memprof import files
 from memprof._version import __version__
-from memprof.files import write_whole
+from memprof.files import cache_is_off, write_whole
 
 __all__ = ["cache_folder", "key_of", "load", "store"]
 
@@ -21,10 +22,8 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 def cache_folder() -> Path:
     """Return where results are kept: ``$MEMPROF_CACHE``, else the user's cache folder."""
-    if given := os.environ.get("MEMPROF_CACHE"):
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "memprof" / "plan"
+    given = os.environ.get("MEMPROF_CACHE")
+    return Path(given) if given and not cache_is_off() else files.cache_folder() / "plan"
 
 
 def key_of(
@@ -51,6 +50,8 @@ def key_of(
 
 def load(key: str) -> dict[str, Any] | None:
     """Return a stored result, or None; a file that cannot be used is no result."""
+    if cache_is_off():
+        return None
     try:
         data = json.loads((cache_folder() / f"{key}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -60,6 +61,8 @@ def load(key: str) -> dict[str, Any] | None:
 
 def store(key: str, row: dict[str, Any]) -> None:
     """Store a result; errors of the disk are ignored, since the next plan then only takes longer."""
+    if cache_is_off():
+        return
     folder = cache_folder()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

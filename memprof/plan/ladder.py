@@ -16,9 +16,8 @@ from typing import Any
 from memprof.config.catalogue import find_config
 from memprof.config.fits import fits, kept_for, words_of
 from memprof.config.model_shape import ModelShape
-from memprof.config.parts import TrainerSettings
 from memprof.config.piece_size import MOST_TOKENS
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.errors import DoesNotFit, UsageError
 from memprof.plan.floor import least_bytes
 from memprof.units import format_gib

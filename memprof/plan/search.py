@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memprof.config.parts import TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.plan.sizes import ENOUGH, choices, place_of, size_of, step_back
 from memprof.plan.subprocess_runner import Runner
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from memprof.config.catalogue import find_config
 from memprof.config.model_shape import positions_of
-from memprof.config.parts import TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 
 __all__ = ["ENOUGH", "MAXIMIZE", "choices", "end_of_search", "halved", "most_of", "place_of", "size_of", "step_back"]
 

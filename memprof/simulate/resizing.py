@@ -19,9 +19,8 @@ from memprof.config.catalogue import find_config
 from memprof.config.fits import room_bytes
 from memprof.config.gpus import Gpu
 from memprof.config.model_shape import ModelShape
-from memprof.config.parts import TrainerSettings
 from memprof.config.piece_size import MOST_TOKENS
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.grpo.techniques.apply import TILE_TOKENS
 from memprof.simulate.ensemble import BY_TOKENS, all_fit, margin_kept
 from memprof.vocabulary import Category, Phase

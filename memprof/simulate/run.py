@@ -85,12 +85,11 @@ def simulate(
     total = gpu.total_bytes if gpu is not None else capacity
     recorder = FakeRecorder(heap, DeviceInfo(0, device, name, total), cuda=cuda, stacks="python" if stacks else None)
     if cuda:
-        recorder.workspace = workspace_bytes(gpu)
+        recorder.kernels.workspace = workspace_bytes(gpu)
         if gpu is not None:
-            recorder.processors = Processors(gpu.multiprocessors, gpu.threads_per_processor)
+            recorder.kernels.processors = Processors(gpu.multiprocessors, gpu.threads_per_processor)
             recorder.work.wanted = speed_of(gpu.name) is not None
     session = FakeSession(recorder, config or {}, world_size=world_size)
-    recorder.owners = session.book
     session.notes += [*missing("simulate.world"), *not_modelled(alloc_conf)]
     if gpu is not None and cuda and (note := note_of(gpu)) is not None:
         session.notes.append(note)

@@ -20,9 +20,9 @@ from memprof.reports.document.model import (
     Step,
     Steps,
 )
-from memprof.reports.document.outside_torch import outside_facts, switch_rows
+from memprof.reports.document.outside_torch import outside_facts, switches_of
 from memprof.reports.document.prediction import assumed, prediction_of
-from memprof.reports.document.ranks import ranks_of, recording_rows
+from memprof.reports.document.ranks import ranks_of, recordings_of
 from memprof.reports.document.summary import room_of, summary_of
 from memprof.reports.document.tables import (
     SMALLEST_BOX,
@@ -32,6 +32,7 @@ from memprof.reports.document.tables import (
     group_rows,
     icicle,
     phase_rows,
+    phase_table,
     shown_stack,
     whole_stack,
 )
@@ -130,7 +131,8 @@ def build_document(
         oom=_oom(report.get("oom")),
         advice=advised(report),
         rows=group_rows(report),
-        phases=phase_rows(report),
+        phases=(phases := phase_rows(report)),
+        phase_table=phase_table(phases),
         timeline=timeline_of(series, timed=timed) if series and series["time_us"] else None,
         icicle=icicle(report, rows),
         allocations=rows[:_MAX_ROWS],
@@ -149,9 +151,9 @@ def build_document(
         prediction=prediction_of(report),
         report=report,
         ranks=ranks_of(report),
-        recordings=recording_rows(report),
+        recordings=recordings_of(report),
         outside=outside_facts(report.get("outside")),
-        switches=switch_rows(report.get("switches")),
+        switches=switches_of(report.get("switches")),
         room=None if report.get("fit") else room_of(report),  # a verdict says it
     )
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.reports.document.blocks import Column, Line, Part, Table, Words, table
 from memprof.reports.document.build import Document, build_document
-from memprof.reports.document.model import Fact, Headline, Part, Room
+from memprof.reports.document.model import Fact, Headline, Room
 from memprof.reports.document.summary import room_of
 from memprof.reports.document.tables import call_site, shown_stack
 from memprof.reports.document.text import (
@@ -18,8 +19,8 @@ from memprof.reports.document.text import (
     category_label,
     gib,
     group_label,
-    phase_label,
     plain,
+    short_path,
     signed_gib,
     size,
 )
@@ -28,11 +29,10 @@ from memprof._version import __version__
 from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
 
 __all__ = [
-    "Column",
+    "Compared",
+    "ComparedRun",
     "Comparison",
-    "Line",
     "OnlyIn",
-    "Setting",
     "Verdict",
     "build_comparison",
     "change_words",
@@ -42,7 +42,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Column:
+class ComparedRun:
     """One run. ``document`` is ``None`` for published rows; ``facts`` say what it is, ``parts`` what it is made of.
 
     ``where`` says when it peaked, empty where that is not known; ``room`` how far it was from out of memory.
@@ -58,7 +58,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Line:
+class Compared:
     """One row: a figure a column, ``None`` where it is not known.
 
     ``differences``, ``ratios`` and ``changes`` are words, one for each column after the first.
@@ -72,7 +72,7 @@ class Line:
     differences: tuple[str, ...]
     ratios: tuple[str, ...]
     changes: tuple[str, ...]
-    children: tuple[Line, ...] = ()
+    children: tuple[Compared, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,53 +84,33 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A setting that differs; ``matters`` where memory is known to depend on it."""
-
-    name: str
-    values: tuple[str, ...]
-    matters: bool
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Blocks of one stack and size that only one run holds, or holds more of."""
-
-    bytes: int
-    words: str
-    category: str
-    category_label: str
-    phase_label: str
-    site: str
-    stack: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class OnlyIn:
-    """What one run holds at its peak and the other does not."""
+    """What one run holds at its peak and the other does not: blocks of one stack and size in a line."""
 
     title: str
     note: str
-    allocations: tuple[Missing, ...]
+    allocations: Table
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Runs side by side. ``scale_bytes`` is the one scale of every bar; ``data`` is the JSON it was made from.
 
-    ``unchanged`` says how far off the simulator is on a recorded run as it was; empty where none was simulated.
+    ``settings`` differ and memory is known to depend on them, ``others`` differ too. ``unchanged`` says how far off
+    the simulator is on a recorded run as it was; empty where none was simulated.
     """
 
     title: str
     headline: Headline
     unchanged: str
-    columns: tuple[Column, ...]
-    rows: tuple[Line, ...]
-    beside: tuple[Line, ...]
+    columns: tuple[ComparedRun, ...]
+    rows: tuple[Compared, ...]
+    beside: tuple[Compared, ...]
     capacity_bytes: int | None
     verdicts: tuple[Verdict, ...]
     scale_bytes: int
-    settings: tuple[Setting, ...]
+    settings: Table | None
+    others: Table | None
     only_in: tuple[OnlyIn, ...]
     legend: tuple[Part, ...]
     reproduce: tuple[Fact, ...]
@@ -174,7 +154,8 @@ def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] 
         capacity_bytes=capacity["bytes"] if capacity else None,
         verdicts=_verdicts(capacity),
         scale_bytes=max(highest, 1),
-        settings=tuple(_setting(line) for line in data["config_diff"]),
+        settings=_settings("What changed", labels, [line for line in data["config_diff"] if line["matters"]]),
+        others=_settings("Setting", labels, [line for line in data["config_diff"] if not line["matters"]]),
         only_in=tuple(_only_in(entry, labels) for entry in data["allocations_only_in"] if entry["allocations"]),
         legend=_legend(columns),
         reproduce=_reproduce(data),
@@ -192,21 +173,21 @@ def _title(data: Mapping[str, Any], labels: Sequence[str]) -> str:
     return f"{title} (published for {'; '.join(settings)})"
 
 
-def _stacked(beside: Sequence[Line]) -> list[Line]:
+def _stacked(beside: Sequence[Compared]) -> list[Compared]:
     return [line for line in beside if line.id == "device_peak"]
 
 
-def _column(run: Mapping[str, Any], document: Document | None, capacity: Mapping[str, Any] | None) -> Column:
+def _column(run: Mapping[str, Any], document: Document | None, capacity: Mapping[str, Any] | None) -> ComparedRun:
     label = plain(run["label"])
     if run["report"] is None:
         published = run["published"]
         facts = (plain(published["setting"]), plain(published["source"]))
         groups = published["groups"]
         parts = tuple(Part(c, group_label(g), groups[g]) for g, c in _COLOUR_OF.items() if groups.get(g))
-        return Column(label, plain(run["badge"]), None, facts, parts)
+        return ComparedRun(label, plain(run["badge"]), None, facts, parts)
     made = document or build_document(run["report"], label=label)
     room = room_of({**run["report"], **_card(run["report"], capacity)})
-    return Column(label, plain(run["badge"]), made, made.subtitle, made.summary.bar, made.summary.where, room)
+    return ComparedRun(label, plain(run["badge"]), made, made.subtitle, made.summary.bar, made.summary.where, room)
 
 
 def _card(report: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -218,13 +199,13 @@ def _card(report: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> dict
     return {"capacity": {"bytes": capacity["bytes"], "from": came}}
 
 
-def _notes(data: Mapping[str, Any], columns: Sequence[Column]) -> tuple[str, ...]:
+def _notes(data: Mapping[str, Any], columns: Sequence[ComparedRun]) -> tuple[str, ...]:
     """List the comparison's own notes, then each run's under its label."""
     own = [plain(note) for note in data["notes"]]
     return (*own, *[f"{c.label}: {note}" for c in columns if c.document for note in c.document.notes])
 
 
-def _legend(columns: Sequence[Column]) -> tuple[Part, ...]:
+def _legend(columns: Sequence[ComparedRun]) -> tuple[Part, ...]:
     """List every colour once, under the name it has in the first run that shows it."""
     parts: dict[str, Part] = {}
     for column in columns:
@@ -263,11 +244,11 @@ def _sized(n_bytes: int) -> str:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _line(row: Mapping[str, Any], words: Mapping[str, str]) -> Line:
+def _line(row: Mapping[str, Any], words: Mapping[str, str]) -> Compared:
     figures, own = tuple(row["at_peak"]), row.get("own_peak") or ()
     children = row.get("categories") or row.get("details") or []
     differences, ratios, changes = _changes(row, figures, own)
-    return Line(
+    return Compared(
         id=plain(row["id"]),
         label=plain(row["label"]),
         words=words.get(row["id"], ""),
@@ -280,16 +261,16 @@ def _line(row: Mapping[str, Any], words: Mapping[str, str]) -> Line:
     )
 
 
-def _beside_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
+def _beside_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Compared, ...]:
     """Leave out what was reserved where nothing else is known beside it."""
     outside = any(row["id"] == "non_torch" for row in rows)
     return tuple(_beside(row) for row in rows if outside or row["id"] != "reserved")
 
 
-def _beside(row: Mapping[str, Any]) -> Line:
+def _beside(row: Mapping[str, Any]) -> Compared:
     figures = tuple(row["values"])
     nothing = (None,) * len(figures)
-    return Line(row["id"], plain(row["label"]), "", figures, nothing, *_changes(row, figures))
+    return Compared(row["id"], plain(row["label"]), "", figures, nothing, *_changes(row, figures))
 
 
 def _changes(
@@ -308,7 +289,7 @@ def _changes(
 _ALONE = ("grpo_loss", "inference", "kv_cache")
 
 
-def children_worth_a_line(row: Line) -> tuple[Line, ...]:
+def children_worth_a_line(row: Compared) -> tuple[Compared, ...]:
     """List a row's parts where each costs a line, without one that only repeats its row."""
     return () if row.id in _ALONE else row.children
 
@@ -347,9 +328,16 @@ def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[Verdict, ...]:
     return tuple(Verdict(fits, fit_words(capacity, i)) for i, fits in enumerate(capacity["fits"]))
 
 
-def _setting(line: Mapping[str, Any]) -> Setting:
+def _settings(title: str, labels: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Draw up settings that differ, a column a run."""
+    columns = (Column(title), *[Column(label) for label in labels])
+    return Table(columns, tuple(_setting(line) for line in lines), "settings") if lines else None
+
+
+def _setting(line: Mapping[str, Any]) -> Line:
     name = line["setting"] if line["of"] == "config" else f"{line['setting']} ({line['of']})"
-    return Setting(plain(name), tuple("–" if v is None else plain(v) for v in line["values"]), line["matters"])
+    values = [Words("–") if v is None else Words(plain(v), "code") for v in line["values"]]
+    return Line((Words(plain(name), "code"), *values))
 
 
 # ---- allocations -----------------------------------------------------------------------------------------------------
@@ -360,7 +348,11 @@ def _only_in(entry: Mapping[str, Any], labels: Sequence[str]) -> OnlyIn:
     note = f"{gib(entry['bytes'])} GiB by stack and size, {gib(sum(a['bytes'] for a in entry['allocations']))} listed"
     if entry["above_bytes"]:
         note += f"; blocks of up to {size(entry['above_bytes'])} are not compared: a report does not list them all"
-    return OnlyIn(f"At the peak of {here}, not of {there}", note, tuple(_missing(a) for a in entry["allocations"]))
+    found = table(
+        "Size>|Blocks!|Category|Made at~@t|Made at@mp", [_missing(a) for a in entry["allocations"]], "only-in"
+    )
+    assert found is not None
+    return OnlyIn(f"At the peak of {here}, not of {there}", note, found)
 
 
 def _named(allocation: Mapping[str, Any], count: int) -> str:
@@ -369,18 +361,13 @@ def _named(allocation: Mapping[str, Any], count: int) -> str:
     return re.sub(r"\d+", "*", name) if count > 1 else name
 
 
-def _missing(allocation: Mapping[str, Any]) -> Missing:
+def _missing(allocation: Mapping[str, Any]) -> Line:
     n_more = allocation["count_in"] - allocation["count_not_in"]
     many = f"{n_more} × {size(allocation['each_bytes'])}" if n_more > 1 else size(allocation["each_bytes"])
     if allocation["count_not_in"]:
         many += f" ({allocation['count_in']} against {allocation['count_not_in']})"
     detail = f", {allocation['detail'].replace('_', ' ')}" if allocation.get("detail") else ""
-    return Missing(
-        bytes=allocation["bytes"],
-        words=many,
-        category=plain(allocation["category"]),
-        category_label=plain(category_label(allocation["category"]) + detail),
-        phase_label=plain(phase_label(allocation["phase"])) if allocation.get("phase") else "",
-        site=call_site(allocation["stack"]) or _named(allocation, n_more) or "no stack recorded",
-        stack=shown_stack(allocation["stack"]),
-    )
+    category = Words(plain(category_label(allocation["category"]) + detail), category=plain(allocation["category"]))
+    site = call_site(allocation["stack"]) or _named(allocation, n_more) or "no stack recorded"
+    made = Words(site, "code", folded=shown_stack(allocation["stack"]))
+    return Line((allocation["bytes"], many, category, short_path(site, 1), made))

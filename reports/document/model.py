@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.reports.document.blocks import GUESS, Part, Table
 from memprof.reports.document.text import plain
 
 from memprof.vocabulary import GUESSES
 
 __all__ = [
+    "GUESS",
     "AddsUp",
     "Advice",
     "Advised",
@@ -28,14 +30,10 @@ __all__ = [
     "Fact",
     "Growth",
     "Leftover",
-    "LengthRow",
-    "NeedRow",
     "Node",
-    "NodeRow",
     "Oom",
     "Part",
     "PhaseRow",
-    "PhaseSpread",
     "Prediction",
     "RankRow",
     "Ranks",
@@ -45,31 +43,11 @@ __all__ = [
     "Step",
     "Steps",
     "Summary",
-    "SwitchRow",
     "Timeline",
 ]
 
 
 # ---- shared pieces ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Part:
-    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour; ``guessed`` of the bytes are."""
-
-    id: str
-    label: str
-    bytes: int
-    guessed: int = 0
-
-    @property
-    def marked(self) -> str:
-        """The label, with a mark where a tenth of the bytes or more is guessed."""
-        return f"{self.label}{GUESS}" if self.guessed * 10 >= self.bytes > 0 else self.label
-
-
-#: What stands behind a guessed row where there is no pattern to draw.
-GUESS = " ?"
 
 
 @dataclass(frozen=True)
@@ -200,50 +178,18 @@ class Advised:
 
 
 @dataclass(frozen=True)
-class NeedRow:
-    """One phase of a simulated run: what it holds, and what the device must have for it.
-
-    ``cached_decides``: what the phase holds would fit, and what it needs counts memory that the allocator keeps cached.
-    """
-
-    label: str
-    allocated_bytes: int
-    needed_bytes: int
-    fits: bool
-    decides: bool
-    cached_decides: bool = False
-
-    @property
-    def verdict(self) -> str:
-        """Whether the phase fits, in words."""
-        if self.cached_decides:
-            return "what it holds fits, with what is cached not"
-        return "fits" if self.fits else "does not fit"
-
-
-@dataclass(frozen=True)
-class LengthRow:
-    """A simulated run whose longest completion has ``tokens``; ``share_below`` of the steps are no longer."""
-
-    label: str
-    tokens: int
-    share_below: float
-    peak_bytes: int
-    needed_bytes: int
-    fits: bool | None
-    executed: bool
-
-
-@dataclass(frozen=True)
 class Prediction:
-    """What a simulated run says of a GPU and of itself; ``fits`` is None where no GPU was named."""
+    """What a simulated run says of a GPU and of itself; ``fits`` is None where no GPU was named.
+
+    ``needs`` says what each phase holds and what the device must have for it, ``lengths`` what other lengths need.
+    """
 
     fits: bool | None
     verdict: str
     error: str
     limit_bytes: int | None
-    needs: tuple[NeedRow, ...]
-    lengths: tuple[LengthRow, ...]
+    needs: Table | None
+    lengths: Table | None
     lengths_sentence: str
 
 
@@ -284,33 +230,6 @@ class RankRow:
 
 
 @dataclass(frozen=True)
-class PhaseSpread:
-    """One phase over the ranks, each at its highest in it."""
-
-    phase: str
-    label: str
-    highest_rank: int
-    highest_bytes: int
-    median_bytes: int
-    lowest_bytes: int
-    lowest_rank: int
-    imbalance: float
-
-
-@dataclass(frozen=True)
-class NodeRow:
-    """One machine: its ranks, the fullest of them, and what all of them hold."""
-
-    node: str
-    ranks: str
-    count: int
-    highest_rank: int
-    highest_bytes: int
-    mean_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True)
 class Ranks:
     """Everything shown of the ranks beside the one that the document is about.
 
@@ -327,29 +246,13 @@ class Ranks:
     world_size: int
     columns: tuple[tuple[str, str], ...]
     rows: tuple[RankRow, ...]
-    phases: tuple[PhaseSpread, ...]
-    nodes: tuple[NodeRow, ...]
+    phases: Table | None
+    nodes: Table | None
+    several_nodes: bool
     median_bytes: int
     lowest_bytes: int
     total_bytes: int
     imbalance: float
-
-
-@dataclass(frozen=True)
-class RecordingRow:
-    """One recording of the folder that a report is of: what its path says, its peak where it was read, why not shown.
-
-    ``who`` is its role or process, ``when`` the step and the time.
-    """
-
-    file: str
-    rank: str
-    who: str
-    when: str
-    peak_bytes: int | None
-    shown: bool
-    because: str
-    out_of_memory: bool
 
 
 # ---- what the peak is made of ----------------------------------------------------------------------------------------
@@ -551,19 +454,6 @@ class Steps:
     left_behind: tuple[Leftover, ...]
 
 
-@dataclass(frozen=True)
-class SwitchRow:
-    """The device after an engine went to sleep, woke up or got new weights; ``counted`` is what torch says it holds."""
-
-    label: str
-    phase: str
-    step: int | None
-    counted_bytes: int | None
-    unmapped_bytes: int
-    resident_bytes: int | None
-    device_used_bytes: int | None
-
-
 # ---- how it is known -------------------------------------------------------------------------------------------------
 
 
@@ -615,6 +505,7 @@ class Document:
     advice: Advised
     rows: tuple[Row, ...]
     phases: tuple[PhaseRow, ...]
+    phase_table: Table | None
     timeline: Timeline | None
     icicle: Node
     allocations: tuple[Allocation, ...]
@@ -633,7 +524,7 @@ class Document:
     prediction: Prediction | None
     report: dict[str, Any]
     ranks: Ranks | None = None
-    recordings: tuple[RecordingRow, ...] = ()
+    recordings: Table | None = None
     outside: tuple[Fact, ...] = ()
-    switches: tuple[SwitchRow, ...] = ()
+    switches: Table | None = None
     room: Room | None = None

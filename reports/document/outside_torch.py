@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.model import Fact, SwitchRow
+from memprof.reports.document.blocks import Line, Table, Words, table
+from memprof.reports.document.model import Fact
 from memprof.reports.document.text import phase_label, plain, sentence_list, size
 
-__all__ = ["outside_facts", "switch_rows"]
+__all__ = ["outside_facts", "switches_of"]
 
 
 def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:
@@ -81,17 +82,15 @@ def _estimated(outside: Mapping[str, Any]) -> str:
 _MOST_SWITCHES = 40
 
 
-def switch_rows(switches: Sequence[Mapping[str, Any]] | None) -> tuple[SwitchRow, ...]:
-    """List the newest switches between rollout and training, in order."""
-    return tuple(
-        SwitchRow(
-            label=plain(phase_label(s["phase"])),
-            phase=plain(s["phase"]),
-            step=s["step"],
-            counted_bytes=s["allocated_bytes"] if s["reserved_bytes"] is None else s["reserved_bytes"],
-            unmapped_bytes=s["unmapped_bytes"],
-            resident_bytes=s["resident_bytes"],
-            device_used_bytes=s["device_used_bytes"],
-        )
-        for s in (switches or [])[-_MOST_SWITCHES:]
-    )
+def switches_of(switches: Sequence[Mapping[str, Any]] | None) -> Table | None:
+    """List what torch counts and what is resident after the newest switches between rollout and training, in order."""
+    heads = "After|Step>|torch counts>|Given back>|Resident>|Device, all processes>"
+    return table(heads, [_switch(s) for s in (switches or [])[-_MOST_SWITCHES:]], "switches")
+
+
+def _switch(switch: Mapping[str, Any]) -> Line:
+    name = Words(plain(phase_label(switch["phase"])), phase=plain(switch["phase"]))
+    counted = switch["allocated_bytes"] if switch["reserved_bytes"] is None else switch["reserved_bytes"]
+    step = "–" if switch["step"] is None else str(switch["step"])
+    sizes = (switch["unmapped_bytes"], switch["resident_bytes"], switch["device_used_bytes"])
+    return Line((name, step, counted, *sizes))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.model import Fact, LengthRow, NeedRow, Prediction
-from memprof.reports.document.text import duration, gib, phase_label, plain
+from memprof.reports.document.blocks import Line, Table, Words, table
+from memprof.reports.document.model import Fact, Prediction
+from memprof.reports.document.text import duration, gib, percent, phase_label, plain, thousands
 
 __all__ = ["assumed", "prediction_facts", "prediction_of", "reserving"]
 
@@ -21,35 +22,37 @@ def prediction_of(report: Mapping[str, Any]) -> Prediction | None:
         verdict=plain(fit["sentence"]) if fit else "",
         error=plain(error["sentence"]) if error else "",
         limit_bytes=fit["limit_bytes"] if fit else None,
-        needs=tuple(_need(need, fit) for need in fit["phases"]) if fit else (),
-        lengths=tuple(_length(point) for point in lengths["points"]) if lengths else (),
+        needs=_needs(fit) if fit else None,
+        lengths=_lengths(lengths["points"]) if lengths else None,
         lengths_sentence=plain(lengths["sentence"]) if lengths else "",
     )
 
 
-def _need(need: Mapping[str, Any], fit: Mapping[str, Any]) -> NeedRow:
-    """Judge a phase; what it reserves and does not hold is cached, often by a phase before it."""
-    room = fit["limit_bytes"] - fit["non_torch_bytes"]
-    return NeedRow(
-        label=plain(phase_label(need["phase"])),
-        allocated_bytes=need["allocated_bytes"],
-        needed_bytes=need["needed_bytes"],
-        fits=need["fits"],
-        decides=need["phase"] == fit["phase"],
-        cached_decides=not need["fits"] and need["allocated_bytes"] <= room,
-    )
+_FITS = {True: Words("fits", "ok"), False: Words("does not fit", "bad"), None: Words("–", "muted")}
 
 
-def _length(point: Mapping[str, Any]) -> LengthRow:
-    return LengthRow(
-        label=plain(", ".join(point["names"])),
-        tokens=point["length"],
-        share_below=point["share_below"],
-        peak_bytes=point["peak_bytes"],
-        needed_bytes=point["needed_bytes"],
-        fits=point["fits"],
-        executed=point["executed"],
-    )
+def _needs(fit: Mapping[str, Any]) -> Table | None:
+    """Judge each phase; what it reserves and does not hold is cached, often by a phase before it."""
+    room, lines = fit["limit_bytes"] - fit["non_torch_bytes"], []
+    for need in fit["phases"]:
+        decides = ("decides",) if need["phase"] == fit["phase"] else ()
+        cached = not need["fits"] and need["allocated_bytes"] <= room
+        verdict = "what it holds fits, with what is cached not" if cached else _FITS[need["fits"]]
+        name = Words(plain(phase_label(need["phase"])), badges=decides)
+        lines.append(Line((name, need["allocated_bytes"], need["needed_bytes"], verdict)))
+    return table("Does it fit?|Held>|Needed>|Alone+", lines)
+
+
+def _lengths(points: Sequence[Mapping[str, Any]]) -> Table | None:
+    lines = [
+        Line((
+            plain(", ".join(x["names"])), thousands(x["length"]), percent(round(1e6 * x["share_below"]), 1_000_000),
+            x["peak_bytes"], x["needed_bytes"], _FITS[x["fits"]],
+            Words("simulated" if x["executed"] else "interpolated", "muted"),
+        ))
+        for x in points
+    ]  # fmt: skip
+    return table("Longest completion|Tokens>|Steps so long>|Held>~|Needed>|Verdict|Known~", lines)
 
 
 def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from memprof.reports.document.model import Cell, NodeRow, PhaseSpread, RankRow, Ranks, RecordingRow
+from memprof.reports.document.blocks import Line, Table, Words, table
+from memprof.reports.document.model import Cell, RankRow, Ranks
 from memprof.reports.document.text import STACK_ORDER, category_label, phase_label, plain, sentence_list, size
 
-__all__ = ["ranks_of", "recording_rows"]
+__all__ = ["ranks_of", "recordings_of"]
 
 _HEATS = 8
 # A cell is marked where it stands above the median by this part of the median rank's whole peak.
@@ -20,6 +21,8 @@ _MOST_MISSING = 8
 _WORTH_A_COLUMN = 0.01
 # Peaks that lie this close together are alike.
 _ALIKE = 0.005
+# What a page calls its tables of phases and nodes in its styles.
+_SPREAD = "rank-spread"
 
 
 def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
@@ -40,6 +43,7 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
     rows = [_row(r, report["source"]["rank"], scale, peak) for r in ranks]
     rows.sort(key=lambda r: (not r.oom, -r.peak_bytes, r.rank))
     world = across["world_size"] or len(ranks)
+    nodes = sorted(across["nodes"], key=lambda n: -n["highest_bytes"])
     return Ranks(
         sentence=_sentence(across, len(ranks), report["source"]["rank"], rows),
         in_full=_in_full(report["source"]["rank"], peak, rows),
@@ -52,8 +56,13 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
             *([("", "Everything else")] if len(columns) < len(spreads) else []),
         ),
         rows=tuple(rows),
-        phases=tuple(_phase(p) for p in across["phases"]),
-        nodes=tuple(sorted((_node(n) for n in across["nodes"]), key=lambda n: -n.highest_bytes)),
+        phases=table(
+            "Phase|Highest>|by rank>|Median>|Lowest>|by rank>|Above the mean>",
+            [_phase(p) for p in across["phases"]],
+            _SPREAD,
+        ),
+        nodes=table("Node|Ranks|Fullest>|by rank>|Mean>|Together>", [_node(n) for n in nodes], _SPREAD),
+        several_nodes=len(nodes) > 1,
         median_bytes=peak["median_bytes"],
         lowest_bytes=peak["lowest_bytes"],
         total_bytes=peak["total_bytes"],
@@ -61,28 +70,23 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
     )
 
 
-def recording_rows(report: Mapping[str, Any]) -> tuple[RecordingRow, ...]:
+def recordings_of(report: Mapping[str, Any]) -> Table | None:
     """List every recording of a folder where not all of them are shown, those that are first."""
-    rows = [_recording(row) for row in report.get("recordings") or []]
-    return tuple(sorted(rows, key=lambda row: not row.shown))
+    rows = sorted(report.get("recordings") or [], key=lambda row: not row["shown"])
+    return table("Dump+|Rank|Role, process|Step, time@mp~|GiB>|Here+", [_recording(row) for row in rows], "ranks")
 
 
-def _recording(row: Mapping[str, Any]) -> RecordingRow:
+def _recording(row: Mapping[str, Any]) -> Line:
     role = row["role"] or "role not known"
     if row["role_from"] == "content":
         role += " (by what it holds)"
     process = f"process {row['pid']}" if row["pid"] is not None else ""
     step = f"step {row['step']}" if row["step"] is not None else ""
-    return RecordingRow(
-        file=row["file"],
-        rank="–" if row["rank"] is None else str(row["rank"]),
-        who=", ".join(part for part in (role, process, row["label"]) if part),
-        when=", ".join(part for part in (step, row["time"]) if part) or "–",
-        peak_bytes=row["peak_bytes"],
-        shown=row["shown"],
-        because="shown" if row["shown"] else row["because"] or "",
-        out_of_memory=row["out_of_memory"],
-    )
+    file = Words(row["file"], "code", ("out of memory",) if row["out_of_memory"] else ())
+    who, when = ", ".join(filter(None, (role, process, row["label"]))), ", ".join(filter(None, (step, row["time"])))
+    rank = "–" if row["rank"] is None else str(row["rank"])
+    because = "shown" if row["shown"] else row["because"] or ""
+    return Line((file, rank, who, when or "–", row["peak_bytes"], because), row["shown"])
 
 
 @dataclass(frozen=True)
@@ -192,26 +196,13 @@ def _difference(difference: Mapping[str, Any]) -> str:
     return plain(f"{words}{phase}{reason}.")
 
 
-def _phase(spread: Mapping[str, Any]) -> PhaseSpread:
-    return PhaseSpread(
-        phase=plain(spread["phase"]),
-        label=plain(phase_label(spread["phase"])),
-        highest_rank=spread["highest_rank"],
-        highest_bytes=spread["highest_bytes"],
-        median_bytes=spread["median_bytes"],
-        lowest_bytes=spread["lowest_bytes"],
-        lowest_rank=spread["lowest_rank"],
-        imbalance=spread["imbalance"],
-    )
+def _phase(spread: Mapping[str, Any]) -> Line:
+    high, low = (str(spread[f"{end}_rank"]) for end in ("highest", "lowest"))
+    name = Words(plain(phase_label(spread["phase"])), phase=plain(spread["phase"]))
+    figures = (spread["highest_bytes"], high, spread["median_bytes"], spread["lowest_bytes"], low)
+    return Line((name, *figures, f"{100 * spread['imbalance']:.1f} %"))
 
 
-def _node(spread: Mapping[str, Any]) -> NodeRow:
-    return NodeRow(
-        node=plain(spread["node"] or "not known"),
-        ranks=", ".join(_runs(spread["ranks"])),
-        count=len(spread["ranks"]),
-        highest_rank=spread["highest_rank"],
-        highest_bytes=spread["highest_bytes"],
-        mean_bytes=spread["mean_bytes"],
-        total_bytes=spread["total_bytes"],
-    )
+def _node(spread: Mapping[str, Any]) -> Line:
+    figures = (spread["highest_bytes"], str(spread["highest_rank"]), spread["mean_bytes"], spread["total_bytes"])
+    return Line((plain(spread["node"] or "not known"), ", ".join(_runs(spread["ranks"])), *figures))

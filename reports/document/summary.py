@@ -11,6 +11,7 @@ from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
 
+from memprof.analysis.headline import peak_phase, peak_words
 from memprof.units import GIB
 
 __all__ = ["room_of", "summary_of"]
@@ -27,16 +28,13 @@ def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()
     has_device = peak["reserved_bytes"] is not None
     card = report.get("capacity") or {"bytes": source["device_total_bytes"]}
     capacity = card["bytes"] if has_device else None
-    unknown = source.get("phases_known_by") == "none" and peak["phase"] == "other"
     bar = category_parts(peak["categories"], peak.get("guessed"))
     rest = _rest_of_device(peak, capacity) if has_device else ()
     shown = sum(p.bytes for p in (*bar, *rest))
     return Summary(
         peak_bytes=peak["allocated_bytes"],
-        peak_word={"trace": "Peak tensor memory", "simulated": "Simulated peak"}.get(
-            source["kind"], "Peak allocated memory"
-        ),
-        where=where_words(None if unknown else peak["phase"], peak["step"]),
+        peak_word=peak_words(source),
+        where=where_words(peak_phase(report), peak["step"]),
         capacity_bytes=capacity,
         scale_bytes=max(shown, 1),
         facts=_facts(report, capacity),

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from memprof.reports.document.blocks import Line, Table, Words, table
 from memprof.reports.document.model import Allocation, EvidenceShare, Node, Part, PhaseRow, Row
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
     EVIDENCE_WORDS,
     GROUP_WORDS,
     STACK_ORDER,
+    amount,
     category_label,
     duration,
     group_label,
@@ -24,10 +26,13 @@ from memprof.reports.document.text import (
     short_path,
     size,
     thousands,
+    time_heading,
+    time_taken,
 )
 
 from memprof.analysis.allocations.alike import tag_shape
 from memprof.analysis.allocations.places import is_native, is_torch, place_of
+from memprof.analysis.headline import peak_phase
 from memprof.frame_paths import text_path
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
@@ -41,6 +46,7 @@ __all__ = [
     "group_rows",
     "icicle",
     "phase_rows",
+    "phase_table",
     "shown_stack",
     "whole_stack",
     "why",
@@ -121,7 +127,12 @@ def _details(category: str, peak: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def phase_rows(report: Mapping[str, Any]) -> tuple[PhaseRow, ...]:
-    """Fill one row a phase, in order of first appearance; repeats are folded and the highest is shown."""
+    """Fill one row a phase, in order of first appearance; repeats are folded and the highest is shown.
+
+    Where no phase is known there are none.
+    """
+    if peak_phase(report) is None:
+        return ()
     runs: dict[str, list[dict[str, Any]]] = {}
     for phase in report["phases"]:
         runs.setdefault(phase["phase"], []).append(phase)
@@ -157,6 +168,24 @@ def _phase_row(
         is_peak=holds_peak,
         parts=category_parts(worst["categories"]),
     )
+
+
+def phase_table(phases: Sequence[PhaseRow]) -> Table | None:
+    """Draw up the phases: how long, how high, and what was alive then; repeats share a row with the highest peak."""
+    if not phases:
+        return None
+    estimated = phases[0].estimated
+    share = "of the step" if estimated else "of the run"
+    heads = f"Phase|{time_heading(estimated)}>|{share}>~@p|Lowest peak>~@p|Peak>|What was alive then~@tp"
+    return table(heads, [_phase_line(p) for p in phases], "phases", max(p.peak_bytes for p in phases))
+
+
+def _phase_line(row: PhaseRow) -> Line:
+    badges = ([f"×{row.count}"] if row.count > 1 else []) + (["peak"] if row.is_peak else [])
+    share = "" if row.time_share is None else f"{100 * row.time_share:.0f} %"
+    low = row.low_bytes if amount(row.low_bytes) != amount(row.peak_bytes) else ""
+    name = Words(row.label, badges=tuple(badges), phase=row.phase)
+    return Line((name, time_taken(row.total_us, row.estimated), share, low, row.peak_bytes, row.parts), row.is_peak)
 
 
 def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memprof.reports.document.comparison import Column, Comparison, Line, OnlyIn, Setting, change_words
+from memprof.reports.document.comparison import Compared, ComparedRun, Comparison, OnlyIn, change_words
 from memprof.reports.document.text import amount
 from memprof.reports.html.charts import timelines_section
 from memprof.reports.html.elements import (
     Child,
     Markup,
     bar,
-    breakable,
     categories_of_row,
     colour_class,
     column,
-    copyable,
+    draw_table,
     el,
     fact_list,
     join,
@@ -119,7 +118,7 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
     )
 
 
-def _badge(column: Column) -> Markup:
+def _badge(column: ComparedRun) -> Markup:
     return el("span", {"class": f"badge {column.badge}"}, column.badge)
 
 
@@ -131,7 +130,7 @@ def _fits(comparison: Comparison, index: int) -> Markup | None:
     return el("p", {"class": "ok" if verdict.fits else "bad"}, words)
 
 
-def _card_bar(comparison: Comparison, column: Column) -> Markup:
+def _card_bar(comparison: Comparison, column: ComparedRun) -> Markup:
     described = ", ".join(f"{p.label} {amount(p.bytes)}" for p in column.parts)
     scale = _scale(comparison)
     return el("div", {"class": "capped"}, bar(column.parts, scale, described=described), _cap(comparison, scale))
@@ -155,34 +154,16 @@ def _cap(comparison: Comparison, scale: int) -> Markup | None:
 
 
 def _settings(comparison: Comparison) -> Markup | None:
-    if not comparison.settings:
+    if not (comparison.settings or comparison.others):
         return None
-    matters = [s for s in comparison.settings if s.matters]
-    others = [s for s in comparison.settings if not s.matters]
-    first = _setting_table(comparison, matters) if matters else None
+    first, others = comparison.settings, comparison.others
     rest = None
-    if others:
-        one = len(others) == 1
-        words = "1 other setting differs" if one else f"{len(others)} other settings and circumstances differ"
-        words = words if matters else f"{len(others)} difference{'' if one else 's'}"
-        table = _setting_table(comparison, others)
-        rest = el("details", {"class": "config", "open": not matters}, el("summary", {}, words), table)
-    return section("changed", "What was set differently", "", first, rest)
-
-
-def _setting_table(comparison: Comparison, settings: Sequence[Setting]) -> Markup:
-    head = el("tr", {}, column("Setting"), *[column(c.label) for c in comparison.columns])
-    rows = [
-        el(
-            "tr",
-            {},
-            el("th", {"scope": "row"}, breakable(setting.name)),
-            *[el("td", {}, el("code", {}, value)) for value in setting.values],
-        )
-        for setting in settings
-    ]
-    table = el("table", {"class": "settings"}, el("thead", {}, head), el("tbody", {}, *rows))
-    return scrolling(table)
+    if others is not None:
+        n = len(others.lines)
+        words = "1 other setting differs" if n == 1 else f"{n} other settings and circumstances differ"
+        words = words if first else f"{n} difference{'' if n == 1 else 's'}"
+        rest = el("details", {"class": "config", "open": not first}, el("summary", {}, words), draw_table(others))
+    return section("changed", "What was set differently", "", draw_table(first), rest)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -219,7 +200,7 @@ def _head(comparison: Comparison) -> Markup:
     return el("tr", {}, *cells)
 
 
-def _rows(comparison: Comparison, line: Line, level: int, parent: str) -> list[Markup]:
+def _rows(comparison: Comparison, line: Compared, level: int, parent: str) -> list[Markup]:
     found = [_row(comparison, line, level, parent)]
     path = f"{parent}/{line.id}" if parent else line.id
     for child in line.children:
@@ -227,7 +208,7 @@ def _rows(comparison: Comparison, line: Line, level: int, parent: str) -> list[M
     return found
 
 
-def _row(comparison: Comparison, line: Line, level: int, parent: str, *, beside: bool = False) -> Markup:
+def _row(comparison: Comparison, line: Compared, level: int, parent: str, *, beside: bool = False) -> Markup:
     colour = parent.rpartition("/")[2] if level == 2 else line.id
     cells: list[Child] = []
     for i, (figure, own) in enumerate(zip(line.at_peak, line.own_peak, strict=True)):
@@ -254,7 +235,7 @@ def _row(comparison: Comparison, line: Line, level: int, parent: str, *, beside:
     )
 
 
-def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, level: int, colour: str) -> Markup:
+def _figure(comparison: Comparison, line: Compared, index: int, figure: int | None, level: int, colour: str) -> Markup:
     """Draw a figure and its bar: a group's is made of its categories, the total's and the device's are plain."""
     scale = _scale(comparison)
     parts: list[tuple[str, int]] = [(colour, figure or 0)]
@@ -282,14 +263,14 @@ def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, 
     )
 
 
-def _change_below(comparison: Comparison, line: Line, index: int) -> Markup | None:
+def _change_below(comparison: Comparison, line: Compared, index: int) -> Markup | None:
     """Say below the figure how a later run differs, among three runs or more: there is no room for columns."""
     if len(comparison.columns) == 2 or not index or line.changes[index - 1] in ("–", "same"):
         return None
     return el("small", {}, f"{_difference(line, index)}, {_change(line, index)}")
 
 
-def _difference(line: Line, index: int) -> str:
+def _difference(line: Compared, index: int) -> str:
     """Write how much more a later run holds than the first, with its unit; ``–`` where one is not known."""
     first, other = line.at_peak[0], line.at_peak[index]
     if first is None or other is None:
@@ -297,7 +278,7 @@ def _difference(line: Line, index: int) -> str:
     return f"+{amount(other - first)}" if other > first else amount(other - first)
 
 
-def _change(line: Line, index: int) -> str:
+def _change(line: Compared, index: int) -> str:
     """Put in words how a later run differs from the first, sizes with their unit."""
     return change_words(line.at_peak[0], line.at_peak[index], line.own_peak[0], line.own_peak[index], amount)
 
@@ -358,26 +339,7 @@ def _only_in_part(entry: OnlyIn, index: int, n_entries: int) -> Markup:
 
 
 def _only_in_table(entry: OnlyIn) -> Markup:
-    head = el("tr", {}, column("Size", True), column("Blocks"), column("Made at"))
-    rows = [
-        el(
-            "tr",
-            {},
-            el("td", {"class": "num"}, amount(a.bytes)),
-            el("td", {}, a.words, el("small", {}, swatch(a.category), a.category_label)),
-            el("td", {"class": "what"}, _made_at(a.site, a.stack)),
-        )
-        for a in entry.allocations[:12]
-    ]
-    table = el("table", {"class": "only-in"}, el("thead", {}, head), el("tbody", {}, *rows))
-    note = el("p", {"class": "muted fine"}, entry.note)
-    return join(note, scrolling(table))
-
-
-def _made_at(site: str, stack: Sequence[str]) -> Markup:
-    if not stack:
-        return el("span", {}, site)
-    return el("details", {}, el("summary", {}, breakable(site)), copyable(code="\n".join(stack)))
+    return join(el("p", {"class": "muted fine"}, entry.note), draw_table(entry.allocations.part(0, 12)))
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Union
 
+from memprof.reports.document.blocks import Cell, Column, Table, Words
 from memprof.reports.document.model import Allocation, Fact, Part
 from memprof.reports.document.text import CATEGORY_WORDS, amount, thousands
 from memprof.reports.palette import slug
@@ -20,6 +21,7 @@ __all__ = [
     "colour_class",
     "column",
     "copyable",
+    "draw_table",
     "el",
     "fact_list",
     "join",
@@ -138,6 +140,55 @@ def column(text: str, numeric: bool = False, extra: str = "") -> Markup:
     return el(
         "th", {"scope": "col", "class": " ".join(c for c in ("num" if numeric else "", extra) if c) or None}, text
     )
+
+
+def draw_table(rows: Table | None, label: str = "") -> Markup | None:
+    """Draw a table, its first cells as headings of their rows; nothing where there is none."""
+    if rows is None:
+        return None
+    shown = rows.on("p")
+    head = [column(c.title, c.right, "wide" if c.wide else "") for c in shown.columns]
+    headed = any(c.title for c in shown.columns)
+    body = [
+        el(
+            "tr",
+            {"class": "chosen" if line.strong else None},
+            *[_cell(cell, shown.columns[i], not i, rows.scale) for i, cell in enumerate(line.cells)],
+        )
+        for line in shown.lines
+    ]
+    top = el("thead", {}, el("tr", {}, *head)) if headed else None
+    return scrolling(el("table", {"class": shown.kind or None}, top, el("tbody", {}, *body)), label)
+
+
+def _cell(cell: Cell, above: Column, first: bool, scale: int) -> Markup:
+    kind: object = " ".join(name for name, has in (("num", above.right), ("wide", above.wide)) if has) or None
+    tag, place = "th" if first else "td", {"scope": "row" if first else None, "class": kind}
+    if isinstance(cell, Words):
+        return el(tag, place, *_words(cell))
+    if isinstance(cell, tuple):
+        return el(tag, place, bar(cell, scale, described=", ".join(f"{p.label} {amount(p.bytes)}" for p in cell)))
+    return el(tag, place, "–" if cell is None else amount(cell) if isinstance(cell, int) else cell)
+
+
+def _words(words: Words) -> list[Child]:
+    shown: Child = el("span", {"class": words.tone}, words.text) if words.tone not in ("", "code") else words.text
+    if words.tone == "code" and words.text != "–":
+        shown = el("code", {}, words.text)
+    before = swatch(words.category) if words.category else None
+    if words.phase:
+        before = el("i", {"class": f"swatch p-{slug(words.phase)}", "aria-hidden": "true"})
+    badges = [
+        el("span", {"class": f"badge {'peak' if badge in _LOUD else ''}".strip()}, badge) for badge in words.badges
+    ]
+    if words.folded:
+        summary = el("summary", {}, breakable(words.text))
+        shown = el("details", {"data-open": words.opens}, summary, copyable(code="\n".join(words.folded)))
+    return [before, shown, *[(" ", badge) for badge in badges], el("small", {}, words.small) if words.small else None]
+
+
+# Badges in the colour of the peak.
+_LOUD = ("peak", "out of memory")
 
 
 def fact_list(facts: Sequence[Fact]) -> Markup:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from memprof.reports.document.model import Part
+from memprof.reports.document.blocks import Line, Part, Words, table
 from memprof.reports.document.plan import PlanDocument, PlanRow
 from memprof.reports.document.text import amount, thousands, time_taken
 from memprof.reports.html.elements import (
-    Child,
     Markup,
     bar,
     colour_class,
-    column,
     copyable,
+    draw_table,
     el,
     join,
-    scrolling,
     section,
     swatch,
 )
@@ -144,39 +142,23 @@ _SEARCHED = {
 
 
 def _table(plan: PlanDocument) -> Markup:
-    names: list[Child] = [column("Method"), column("Verdict"), column("Needed", True)]
-    names += [column(plan.largest_title, True), column("needs then", True, "wide")] if plan.largest_title else []
-    names += [column("Held", True, "wide"), column("Host", True, "wide")]
-    names += [column("Step", True, "wide")] if plan.timed else []
-    names += [column("Highest in"), column("Largest")]
-    body = [el("tr", {"class": "chosen" if row.method == plan.best else None}, *_cells(plan, row)) for row in plan.rows]
-    table = el("table", {}, el("thead", {}, el("tr", {}, *names)), el("tbody", {}, *body))
-    note = _SEARCHED[plan.data["maximized"]] if plan.largest_title else ""
-    return section("rows", "Side by side", note, scrolling(table))
+    searched, timed = plan.largest_title, plan.timed
+    heads = ["Method|Verdict|Needed>", *([f"{searched}>|needs then>~"] if searched else []), "Held>~|Host>~"]
+    heads += [*(["Step>~"] if timed else []), "Highest in|Largest"]
+    rows = table("|".join(heads), [_line(plan, row) for row in plan.rows], "")
+    note = _SEARCHED[plan.data["maximized"]] if searched else ""
+    return section("rows", "Side by side", note, draw_table(rows))
 
 
-def _cells(plan: PlanDocument, row: PlanRow) -> list[Markup]:
-    best = el("span", {"class": "badge"}, "best") if plan.largest_title and row.method == plan.best else None
-    largest = [
-        el("td", {"class": "num"}, el("b", {}, row.largest_words)),
-        el("td", {"class": "num wide"}, amount(row.largest_bytes) if row.largest_bytes else "–"),
-    ]
-    return [
-        el("th", {"scope": "row"}, row.method, best),
-        el("td", {}, _verdict(row)),
-        el("td", {"class": "num"}, amount(row.needed_bytes)),
-        *(largest if plan.largest_title else []),
-        el("td", {"class": "num wide"}, amount(row.held_bytes)),
-        el("td", {"class": "num wide"}, amount(row.host_bytes)),
-        *([el("td", {"class": "num wide"}, _took(row))] if plan.timed else []),
-        el("td", {}, row.phase_label),
-        el("td", {}, row.largest_label),
-    ]
-
-
-def _took(row: PlanRow) -> list[Child]:
-    front = el("span", {"class": "badge"}, "front") if row.on_front else None
-    return [time_taken(row.step_us, estimated=True), front]
+def _line(plan: PlanDocument, row: PlanRow) -> Line:
+    best = row.method == plan.best
+    name = Words(row.method, badges=("best",) if plan.largest_title and best else ())
+    largest = (row.largest_words, row.largest_bytes or None) if plan.largest_title else ()
+    took = Words(time_taken(row.step_us, estimated=True), badges=("front",) if row.on_front else ())
+    verdict, sizes = Words(row.verdict, "ok" if row.fits else "bad"), (row.held_bytes, row.host_bytes)
+    times = (took,) if plan.timed else ()
+    cells = (name, verdict, row.needed_bytes, *largest, *sizes, *times, row.phase_label, row.largest_label)
+    return Line(cells, best)
 
 
 def _notes(plan: PlanDocument) -> Markup | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.model import Cell, RankRow, Ranks, RecordingRow
+from memprof.reports.document.blocks import Table
+from memprof.reports.document.model import Cell, RankRow, Ranks
 from memprof.reports.document.text import amount, thousands
-from memprof.reports.html.elements import Child, Markup, column, el, scrolling, section, swatch
-from memprof.reports.palette import slug
+from memprof.reports.html.elements import Child, Markup, column, draw_table, el, scrolling, section, swatch
 
 __all__ = ["ranks_section", "recordings_section"]
 
@@ -36,7 +36,9 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
         _picture(ranks) if ranks.count >= _PICTURE_FROM else None,
         _matrix(ranks, ranks.rows[: _at_once(ranks)]),
         _others(ranks),
-        el("div", {"class": "columns even"}, _phases(ranks), _nodes(ranks)),
+        el(
+            "div", {"class": "columns even"}, _titled("The same phase on every rank", ranks.phases), _nodes(ranks.nodes)
+        ),
     )
 
 
@@ -45,7 +47,7 @@ def _at_once(ranks: Ranks) -> int:
 
 
 def _matrix(ranks: Ranks, rows: Sequence[RankRow], heading: str = "") -> Markup:
-    nodes = len(ranks.nodes) > 1
+    nodes = ranks.several_nodes
     devices = any(r.held_bytes is not None for r in rows)
     head = [column("Rank"), column("Node", extra="wide") if nodes else None, column("Peak in", extra="wide")]
     head += [column("Peak", True), column("Device held", True) if devices else None]
@@ -129,81 +131,26 @@ def _stretch(line: int, first: int, last: int, heat: int, step: float) -> Markup
     return el("rect", {"class": f"fill-{heat}", **place})
 
 
-def _phases(ranks: Ranks) -> Markup:
-    head = [
-        column("Phase"),
-        column("Highest", True),
-        column("Median", True),
-        column("Lowest", True),
-        column("Above the mean", True),
-    ]
-    body = [
-        el(
-            "tr",
-            {},
-            el("th", {"scope": "row"}, el("i", {"class": f"swatch p-{slug(p.phase)}", "aria-hidden": "true"}), p.label),
-            el("td", {"class": "num"}, amount(p.highest_bytes), el("small", {}, f" rank {p.highest_rank}")),
-            el("td", {"class": "num"}, amount(p.median_bytes)),
-            el("td", {"class": "num"}, amount(p.lowest_bytes), el("small", {}, f" rank {p.lowest_rank}")),
-            el("td", {"class": "num"}, f"{100 * p.imbalance:.1f} %"),
-        )
-        for p in ranks.phases
-    ]
-    return _small_table("The same phase on every rank", head, body)
-
-
-def _nodes(ranks: Ranks) -> Markup:
-    head = [column("Node"), column("Ranks"), column("Fullest", True), column("Mean", True), column("Together", True)]
-    body = [
-        el(
-            "tr",
-            {},
-            el("th", {"scope": "row"}, n.node),
-            el("td", {}, n.ranks),
-            el("td", {"class": "num"}, amount(n.highest_bytes), el("small", {}, f" rank {n.highest_rank}")),
-            el("td", {"class": "num"}, amount(n.mean_bytes)),
-            el("td", {"class": "num"}, amount(n.total_bytes)),
-        )
-        for n in ranks.nodes
-    ]
-    first = _small_table("By node", head, body[:_NODES_AT_ONCE])
-    if len(body) <= _NODES_AT_ONCE:
+def _nodes(nodes: Table | None) -> Markup | None:
+    """List the fullest nodes; the others open below."""
+    if nodes is None:
+        return None
+    first = _titled("By node", nodes.part(0, _NODES_AT_ONCE))
+    rest = len(nodes.lines) - _NODES_AT_ONCE
+    if rest <= 0:
         return first
-    rest = len(body) - _NODES_AT_ONCE
-    others = _small_table("The other nodes", head, body[_NODES_AT_ONCE:])
+    others = _titled("The other nodes", nodes.part(_NODES_AT_ONCE))
     return el("div", {}, first, el("details", {}, el("summary", {}, f"The other {thousands(rest)} nodes"), others))
 
 
-def _small_table(title: str, head: Sequence[Child], body: Sequence[Child]) -> Markup:
-    table = el("table", {"class": "rank-spread"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
-    return el("div", {}, el("h3", {}, title), scrolling(table, title))
+def _titled(title: str, rows: Table | None) -> Markup:
+    return el("div", {}, el("h3", {}, title), draw_table(rows, title))
 
 
-def recordings_section(rows: Sequence[RecordingRow]) -> Markup | None:
+def recordings_section(dumps: Table | None) -> Markup | None:
     """List every dump of the folder, those that are shown first; none where all of them are."""
-    if not rows:
+    if dumps is None:
         return None
-    head = [column("Dump"), column("Rank"), column("Role, process"), column("Step, time", extra="wide")]
-    head += [column("Peak", True), column("Here")]
-    body = [
-        el(
-            "tr",
-            {},
-            el(
-                "th",
-                {"scope": "row"},
-                row.file,
-                el("span", {"class": "badge peak"}, "out of memory") if row.out_of_memory else None,
-            ),
-            el("td", {}, row.rank),
-            el("td", {}, row.who),
-            el("td", {"class": "wide"}, row.when),
-            el("td", {"class": "num"}, "–" if row.peak_bytes is None else amount(row.peak_bytes)),
-            el("td", {}, el("b", {}, row.because) if row.shown else row.because),
-        )
-        for row in rows
-    ]
-    table = el("table", {"class": "ranks"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
-    shown = sum(row.shown for row in rows)
-    note = f"{len(rows)} in the folder, {shown} shown on this page; the peaks of those that were read"
-    return section("recordings", "Dumps in the folder", note, scrolling(table, "Dumps"))
+    shown = sum(line.strong for line in dumps.lines)
+    note = f"{len(dumps.lines)} in the folder, {shown} shown on this page; the peaks of those that were read"
+    return section("recordings", "Dumps in the folder", note, draw_table(dumps, "Dumps"))

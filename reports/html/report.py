@@ -15,7 +15,13 @@ from memprof.reports.html.opened import Opened, opened_data
 from memprof.reports.html.page import page_header, render_page
 from memprof.reports.html.ranks import ranks_section, recordings_section
 from memprof.reports.html.summary import oom_banner, prediction_section, room_section, summary
-from memprof.reports.html.tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
+from memprof.reports.html.tables import (
+    allocation_table,
+    component_table,
+    device_peak_table,
+    phases_section,
+    steps_table,
+)
 
 from memprof.files import write_text
 
@@ -61,7 +67,7 @@ def _body(document: Document, opened: Opened) -> Markup:
             timeline_section(document, opened),
             icicle_section(document.icicle, opened),
             allocation_table(document, opened),
-            phase_table(document.phases),
+            phases_section(document.phase_table),
             device_peak_table(document.device_peak, opened),
             steps_table(document.steps, opened),
             bottom(document),

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.model import Fact, Headline, LengthRow, NeedRow, Oom, Part, Prediction, Room, Row, Summary
-from memprof.reports.document.text import amount, percent, thousands
-from memprof.reports.html.elements import (
-    Markup,
-    bar,
-    colour_class,
-    column,
-    el,
-    scrolling,
-    section,
-    stack_details,
-    swatch,
-)
+from memprof.reports.document.model import Fact, Headline, Oom, Part, Prediction, Room, Row, Summary
+from memprof.reports.document.text import amount, percent
+from memprof.reports.html.elements import Markup, bar, colour_class, draw_table, el, section, stack_details, swatch
 
 __all__ = ["headline_lines", "oom_banner", "prediction_section", "room_bar", "room_section", "summary"]
-
-_VERDICTS = {True: ("ok", "fits"), False: ("bad", "does not fit"), None: ("muted", "–")}
 
 
 def oom_banner(oom: Oom | None) -> Markup | None:
@@ -150,55 +138,8 @@ def prediction_section(prediction: Prediction | None) -> Markup | None:
         title,
         "simulated; reserved memory plus memory outside torch decides" if prediction.verdict else "",
         el("p", {}, prediction.verdict) if prediction.verdict else None,
-        _phases(prediction.needs) if prediction.needs else None,
+        draw_table(prediction.needs),
         el("p", {}, prediction.lengths_sentence) if prediction.lengths_sentence else None,
-        _lengths(prediction.lengths) if prediction.lengths else None,
+        draw_table(prediction.lengths),
         el("p", {"class": "muted"}, prediction.error) if prediction.error else None,
     )
-
-
-def _phases(needs: tuple[NeedRow, ...]) -> Markup:
-    head = el("tr", {}, column("Phase"), column("Held", True), column("Needed", True), column("Alone"))
-    rows = [
-        el(
-            "tr",
-            {},
-            el("th", {"scope": "row"}, need.label, el("b", {}, " decides") if need.decides else None),
-            el("td", {"class": "num"}, amount(need.allocated_bytes)),
-            el("td", {"class": "num"}, amount(need.needed_bytes)),
-            el("td", {}, need.verdict) if need.cached_decides else _verdict(need.fits),
-        )
-        for need in needs
-    ]
-    return _plain_table(head, rows)
-
-
-def _lengths(lengths: tuple[LengthRow, ...]) -> Markup:
-    numbers = ("Tokens", "Steps at most so long", "Held", "Needed")
-    columns = [column("Longest completion of a batch"), *[column(name, True) for name in numbers]]
-    head = el("tr", {}, *columns, column("Verdict"), column("Known"))
-    rows = [
-        el(
-            "tr",
-            {},
-            el("th", {"scope": "row"}, row.label),
-            el("td", {"class": "num"}, thousands(row.tokens)),
-            el("td", {"class": "num"}, percent(round(1e6 * row.share_below), 1_000_000)),
-            el("td", {"class": "num"}, amount(row.peak_bytes)),
-            el("td", {"class": "num"}, amount(row.needed_bytes)),
-            _verdict(row.fits),
-            el("td", {"class": "muted"}, "simulated" if row.executed else "interpolated"),
-        )
-        for row in lengths
-    ]
-    return _plain_table(head, rows)
-
-
-def _verdict(fits: bool | None) -> Markup:
-    mark, word = _VERDICTS[fits]
-    return el("td", {}, el("span", {"class": mark}, word))
-
-
-def _plain_table(head: Markup, rows: list[Markup]) -> Markup:
-    table = el("table", {"class": "plain"}, el("thead", {}, head), el("tbody", {}, *rows))
-    return scrolling(table)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.model import Allocation, DevicePeak, Document, PhaseRow, Row, Steps
-from memprof.reports.document.text import amount, percent, size, thousands, time_heading, time_taken
+from memprof.reports.document.blocks import Line, Table, Words, table
+from memprof.reports.document.model import Allocation, DevicePeak, Document, Row, Steps
+from memprof.reports.document.text import amount, percent, size, thousands
 from memprof.reports.html.elements import (
     Child,
     Markup,
-    bar,
     breakable,
     categories_of_row,
     colour_class,
     column,
     copyable,
+    draw_table,
     el,
     scrolling,
     section,
@@ -22,9 +23,8 @@ from memprof.reports.html.elements import (
     what,
 )
 from memprof.reports.html.opened import Opened, particulars
-from memprof.reports.palette import slug
 
-__all__ = ["allocation_table", "component_table", "device_peak_table", "phase_table", "steps_table"]
+__all__ = ["allocation_table", "component_table", "device_peak_table", "phases_section", "steps_table"]
 
 
 def component_table(rows: Sequence[Row]) -> Markup:
@@ -93,49 +93,25 @@ def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:
     if steps is None:
         return None
     known = any(s.tokens is not None for s in steps.steps)
-    head = [column("Step"), column("Peak", True), column("Left at its end", True)]
-    head += [column("Tokens", True)] if known else []
-    rows = []
-    for s in steps.steps:
-        cells = [el("td", {"class": "num"}, amount(s.peak_bytes)), el("td", {"class": "num"}, amount(s.end_bytes))]
-        cells += [el("td", {"class": "num"}, "–" if s.tokens is None else thousands(s.tokens))] if known else []
-        rows.append(el("tr", {}, el("th", {"scope": "row"}, str(s.step)), *cells))
-    table = el("table", {"class": "steps"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *rows))
-    return section(
-        "steps",
-        "From step to step",
-        steps.sentence,
-        scrolling(table),
-        _left_behind(steps, opened),
-    )
+    lines = [Line((str(s.step), s.peak_bytes, s.end_bytes, *(_tokens(s.tokens) if known else ()))) for s in steps.steps]
+    rows = table("Step|Peak>|Left at its end>" + ("|Tokens>" if known else ""), lines, "steps")
+    return section("steps", "From step to step", steps.sentence, draw_table(rows), _left_behind(steps, opened))
+
+
+def _tokens(tokens: int | None) -> tuple[str]:
+    return ("–" if tokens is None else thousands(tokens),)
 
 
 def _left_behind(steps: Steps, opened: Opened) -> Markup | None:
-    if not steps.left_behind:
-        return None
-    rows = [
-        el(
-            "tr",
-            {},
-            el("td", {}, _stack(x.stack, x.site, opened(x))),
-            el("td", {}, swatch(x.category), x.category_label),
-            el("td", {"class": "num"}, str(x.steps)),
-            el("td", {"class": "num"}, size(x.bytes)),
-            el("td", {"class": "num"}, size(round(x.bytes_per_step))),
-            el("td", {}, ", ".join(x.held_by) or "not known"),
-        )
+    lines = [
+        Line((
+            Words(x.site or "no stack recorded", folded=x.stack, opens=opened(x)),
+            Words(x.category_label, category=x.category), str(x.steps), size(x.bytes), size(round(x.bytes_per_step)),
+            ", ".join(x.held_by) or "not known",
+        ))
         for x in steps.left_behind
-    ]
-    names = [
-        ("Left behind in several steps", False),
-        ("Category", False),
-        ("Steps", True),
-        ("In all", True),
-        ("A step", True),
-        ("Held by", False),
-    ]
-    head = el("tr", {}, *[column(name, numeric) for name, numeric in names])
-    return scrolling(el("table", {}, el("thead", {}, head), el("tbody", {}, *rows)))
+    ]  # fmt: skip
+    return draw_table(table("Left behind in several steps|Category|Steps>|In all>|A step>|Held by", lines, ""))
 
 
 def allocation_table(document: Document, opened: Opened) -> Markup | None:
@@ -211,89 +187,28 @@ def _allocation_row(allocation: Allocation, reference: str | None) -> Markup:
     )
 
 
-def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
+def phases_section(rows: Table | None) -> Markup | None:
     """List every phase with its highest peak."""
-    if not phases:
-        return None
-    scale = max(p.peak_bytes for p in phases) or 1
-    estimated = phases[0].estimated
-    head = el(
-        "tr",
-        {},
-        column("Phase"),
-        column(time_heading(estimated), True),
-        column("of the step" if estimated else "of the run", True, "wide"),
-        column("Peak", True),
-        column("What was alive at that phase's peak", extra="wide"),
-    )
-    rows = [_phase_row(p, scale) for p in phases]
-    return section(
-        "phases",
-        "Phases",
-        "repeats share a row, which shows the highest peak",
-        scrolling(el("table", {"class": "phases"}, el("thead", {}, head), el("tbody", {}, *rows))),
-    )
-
-
-def _phase_row(row: PhaseRow, scale: int) -> Markup:
-    low = f"{amount(row.low_bytes)} – " if amount(row.low_bytes) != amount(row.peak_bytes) else ""
-    return el(
-        "tr",
-        {},
-        el(
-            "th",
-            {"scope": "row"},
-            el("i", {"class": f"swatch p-{slug(row.phase)}", "aria-hidden": "true"}),
-            row.label,
-            el("span", {"class": "badge"}, f"×{row.count}") if row.count > 1 else None,
-            el("span", {"class": "badge peak"}, "peak") if row.is_peak else None,
-        ),
-        el("td", {"class": "num"}, time_taken(row.total_us, row.estimated)),
-        el("td", {"class": "num wide"}, "" if row.time_share is None else f"{100 * row.time_share:.0f} %"),
-        el("td", {"class": "num"}, el("span", {"class": "muted"}, low), el("b", {}, amount(row.peak_bytes))),
-        el(
-            "td",
-            {"class": "wide"},
-            bar(row.parts, scale, described=", ".join(f"{p.label} {amount(p.bytes)}" for p in row.parts)),
-        ),
-    )
+    note = "repeats share a row, which shows the highest peak"
+    return section("phases", "Phases", note, draw_table(rows)) if rows else None
 
 
 def device_peak_table(peak: DevicePeak | None, opened: Opened) -> Markup | None:
     """List what made the allocator take more from the device."""
     if peak is None:
         return None
-    rows = [
-        el(
-            "tr",
-            {},
-            el("td", {}, _stack(g.stack, g.site, opened(g))),
-            el("td", {}, g.phase),
-            el("td", {"class": "num"}, amount(g.bytes)),
-            el("td", {"class": "num wide"}, percent(g.bytes, peak.reserved_bytes)),
-        )
+    lines = [
+        Line((
+            Words(g.site or "no stack recorded", folded=g.stack, opens=opened(g)), g.phase, g.bytes,
+            percent(g.bytes, peak.reserved_bytes),
+        ))
         for g in peak.grown_by[:12]
-    ]
-    head = el(
-        "tr",
-        {},
-        column("What made the allocator ask for more"),
-        column("Phase"),
-        column("Size", True),
-        column("of reserved", True, "wide"),
-    )
+    ]  # fmt: skip
+    rows = table("What made the allocator ask for more|Phase|Size>|of reserved>~", lines, "")
     outside = f" + {amount(peak.non_torch_bytes)} outside torch" if peak.non_torch_bytes else ""
     return section(
         "device-peak",
         "Device peak",
         f"{amount(peak.reserved_bytes)} reserved{outside}, in {peak.where}: this decides an out-of-memory error",
-        scrolling(el("table", {}, el("thead", {}, head), el("tbody", {}, *rows))),
+        draw_table(rows),
     )
-
-
-def _stack(frames: Sequence[str], site: str, reference: str | None) -> Child:
-    """Fold a stack under its call site; the page's script puts the whole stack there."""
-    title = site or "no stack recorded"
-    if not frames:
-        return title
-    return el("details", {"data-open": reference}, el("summary", {}, title), copyable(code="\n".join(frames)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
+from memprof.reports.document.comparison import Compared, Comparison, OnlyIn, children_worth_a_line
 from memprof.reports.document.text import gib
-from memprof.reports.markdown.elements import code, headline, table, text
+from memprof.reports.markdown.elements import draw_table, headline, table, text
 
 __all__ = ["render_comparison"]
 
@@ -33,16 +33,10 @@ def _rooms(comparison: Comparison) -> str:
 
 
 def _settings(comparison: Comparison) -> str:
-    if not comparison.settings:
-        return ""
-    labels = [text(column.label) for column in comparison.columns]
-    rows = [[code(s.name), *[code(v) if v != "–" else v for v in s.values]] for s in comparison.settings]
-    important = [row for row, s in zip(rows, comparison.settings, strict=True) if s.matters]
-    others = [row for row, s in zip(rows, comparison.settings, strict=True) if not s.matters]
-    blocks = [table(["What changed", *labels], "l" * (1 + len(labels)), important)] if important else []
-    if others:
-        rest = table(["Setting", *labels], "l" * (1 + len(labels)), others)
-        blocks.append(f"<details><summary>{len(others)} other settings differ</summary>\n\n{rest}\n\n</details>")
+    blocks = [draw_table(comparison.settings)] if comparison.settings else []
+    if (others := comparison.others) is not None:
+        summary = f"<summary>{len(others.lines)} other settings differ</summary>"
+        blocks.append(f"<details>{summary}\n\n{draw_table(others)}\n\n</details>")
     return "\n\n".join(blocks)
 
 
@@ -63,14 +57,14 @@ def _compared_rows(comparison: Comparison) -> str:
     return table(head, "l" + "r" * (len(head) - 1), lines)
 
 
-def _with_children(line: Line, level: int) -> Iterator[list[str]]:
+def _with_children(line: Compared, level: int) -> Iterator[list[str]]:
     yield _cells(line, level)
     if level < 1:  # details are for the page
         for child in children_worth_a_line(line):
             yield from _with_children(child, level + 1)
 
 
-def _cells(line: Line, level: int) -> list[str]:
+def _cells(line: Compared, level: int) -> list[str]:
     bold = "**" if line.id == "total" else ""
     cells = [f"{bold}{'&nbsp;&nbsp;' * level}{text(line.label)}{bold}"]
     for figure, own in zip(line.at_peak, line.own_peak, strict=True):
@@ -85,8 +79,4 @@ def _figure(n_bytes: int | None) -> str:
 
 
 def _only_in(entry: OnlyIn, most: int = 8) -> str:
-    rows: Sequence[Sequence[str]] = [
-        [text(gib(a.bytes)), text(a.words), text(a.category_label), code(a.site)] for a in entry.allocations[:most]
-    ]
-    body = table(["GiB", "Blocks", "Category", "Made at"], "rlll", rows)
-    return f"**{text(entry.title)}** ({text(entry.note)})\n\n{body}"
+    return f"**{text(entry.title)}** ({text(entry.note)})\n\n{draw_table(entry.allocations.part(0, most))}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from memprof.reports.document.blocks import Cell, Table, Words
 from memprof.reports.document.model import Headline
+from memprof.reports.document.text import gib
 
-__all__ = ["code", "fence", "headline", "table", "text"]
+__all__ = ["code", "draw_table", "fence", "headline", "table", "text"]
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 
@@ -42,3 +44,22 @@ def table(head: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str
     """Make a table of cells that are Markdown already; ``align`` has one letter a column, ``l`` or ``r``."""
     rule = ["---:" if a == "r" else "---" for a in align]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
+
+
+def draw_table(rows: Table | None) -> str:
+    """Draw a table; nothing where there is none."""
+    if rows is None:
+        return ""
+    shown = rows.on("m")
+    align = "".join("r" if column.right else "l" for column in shown.columns)
+    return table([text(h) for h in shown.heads()], align, [[_cell(cell) for cell in x.cells] for x in shown.lines])
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, Words):
+        shown = code(cell.text) if cell.tone == "code" else text(cell.text)
+        shown = f"**{shown}**" if cell.tone == "bad" else shown
+        return " ".join([shown, *(badge if badge.startswith("×") else f"**{text(badge)}**" for badge in cell.badges)])
+    if isinstance(cell, tuple):
+        return ""
+    return "–" if cell is None else text(gib(cell) if isinstance(cell, int) else cell)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.model import GUESS, Document, Ranks, RecordingRow, Row
-from memprof.reports.document.text import gib, percent, thousands, time_heading, time_taken
+from memprof.reports.document.model import GUESS, Document, Ranks, Row
+from memprof.reports.document.text import gib, percent, thousands
 from memprof.reports.markdown.advice import render_advised
-from memprof.reports.markdown.elements import code, headline, table, text
+from memprof.reports.markdown.elements import code, draw_table, headline, table, text
 
 __all__ = ["render_markdown"]
 
 _MOST_RANKS = 32
-_VERDICTS = {True: "fits", False: "**does not fit**", None: "–"}
 
 
 def render_markdown(document: Document) -> str:
@@ -28,8 +27,8 @@ def render_markdown(document: Document) -> str:
         _prediction(document),
         _rows(document.rows),
         _ranks(document.ranks),
-        _recordings(document.recordings),
-        _phases(document),
+        draw_table(document.recordings),
+        draw_table(document.phase_table),
         _largest(document),
         render_advised(document.advice).rstrip(),
         _closing(document),
@@ -60,27 +59,7 @@ def _prediction(document: Document) -> str:
     found = document.prediction
     if found is None:
         return ""
-    needs = [
-        [
-            f"{text(n.label)}{' **decides**' if n.decides else ''}",
-            gib(n.allocated_bytes),
-            gib(n.needed_bytes),
-            n.verdict if n.cached_decides else _VERDICTS[n.fits],
-        ]
-        for n in found.needs
-    ]
-    lengths = [
-        [text(n.label), thousands(n.tokens), percent(round(1e6 * n.share_below), 1_000_000), gib(n.peak_bytes),
-         gib(n.needed_bytes), _VERDICTS[n.fits], "simulated" if n.executed else "interpolated"]
-        for n in found.lengths
-    ]  # fmt: skip
-    blocks = [
-        table(["Phase", "Held, GiB", "Needed, GiB", "Alone"], "lrrl", needs) if needs else "",
-        text(found.lengths_sentence),
-        table(["Longest completion", "Tokens", "Steps at most so long", "Held, GiB", "Needed, GiB", "Verdict", "Known"],
-              "lrrrrll", lengths) if lengths else "",
-        text(found.error),
-    ]  # fmt: skip
+    blocks = [draw_table(found.needs), text(found.lengths_sentence), draw_table(found.lengths), text(found.error)]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -110,38 +89,6 @@ def _ranks(ranks: Ranks | None) -> str:
     ]
     words = [text(w) for w in (ranks.sentence, ranks.missing, *ranks.differences) if w]
     return "\n\n".join([" ".join(words), table(head, "llr" + "r" * len(ranks.columns), rows)])
-
-
-def _recordings(rows: Sequence[RecordingRow]) -> str:
-    """List every dump of the folder; nothing where all of them are shown."""
-    if not rows:
-        return ""
-    cells = [
-        [
-            f"`{row.file}`{' **out of memory**' if row.out_of_memory else ''}",
-            row.rank,
-            text(row.who),
-            text(row.when),
-            "–" if row.peak_bytes is None else gib(row.peak_bytes),
-            text(row.because),
-        ]
-        for row in rows
-    ]
-    return table(["Dump", "Rank", "Role, process", "Step, time", "GiB", "Here"], "llllrl", cells)
-
-
-def _phases(document: Document) -> str:
-    if not document.phases:
-        return ""
-    rows = [
-        [
-            f"{text(p.label)}{f' ×{p.count}' if p.count > 1 else ''}{' **peak**' if p.is_peak else ''}",
-            time_taken(p.total_us, p.estimated),
-            gib(p.peak_bytes),
-        ]
-        for p in document.phases
-    ]
-    return table(["Phase", time_heading(document.phases[0].estimated), "Peak, GiB"], "lrr", rows)
 
 
 def _largest(document: Document) -> str:

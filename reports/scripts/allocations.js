@@ -17,6 +17,7 @@ if (filter) {
   const search = (words) => { filter.value = state.filter = words; writeAddress(); show(); };
   filter.addEventListener("input", () => { state.filter = filter.value.trim(); writeAddress(); show(); });
   more.addEventListener("click", () => { shown = lines.length; show(); });
+  filter.addEventListener("keydown", (event) => { if (event.key === "Escape") search(""); });
   for (const link of all("[data-filter]")) link.addEventListener("click", () => search(link.dataset.filter));
   const restore = () => { if (filter.value.trim() !== state.filter) filter.value = state.filter; show(); };
   watchers.push(restore);

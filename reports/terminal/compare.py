@@ -6,9 +6,17 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
-from memprof.reports.document.text import gib, short_path
-from memprof.reports.terminal.elements import draw_bar, legend, mark_capacity, print_headline, swatch, table_of
+from memprof.reports.document.comparison import Compared, Comparison, OnlyIn, children_worth_a_line
+from memprof.reports.document.text import gib
+from memprof.reports.terminal.elements import (
+    draw_bar,
+    draw_table,
+    legend,
+    mark_capacity,
+    print_headline,
+    swatch,
+    table_of,
+)
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
 
 if TYPE_CHECKING:
@@ -16,6 +24,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["print_comparison", "render_comparison"]
+
+# So many settings are listed where none is known to matter.
+_FEW_SETTINGS = 6
 
 
 def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> None:
@@ -34,7 +45,7 @@ def render_comparison(comparison: Comparison, width: int = 100, colour: bool = F
     console.print(Text(comparison.title, style="bold"))
     if comparison.unchanged:
         console.print(Text(comparison.unchanged))
-    _print_settings(console, comparison)
+    _print_settings(console, comparison, colour)
     console.print()
     _print_bars(console, comparison, colour)
     console.print()
@@ -50,38 +61,21 @@ def render_comparison(comparison: Comparison, width: int = 100, colour: bool = F
     return text_of(console)
 
 
-def _print_settings(console: Console, comparison: Comparison) -> None:
+def _print_settings(console: Console, comparison: Comparison, colour: bool) -> None:
+    """Print the settings that matter; where none does, the first others beside few runs."""
     from rich.text import Text
 
-    if not comparison.settings:
-        return
-    shown = [s for s in comparison.settings if s.matters]
-    if not shown and len(comparison.columns) <= 3:
-        shown = list(comparison.settings[:6])
-    console.print()
-    if not shown:
-        words = f"{len(comparison.settings)} circumstances differ, see --json or the page"
-        console.print(Text(words, style="dim"))
-        return
-    names = [_cut(setting.name, console.width // 3) for setting in shown]
-    columns = [[c.label, *(s.values[i] for s in shown)] for i, c in enumerate(comparison.columns)]
-    room = console.width - max(12, *map(len, names)) - 2 * (1 + len(columns))
-    head, *values = zip(*_fitted(columns, room), strict=True)
-    table = table_of(("What changed", "left", False), *[(label, "left", False) for label in head])
-    for name, line in zip(names, values, strict=True):
-        table.add_row(Text(name), *[Text(value) for value in line])
-    console.print(table)
-    rest = len(comparison.settings) - len(shown)
-    if rest:
-        console.print(Text(f"… and {rest} other settings, see --json or the page", style="dim"))
-
-
-def _fitted(columns: list[list[str]], room: int) -> list[list[str]]:
-    """Cut columns of words to ``room`` in all: the widest give way first."""
-    widths = [max(6, *map(len, column)) for column in columns]
-    while sum(widths) > room and max(widths) > 6:
-        widths[widths.index(max(widths))] -= 1
-    return [[_cut(word, width) for word in column] for column, width in zip(columns, widths, strict=True)]
+    shown, others = comparison.settings, comparison.others
+    rest = len(others.lines) if others else 0
+    if shown is None and others is not None and len(comparison.columns) <= 3:
+        shown, rest = others.part(0, _FEW_SETTINGS), rest - _FEW_SETTINGS
+    if shown or rest > 0:
+        console.print()
+    if shown:
+        console.print(draw_table(shown, console.width, colour))
+    if rest > 0:
+        words = f"… and {rest} other settings" if shown else f"{rest} circumstances differ"
+        console.print(Text(f"{words}, see --json or the page", style="dim"))
 
 
 def _print_rooms(console: Console, comparison: Comparison, colour: bool) -> None:
@@ -194,7 +188,7 @@ def _table_cells(comparison: Comparison, runs: list[int], shown: _Shown, width: 
     return [head, *body]
 
 
-def _line_cells(line: Line, runs: list[int], shown: _Shown) -> list[str]:
+def _line_cells(line: Compared, runs: list[int], shown: _Shown) -> list[str]:
     cells = [line.label]
     for i in runs:
         figure, own = line.at_peak[i], line.own_peak[i]
@@ -250,11 +244,4 @@ def _print_only_in(console: Console, entry: OnlyIn, most: int, colour: bool) -> 
     from rich.text import Text
 
     console.print(Text.assemble((entry.title, "bold"), (f"  {entry.note}", "dim")))
-    wide = console.width >= 80
-    heads = [("GiB", "right", False), ("Blocks", "left", False)]
-    heads += [("Category", "left", False), ("Made at", "left", True)] if wide else [("Category", "left", True)]
-    table = table_of(*heads)
-    for a in entry.allocations[:most]:
-        label = Text.assemble(swatch(a.category, colour), f" {a.category_label}")
-        table.add_row(gib(a.bytes), a.words, label, *([Text(short_path(a.site, 1))] if wide else []))
-    console.print(table)
+    console.print(draw_table(entry.allocations.part(0, most), console.width, colour))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from memprof.reports.document.blocks import Cell, Words
+from memprof.reports.document.blocks import Table as Rows
 from memprof.reports.document.model import Headline, Part
 from memprof.reports.document.text import gib
 from memprof.reports.palette import DARK, FALLBACK
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["LETTERS", "VERDICT_WORDS", "draw_bar", "legend", "mark_capacity", "print_headline", "swatch", "table_of"]
+__all__ = ["LETTERS", "draw_bar", "draw_table", "legend", "mark_capacity", "print_headline", "swatch", "table_of"]
 
 LETTERS = {
     "weights": "W", "adapters": "A", "weight_casts": "C", "reference_model": "R", "reward_model": "J",
@@ -37,8 +39,6 @@ _COLOURS = {
     "held": "#5b8dd6",
     "request": "#e5484d",
 }
-
-VERDICT_WORDS = {True: "fits", False: "does not fit", None: "–"}
 
 
 def print_headline(console: Console, headline: Headline) -> None:
@@ -126,3 +126,50 @@ def table_of(*columns: tuple[str, str, bool]) -> Table:
             min_width=None if shrinks else max(len(title), 6),
         )
     return table
+
+
+# Below this width a screen is narrow; a bar and a column of words are at least so wide.
+_WIDE, _SHORTEST_BAR, _SHORTEST_WORDS = 80, 10, 6
+
+
+def draw_table(rows: Rows, width: int, colour: bool) -> Table:
+    """Draw a table; bars take what the other columns leave."""
+    shown = rows.on("t", width >= _WIDE)
+    cells = [[_cell(cell, colour) for cell in line.cells] for line in shown.lines]
+    heads = shown.heads()
+    bars = [any(isinstance(line.cells[i], tuple) for line in shown.lines) for i in range(len(heads))]
+    columns = list(enumerate(shown.columns))
+    wide = [
+        0 if bars[i] else max(6 if c.right else 0, len(heads[i]), *(row[i].cell_len for row in cells))
+        for i, c in columns
+    ]
+    _narrowed(wide, [i for i, c in columns if not (c.right or c.whole or bars[i])], width - 2 * (len(wide) - 1))
+    space = max(width - sum(wide) - 2 * (len(wide) - 1) - 1, _SHORTEST_BAR)
+    table = table_of(*[(heads[i], "right" if c.right else "left", not c.right) for i, c in columns])
+    for i, column in columns:
+        table.columns[i].width = space if bars[i] else wide[i]
+        if column.wraps:
+            table.columns[i].no_wrap, table.columns[i].overflow = False, "fold"
+    for line, row in zip(shown.lines, cells, strict=True):
+        for i, cell in enumerate(line.cells):
+            if isinstance(cell, tuple):
+                row[i] = draw_bar(cell, shown.scale, space, colour)
+        table.add_row(*row, style="bold" if line.strong else None)
+    return table
+
+
+def _narrowed(wide: list[int], columns: Sequence[int], room: int) -> None:
+    """Take from the widest of ``columns`` until all together have ``room``."""
+    while sum(wide) > room and columns and wide[widest := max(columns, key=lambda i: wide[i])] > _SHORTEST_WORDS:
+        wide[widest] -= 1
+
+
+def _cell(cell: Cell, colour: bool) -> Text:
+    from rich.text import Text
+
+    if isinstance(cell, Words):
+        before: list[Text | str] = [swatch(cell.category, colour), " "] if cell.category else []
+        return Text.assemble(*before, " ".join((cell.text, *cell.badges)))
+    if isinstance(cell, tuple):
+        return Text()
+    return Text("–" if cell is None else gib(cell) if isinstance(cell, int) else cell)

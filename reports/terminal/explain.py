@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation
-from memprof.reports.document.text import gib, size, thousands
+from memprof.reports.document.text import gib, short_path, size, thousands
 from memprof.reports.terminal.elements import swatch
 from memprof.reports.terminal.screen import console_of, text_of
 
@@ -31,5 +31,13 @@ def render_allocations(allocations: Sequence[Allocation], width: int = 100, colo
         retained += f"; held by {', '.join(allocation.held_by)}" if allocation.held_by else ""
         console.print(Text(f"    {allocation.evidence}: {allocation.why}{retained}", style="dim"))
         for frame in allocation.stack:
-            console.print(Text(f"      {frame}"), no_wrap=True, overflow="ellipsis")
+            console.print(Text(f"      {_shortened(frame, width - 6)}"), no_wrap=True, overflow="ellipsis")
     return text_of(console)
+
+
+def _shortened(frame: str, room: int) -> str:
+    """Leave out the beginning of a path that is too long: the line and the function are what a reader looks for."""
+    for keep in range(frame.count("/"), 0, -1) if len(frame) > room else ():
+        if len(short := f"…/{short_path(frame, keep)}") <= room:
+            return short
+    return frame

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, RecordingRow, Row, Summary
-from memprof.reports.document.text import gib, percent, thousands, time_heading, time_taken
-from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, print_headline, swatch, table_of
+from memprof.reports.document.blocks import Table as Rows
+from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, Row, Summary
+from memprof.reports.document.text import gib, percent, thousands
+from memprof.reports.terminal.elements import draw_bar, draw_table, legend, print_headline, swatch, table_of
 from memprof.reports.terminal.largest import largest_table
 from memprof.reports.terminal.room import print_room
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
@@ -50,15 +50,15 @@ def render_terminal(document: Document, width: int = 100, colour: bool = False) 
     _print_summary(console, document, colour)
     if document.prediction and (document.prediction.needs or document.prediction.lengths):
         console.print()
-        _print_prediction(console, document.prediction)
+        _print_prediction(console, document.prediction, colour)
     console.print()
     console.print(_components(document, width, colour))
     if document.recordings:
         console.print()
-        _print_recordings(console, document.recordings)
-    if document.phases:
+        _print_recordings(console, document.recordings, colour)
+    if document.phase_table:
         console.print()
-        console.print(_phases(document, width, colour))
+        console.print(draw_table(document.phase_table, width, colour))
     if document.allocations:
         console.print()
         console.print(largest_table(document.allocations[:_MOST_ALLOCATIONS], width, colour))
@@ -105,41 +105,16 @@ def _peak_line(summary: Summary) -> Text:
     return line
 
 
-def _print_prediction(console: Console, prediction: Prediction) -> None:
-    """Print what each phase needs, and what other lengths need; narrow tables leave columns out."""
+def _print_prediction(console: Console, prediction: Prediction, colour: bool) -> None:
+    """Print what each phase needs, and what other lengths need."""
     from rich.text import Text
 
     if prediction.needs:
-        console.print(_phase_needs(prediction))
+        console.print(draw_table(prediction.needs, console.width, colour))
     if prediction.lengths:
         console.print()
         console.print(Text(prediction.lengths_sentence))
-        console.print(_lengths(prediction, console.width))
-
-
-def _phase_needs(prediction: Prediction) -> Table:
-    figures = [(name, "right", True) for name in ("Held", "Needed")]
-    table = table_of(("Does it fit? GiB", "left", True), *figures, ("", "left", True))
-    for need in prediction.needs:
-        word = need.verdict + (" (decides)" if need.decides else "")
-        table.add_row(need.label, gib(need.allocated_bytes), gib(need.needed_bytes), word)
-    return table
-
-
-def _lengths(prediction: Prediction, width: int) -> Table:
-    wide = width >= 80
-    columns = [("Longest completion", "left", True), ("Tokens", "right", True), ("Steps", "right", True)]
-    columns += [("Held", "right", True)] if wide else []
-    columns += [("Needed", "right", True), ("", "left", True)]
-    columns += [("", "left", True)] if wide else []
-    table = table_of(*columns)
-    for row in prediction.lengths:
-        cells = [row.label, thousands(row.tokens), percent(round(1e6 * row.share_below), 1_000_000)]
-        cells += [gib(row.peak_bytes)] if wide else []
-        cells += [gib(row.needed_bytes), VERDICT_WORDS[row.fits]]
-        cells += ["simulated" if row.executed else "interpolated"] if wide else []
-        table.add_row(*cells)
-    return table
+        console.print(draw_table(prediction.lengths, console.width, colour))
 
 
 def _components(document: Document, width: int, colour: bool) -> Table:
@@ -176,7 +151,7 @@ def _print_ranks(console: Console, ranks: Ranks, colour: bool) -> None:
     from rich.text import Text
 
     wide = console.width >= 80
-    nodes = len(ranks.nodes) > 1 and wide
+    nodes = ranks.several_nodes and wide
     columns = [("Rank", "left", False), *([("Node", "left", False)] if nodes else []), ("Peak in", "left", True)]
     columns += [("GiB", "right", False), *([("", "left", True)] if wide else [])]
     table = table_of(*columns)
@@ -216,22 +191,13 @@ def _print_strip(console: Console, ranks: Ranks) -> None:
         console.print(Text(f"{first:>6} {digits[first : first + line]}"))
 
 
-def _print_recordings(console: Console, rows: Sequence[RecordingRow]) -> None:
+def _print_recordings(console: Console, dumps: Rows, colour: bool) -> None:
     """Print the dumps of the folder; of many the first, and how many there are."""
     from rich.text import Text
 
-    columns = [("Dump", "left", True), ("Rank", "left", False), ("Role, process", "left", True)]
-    table = table_of(*columns, ("GiB", "right", False), ("Here", "left", True))
-    name, why = table.columns[0], table.columns[-1]
-    # Long names and a sentence go over several lines: cut short they would take the other columns with them.
-    name.no_wrap, name.overflow, why.no_wrap, why.min_width = False, "fold", False, 12
-    for row in rows[:_MOST_RANKS]:
-        peak = "–" if row.peak_bytes is None else gib(row.peak_bytes)
-        mark = " out of memory" if row.out_of_memory else ""
-        table.add_row(row.file + mark, row.rank, row.who, peak, row.because, style="bold" if row.shown else None)
-    console.print(table)
-    if len(rows) > _MOST_RANKS:
-        console.print(Text(f"{thousands(len(rows) - _MOST_RANKS)} more dumps; -o FILE.html lists all", style="dim"))
+    console.print(draw_table(dumps.part(0, _MOST_RANKS), console.width, colour))
+    if (rest := len(dumps.lines) - _MOST_RANKS) > 0:
+        console.print(Text(f"{thousands(rest)} more dumps; -o FILE.html lists all", style="dim"))
 
 
 def _rank_name(row: RankRow) -> str:
@@ -243,23 +209,6 @@ def _rank_bar(ranks: Ranks, row: RankRow, scale: int, width: int, colour: bool) 
         Part(c, label, cell.bytes) for (c, label), cell in zip(ranks.columns, row.cells, strict=True) if cell.bytes
     ]
     return draw_bar(parts, scale, width, colour)
-
-
-def _phases(document: Document, width: int, colour: bool) -> Table:
-    wide = width >= 80
-    times = time_heading(document.phases[0].estimated)
-    columns = [("Phase", "left", False), (times, "right", False), ("Peak", "right", False)]
-    columns += [("", "left", True)] if wide else []
-    table = table_of(*columns)
-    scale = max(p.peak_bytes for p in document.phases)
-    for phase in document.phases:
-        label = phase.label + (f" ×{phase.count}" if phase.count > 1 else "")
-        mark = " peak" if phase.is_peak else ""
-        cells: list[Text | str] = [label + mark, time_taken(phase.total_us, phase.estimated), gib(phase.peak_bytes)]
-        if wide:
-            cells.append(draw_bar(phase.parts, scale, max(width - 52, 10), colour))
-        table.add_row(*cells, style="bold" if phase.is_peak else None)
-    return table
 
 
 def _print_closing(console: Console, document: Document) -> None:

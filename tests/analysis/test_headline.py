@@ -13,7 +13,7 @@ import pytest
 
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.analysis import analyze
-from memprof.analysis.headline import _cause, headline_of, missing_bytes
+from memprof.analysis.headline import _cause, headline_of, missing_bytes, peak_phase
 from memprof.snapshot import snapshot_from_raw
 from tests.synthetic import SnapshotBuilder, frame
 
@@ -98,10 +98,28 @@ def test_each_place_has_its_own_share() -> None:
 
 def test_places_are_said_of_their_own_category_alone() -> None:
     """Weights stand beside the activations that line 11 makes: it made none of the weights."""
-    report = {"peak": {"active_bytes": 200 * MIB, "pending_free_bytes": 0,
+    report = {"source": {"history": "complete"},
+              "peak": {"active_bytes": 200 * MIB, "pending_free_bytes": 0,
                        "categories": {"weights": 110 * MIB, "activations": 90 * MIB}}}  # fmt: skip
     place = {"frame": "train.py:11 forward", "bytes": 90 * MIB, "share": 1.0}
     assert _cause(report, "activations", [place]).endswith("of activations (45 %), the latter 100 % from train.py:11.")
+
+
+def test_a_guess_is_called_one_and_a_dump_has_no_peak() -> None:
+    report = {"source": {"history": "none"},
+              "peak": {"active_bytes": 200 * MIB, "pending_free_bytes": 0, "guessed": {"weights": 11 * MIB},
+                       "categories": {"weights": 110 * MIB, "kv_cache": 90 * MIB}}}  # fmt: skip
+    words = "110 MiB of weights (55 % of it) and 90.0 MiB of KV cache (45 %)."
+    assert _cause(report, "kv_cache", []) == f"{words} Guessed: weights."
+    report["peak"]["guessed"] = {"weights": 10 * MIB}
+    assert _cause(report, "kv_cache", []) == words
+
+
+def test_a_phase_that_nothing_tells_apart_is_not_named() -> None:
+    report: dict[str, Any] = {"source": {"phases_known_by": "stacks"}, "peak": {"phase": "other"}}
+    assert peak_phase({**report, "phases": [{"phase": "other"}]}) is None
+    assert peak_phase({**report, "phases": [{"phase": "other"}, {"phase": "forward"}]}) == "other"
+    assert peak_phase({**report, "source": {"phases_known_by": "marks"}, "phases": [{"phase": "other"}]}) == "other"
 
 
 @pytest.mark.parametrize(

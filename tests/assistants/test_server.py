@@ -183,13 +183,26 @@ def test_a_folder_whose_recordings_are_a_link_to_elsewhere_is_refused(runs: Path
     (runs / "linked" / "_memprof").symlink_to(outside)
     (runs / "inside").mkdir()
     (runs / "inside" / "_memprof").symlink_to(runs / "ranks")
+    (runs / "mixed").mkdir()
+    (runs / "inside" / "loop.json").symlink_to(runs / "inside" / "loop.json")
+    (runs / "mixed" / "rank_0.pickle").symlink_to(runs.parent / "secret.pickle")
 
     commands = pytest.importorskip("memprof.assistants.commands")
     reader = commands.Reader([runs], commands.Limits())
     with pytest.raises(InputError, match="outside the folders"):
         reader.path("linked")
+    with pytest.raises(InputError, match="outside the folders"):
+        reader.path("mixed")
     assert reader.path("inside") == str(runs / "inside")
     assert reader.path("a.pickle") == str(runs / "a.pickle")
+
+
+@pytest.mark.parametrize("value", ["a\0b", "x" * 3_000_000])
+def test_arguments_that_no_process_takes_are_refused_in_a_sentence(runs: Path, value: str) -> None:
+    commands = pytest.importorskip("memprof.assistants.commands")
+    reader = commands.Reader([runs], commands.Limits())
+    with pytest.raises(InputError, match="cannot be run on these arguments"):
+        asyncio.run(reader.run("explain", f"--at={value}", "--", "a.pickle"))
 
 
 def test_a_file_named_like_an_option_is_a_file_and_nothing_is_written(runs: Path) -> None:

@@ -12,15 +12,17 @@ from memprof.cli.commands.plan import _most_gpus
 from memprof.cli.simulation_options import settings_of
 from memprof.config.from_recording import settings_like
 from memprof.config.gpus import find_gpu, known_gpus, note_of, workspace_bytes, workspaces_of
-from memprof.config.parts import (
+from memprof.config.settings import (
+    CHOICES,
     DeviceSettings,
     GenerationSettings,
     ModelSettings,
     Part,
+    Settings,
     ShardingSettings,
     TrainerSettings,
+    read_settings,
 )
-from memprof.config.settings import CHOICES, Settings, read_settings
 from memprof.errors import InputError, UsageError
 
 

@@ -44,6 +44,33 @@ def test_a_simulated_rolling_batch_reserves_what_the_real_one_does(tmp_path: Pat
     assert simulated["allocated_bytes"] == pytest.approx(real["allocated_bytes"], rel=1e-3)
 
 
+_SEES = {
+    "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+SEEING: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "mm_tokens_per_image": 64, "image_token_index": 50,
+        "text_config": {**_SEES, "head_dim": 64, "sliding_window": 512},
+        "vision_config": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+                          "num_attention_heads": 4, "image_size": 224, "patch_size": 14},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_simulated_step_with_images_holds_what_the_real_one_does(kind: str, tmp_path: Path) -> None:
+    settings = {"dtype": "bfloat16", "images": 2, "image_size": "320x240", "prompt_length": 260}
+    shape = {"model_type": kind, **SEEING[kind]}
+    told = run(
+        "as_settings", {"folder": str(tmp_path), "card": "H100", "settings": settings, "shape": shape},
+        env=device("H100"),
+    )  # fmt: skip
+    real, simulated = told["real"], told["simulated"]
+    assert real["error"] is None
+    assert simulated["allocated_bytes"] == pytest.approx(real["allocated_bytes"], rel=5e-3)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulated_run_holds_and_reserves_what_the_real_one_does(name: str, tmp_path: Path) -> None:
     card, settings = CASES[name]

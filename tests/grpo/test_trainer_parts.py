@@ -219,7 +219,7 @@ def test_prompts_hold_what_is_planned_for(adapters: bool, tile: int | None) -> N
         if tile:
             apply_tiled_mlp(model, tile)
         for count in (1, 1, 2, 4):  # the first takes cuBLAS's workspace
-            before = session.fake_recorder.allocated
+            before = session.fake_recorder.allocator.allocated
             session.fake_recorder.open_window()
             with torch.no_grad():
                 model.eval()(torch.zeros(count, 4096, dtype=torch.long), use_cache=True, logits_to_keep=1)

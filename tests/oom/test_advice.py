@@ -431,3 +431,28 @@ def test_the_graph_allocator_of_llama_cpp_is_told_from_its_weights() -> None:
         "a smaller physical"
     )
     assert actions(f"{first}\nalloc_tensor_range: failed to allocate CUDA1 buffer")[0].startswith("fewer layers")
+
+
+def test_a_warm_up_is_helped_first_by_a_smaller_prefill() -> None:
+    text = 'router: Unable to warmup model: Generation("' + message(
+        asked="4.00 GiB", free="10.00 MiB", allocated="23.50 GiB", cached="100.00 MiB"
+    )
+    found = actions(text + '") Error: WebserverFailed text_generation_launcher')
+    assert found[0] == "lower --max-batch-prefill-tokens"
+
+
+def test_an_engine_loads_weights_as_they_are_stored() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/site-packages/vllm/model_executor/layers/linear.py", line 5, in '
+        "create_weights\n    w = torch.empty(n)\n"
+    )
+    found = actions(text + message(used="23.8 GiB", allocated="23.50 GiB", cached="20.00 MiB"))
+    assert not any(action.startswith("load in bf16") for action in found)
+
+
+def test_a_model_published_by_unsloth_is_no_run_of_unsloth() -> None:
+    pipeline = 'pipe = DiffusionPipeline.from_pretrained("unsloth/Qwen-Image-unsloth-bnb-4bit")\n'
+    trainer = 'model = FastLanguageModel.from_pretrained("unsloth/Qwen3-4B")\n'
+    for text, framework in ((pipeline, "diffusers"), (trainer, "Unsloth")):
+        (failure,) = explain_log(text + message(free="10.00 MiB"))["failures"]
+        assert failure["framework"] == framework

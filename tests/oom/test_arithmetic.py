@@ -213,6 +213,15 @@ def test_figures_above_any_device_are_reported_and_not_used(who: str) -> None:
     assert failure["other_processes_bytes"] is None
 
 
+def test_free_memory_above_the_whole_device_is_reported_and_not_used() -> None:
+    """An AMD card whose memory is the host's answers with 2^64 bytes."""
+    text = message(total="512.00 MiB", free="17179869184.00 GiB", allocated="243.69 MiB", cached="20.31 MiB")
+    failure = explained(text)
+    assert "above the whole device" in failure["contradictions"][0]
+    assert failure["device_free_bytes"] is None
+    assert failure["cause"] != "refused"
+
+
 def test_this_process_is_found_among_those_named_in_a_container() -> None:
     text = message(processes="Process 41 has 22.80 GiB memory in use. ", allocated="22.00 GiB", cached="0.30 GiB")
     failure = explained(text)

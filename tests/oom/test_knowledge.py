@@ -25,7 +25,7 @@ from memprof.oom.tables import MESSAGE_FILES, table
 from memprof.oom.wording import choose, fill
 from tests.oom.examples import EXAMPLES
 
-FILES = (*MESSAGE_FILES, "causes", "remedies", "torch", "elsewhere", "frameworks")
+FILES = (*MESSAGE_FILES, "causes", "flags", "remedies", "torch", "elsewhere", "frameworks")
 CONDITIONS = ("when", "impossible", "useless", "frees", "instead_when")
 REMEDIES = {key for name in FILES for key in table(name).get("remedy", {})}
 
@@ -46,7 +46,7 @@ def test_every_condition_is_one_that_can_be_evaluated() -> None:
             check(source)
             for pattern in re.findall(r"'((?:[^'\\]|\\.)*)'", source):
                 re.compile(pattern)
-    for source in table("causes")["let"].values():
+    for source in [*table("causes")["let"].values(), *table("flags")["flag"].values()]:
         check(source)
 
 

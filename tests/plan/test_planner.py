@@ -412,6 +412,16 @@ def test_the_lean_trainers_configuration_is_its_own(known: list[_Known]) -> None
     assert "generation_batch" not in names["args"]
 
 
+def test_no_result_is_kept_where_that_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MEMPROF_CACHE", "0")
+    cache.store("a-key", {"fits": True})
+    assert cache.load("a-key") is None
+    assert list(tmp_path.iterdir()) == []
+    assert cache.cache_folder() == tmp_path / "cache" / "memprof" / "plan"
+
+
 def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "deep" / "folder"))
     base = _base().to_dict()

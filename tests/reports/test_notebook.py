@@ -64,6 +64,11 @@ def test_a_notebook_shows_table_bar_and_page(snapshot: Path, tmp_path: Path) -> 
     assert quick[0]["text"] == "False\n"
 
 
+def test_repr_says_the_peak(snapshot: Path) -> None:
+    analysis = analyze(snapshot)
+    assert re.fullmatch(r"Analysis\(peak of [\d.]+ [KMG]iB in [a-z_]+(, step \d+)?, [\d,]+ events\)", repr(analysis))
+
+
 def test_largest_groups_what_is_alike_before_it_counts(tmp_path: Path) -> None:
     run = SnapshotBuilder()
     for _ in range(100):

@@ -8,11 +8,13 @@ import re
 from pathlib import Path
 
 import pytest
+from memprof.reports.document.blocks import Line, table
 from memprof.reports.document.build import build_document
 from memprof.reports.document.tables import allocation_rows
-from memprof.reports.terminal.elements import LETTERS
+from memprof.reports.terminal.elements import LETTERS, draw_table
 from memprof.reports.terminal.explain import render_allocations
 from memprof.reports.terminal.report import print_document, render_short, render_terminal
+from memprof.reports.terminal.screen import console_of, text_of
 
 from memprof.vocabulary import Category
 from tests.reports.sample import hostile, sample
@@ -91,3 +93,14 @@ def test_short_form_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_letters_tell_categories_apart() -> None:
     assert {str(c) for c in Category} <= set(LETTERS)
     assert len(set(LETTERS.values())) == len(LETTERS)
+
+
+def test_the_widest_column_of_words_gives_way_first() -> None:
+    found = table(
+        "Name|Value|Blocks!|GiB>", [Line(("a" * 90, "short", "2 × 152.50 MiB", 3 * 2**29)), Line(("b", "–", "1", None))]
+    )
+    assert found is not None
+    console = console_of(50, colour=False)
+    console.print(draw_table(found, 50, colour=False))
+    first = text_of(console).splitlines()[1]
+    assert first == f"{'a' * 18}…  short  2 × 152.50 MiB    1.50"

@@ -56,7 +56,7 @@ def a_layer(double: bool, work: Callable[[Any, Any], Any], tokens: int) -> list[
         original = torch.nn.Linear(_IN, _OUT, bias=False, dtype=torch.bfloat16)
         layer = Linear4bit(original, Nf4(torch.bfloat16, double))
         x = torch.empty(1, tokens, _IN, dtype=torch.bfloat16, requires_grad=True)
-        session.fake_recorder.workspace = 0
+        session.fake_recorder.kernels.workspace = 0
         before.append(len(sizes(session.fake_recorder.dump()[0])))
         work(layer, x)
 

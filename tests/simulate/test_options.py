@@ -33,6 +33,11 @@ def test_selective_checkpointing_saves_attentions_outputs(settings_for: Callable
     assert _phase(selective, "forward") - _phase(full, "forward") == L * (output + sums + random_state)
 
 
+def test_clipping_by_none_is_refused_by_its_name(settings_for: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match=r"max_grad_norm None .* give 0 to clip nothing"):
+        settings_for(generation="none", max_grad_norm=None)
+
+
 def test_offloaded_boundaries_are_the_hosts(settings_for: Callable[..., Any]) -> None:
     full = _analysis(settings_for(generation="none"))
     offloaded = _analysis(settings_for(generation="none", gradient_checkpointing="offloaded"))

@@ -68,9 +68,10 @@ def test_the_engine_adds_in_place_what_it_alone_holds() -> None:
         x = torch.empty(64, 64, requires_grad=True)
         h = x * 2
         loss = (h * w).sum() + (h * w).sum()
-        events = len(recorder._events)
+        trace = recorder.blocks.trace.events
+        events = len(trace)
         loss.backward()
-        made = [e for e in recorder._events[events:] if e.action == "alloc" and "op=aten.add.Tensor" in e.tag]
+        made = [e for e in trace[events:] if e.action == "alloc" and "op=aten.add.Tensor" in e.tag]
         assert made == []
 
 
@@ -82,9 +83,10 @@ def test_the_engine_does_not_write_into_what_others_hold() -> None:
         d, e = a * 1.5, b * 1.7
         c = a + b  # its gradient goes to a and to b, as one tensor
         loss = (c * w).sum() + (d * w).sum() + (e * w).sum()
-        events = len(recorder._events)
+        trace = recorder.blocks.trace.events
+        events = len(trace)
         loss.backward()
-        made = [v for v in recorder._events[events:] if v.action == "alloc" and "op=aten.add.Tensor" in v.tag]
+        made = [v for v in trace[events:] if v.action == "alloc" and "op=aten.add.Tensor" in v.tag]
         assert len(made) == 1
 
 
@@ -187,6 +189,7 @@ def test_a_fake_steps_regions_are_those_of_a_real_one() -> None:
             model(torch.ones(2, 8))
         model(torch.ones(2, 8)).sum().backward()
         optimizer.step()
-        tags = [dict(pair.split("=", 1) for pair in e.tag.split(";") if "=" in pair) for e in recorder._events if e.tag]
+        tagged = [event.tag for event in recorder.blocks.trace.events if event.tag]
+        tags = [dict(pair.split("=", 1) for pair in tag.split(";") if "=" in pair) for tag in tagged]
     assert {tag["region"] for tag in tags} == {"outside", "no_grad", "forward", "backward", "optimizer"}
     assert {tag["region"] for tag in tags if tag["op"] == "aten.zeros_like.default"} == {"optimizer"}

@@ -63,8 +63,10 @@ def counted(names: Iterable[str] = tuple(COUNTERS)) -> dict[str, int]:
 def _train(settings: Settings, loaded: bool, folder: str) -> str | None:
     import torch
 
+    from memprof.simulate.world.images import shapes_unchecked
+
     try:
-        with _completions_of_full_length(settings), _no_infinity():
+        with _completions_of_full_length(settings), _no_infinity(), shapes_unchecked():
             trainer = build(settings, loaded, folder)
             trainer.train()
     except torch.OutOfMemoryError as error:
@@ -75,7 +77,7 @@ def _train(settings: Settings, loaded: bool, folder: str) -> str | None:
 def build(settings: Settings, loaded: bool, folder: str) -> Any:
     """Build the trainer: the model on the device, or a checkpoint that the trainer loads itself."""
     import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
 
     from memprof.simulate.supervised.build import supervised_trainer
     from memprof.simulate.trainer.build import MEASURED, WARM_UP, adapter_of, dataset_of, make_tokenizer
@@ -84,6 +86,7 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
     from memprof.simulate.trainer.recipes import classes_of, config_of
     from memprof.simulate.trainer.rewards import reward_function
     from memprof.simulate.world.fakes import materialize
+    from memprof.simulate.world.images import HostValues, fake_images, images_of, processor_of, put_images
 
     config = load_config(settings.model)
     config.eos_token_id, config.pad_token_id, config.bos_token_id = 2, 1, None
@@ -94,7 +97,7 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
     else:
         # As a model that was moved there lies in memory: built on the device, tied weights would be made twice.
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+            model = _kind(config).from_config(config, dtype=getattr(torch, settings.dtype))
         materialize(model, torch.device("cuda"))
         model.config._name_or_path = str(checkpoint)  # where the reference is loaded from
         if settings.recipe != "lean":
@@ -119,11 +122,18 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
     arguments = arguments_type(
         max_steps=(WARM_UP + MEASURED) * cycle, **unattended, **asked, **config_of(settings)
     )
-    data = dataset_of(settings).map(lambda row: {"prompt": "a" * settings.prompt_length})
+    data, processing, images = dataset_of(settings), tokenizer(), images_of(settings, config)
+    if images is None:
+        data = data.map(lambda row: {"prompt": "a" * settings.prompt_length})
+    else:
+        processing = processor_of(images, settings.prompt_length, processing, HostValues.of)
     trainer = trainer_type(
-        model=model, args=arguments, train_dataset=data, processing_class=tokenizer(),
+        model=model, args=arguments, train_dataset=data, processing_class=processing,
         reward_funcs=reward_function, peft_config=adapter_of(settings),
     )  # fmt: skip
+    if images is not None:
+        put_images(trainer, images, settings.prompt_length)
+        fake_images(trainer, images)  # kernels compute nothing here either
     trainer.generation_config.eos_token_id = trainer.model.generation_config.eos_token_id = None
     return trainer
 
@@ -180,14 +190,19 @@ def _no_infinity() -> Iterator[None]:
         yield
 
 
+def _kind(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+
+
 def write_checkpoint(config: Any, dtype: str, folder: Path) -> None:
     """Write a checkpoint of zeros that takes no room on the disk: a header, and a hole where the weights are."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     folder.mkdir(parents=True)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        model = _kind(config).from_config(config, dtype=getattr(torch, dtype))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     names = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
     tied = set(getattr(model, "_tied_weights_keys", None) or {}) if config.tie_word_embeddings else set()

@@ -11,7 +11,7 @@ import click
 from memprof.cli.answers import compared_document, comparison_answer, redacted
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed, file_of_run
-from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
+from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
 from memprof.errors import AboveLimit, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class _Column:
 )  # fmt: skip
 @device_option
 @rules_option
+@no_cache_option
 @redact_option
 def command(
     inputs: tuple[Path, ...],

@@ -13,7 +13,15 @@ from memprof.cli.advising import check_card, estimated, fits_asked_card, simulat
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import GivenRun, analysed, known_report
-from memprof.cli.options import RECORDING, device_option, executor_option, redact_option, rules_option, seconds_option
+from memprof.cli.options import (
+    RECORDING,
+    device_option,
+    executor_option,
+    no_cache_option,
+    redact_option,
+    rules_option,
+    seconds_option,
+)
 from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
@@ -49,6 +57,7 @@ _LISTED = 50
 @click.option("--gpu", metavar="NAME|SIZE", help="With --advise: find the changes that make the run fit this card.")
 @seconds_option
 @rules_option
+@no_cache_option
 @redact_option
 def command(
     snapshots: tuple[Path, ...],

@@ -13,6 +13,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from memprof.oom.tables import table
+
 __all__ = ["Line", "Stream", "streams_of"]
 
 _ANSI = re.compile(
@@ -214,40 +216,7 @@ def _unsqueezed(text: str, count: int) -> int:
 
 
 # Words of these messages: two halves of one at a line's end were broken by a terminal, not by the author.
-_WORDS = frozenset(
-    [
-        "memory",
-        "allocate",
-        "allocated",
-        "allocation",
-        "allocations",
-        "capacity",
-        "capacty",
-        "reserved",
-        "unallocated",
-        "pytorch",
-        "including",
-        "process",
-        "non-pytorch",
-        "documentation",
-        "management",
-        "available",
-        "utilization",
-        "initializing",
-        "increasing",
-        "decreasing",
-        "fragmentation",
-        "environment",
-        "device",
-        "outofmemoryerror",
-        "torch.outofmemoryerror",
-        "torch.cuda.outofmemoryerror",
-        "runtimeerror",
-        "total",
-        "tried",
-        "expandable",
-    ]
-)
+_WORDS = frozenset(table("torch")["broken_words"])
 
 
 def _join(parts: list[str]) -> str:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.compat.patching import replacing
-from memprof.config.parts import ShardingSettings, TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, ShardingSettings, TrainerSettings
 from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.generation.simulated_batch import Estimate, SimulatedBatch
 
@@ -105,10 +104,10 @@ def _host_draws(session: FakeSession | None, draw: Callable[[int, int], Any], se
     """Keep the draws off the device."""
     if session is None or session.fake_recorder.kind.value == "trace":  # a CPU's are where the tensors are
         return draw(sequences, longest)
-    session.fake_recorder.paused += 1
+    session.fake_recorder.storages.paused += 1
     draws = draw(sequences, longest)
-    session.fake_recorder.paused -= 1
-    session.fake_recorder.disown(draws)
+    session.fake_recorder.storages.paused -= 1
+    session.fake_recorder.storages.disown(draws)
     return draws
 
 

@@ -34,22 +34,23 @@ class ParkedWeights:
         from memprof.grpo.parking import tensors_of
 
         recorder, book = self._session.fake_recorder, self._session.book
-        moved = [tensor for tensor in tensors_of(model, optimizer) if recorder.address_of(tensor.untyped_storage())]
-        storages = {recorder.address_of(tensor.untyped_storage()): tensor for tensor in moved}
+        storages = recorder.storages
+        moved = {storages.address_of(t.untyped_storage()): t for t in tensors_of(model, optimizer)}
+        moved.pop(0, None)
         with recorder.work.apart():  # the copies are counted below, not the allocation of what they go to
-            tokens = [self._host.take(tensor.untyped_storage().nbytes())[1] for tensor in storages.values()]
-        total = sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+            tokens = [self._host.take(tensor.untyped_storage().nbytes())[1] for tensor in moved.values()]
+        total = sum(tensor.untyped_storage().nbytes() for tensor in moved.values())
         recorder.work.to_host(2 * total, *recorder.phase_and_step())
-        for tensor in storages.values():
-            recorder.take_away(tensor)
+        for tensor in moved.values():
+            storages.take_away(tensor)
         heap = recorder.allocator
         assert isinstance(heap, CachingAllocator)  # an engine runs on CUDA
         heap.empty_cache()
         yield
         heap.empty_cache()  # the engine's memory was its own
-        for before, tensor in storages.items():
-            recorder.birth(tensor)
-            book.moved(before, recorder.address_of(tensor.untyped_storage()))
+        for before, tensor in moved.items():
+            storages.birth(tensor)
+            book.moved(before, storages.address_of(tensor.untyped_storage()))
         for token in tokens:
             self._host.give(token)
         if NEVER_RUN not in self._session.notes:

@@ -1,7 +1,7 @@
 """Count the host memory a simulated run would use: pinned buffers, managed state, the processes themselves.
 
 Fake tensors all say ``cpu``, so those that a real run keeps in pinned host memory are told apart by how they are made
-(``pin_memory=True``) or where (:meth:`memprof.simulate.recorder.recorder.FakeRecorder.on_host`), and are never the
+(``pin_memory=True``) or where (:meth:`memprof.simulate.recorder.storages.Storages.on_host`), and are never the
 device's.
 """
 

@@ -13,11 +13,15 @@ from typing import Any
 import torch
 
 from memprof.compat import torch as torch_names
+from memprof.simulate.recorder.blocks import Blocks
 from memprof.simulate.recorder.reductions import Processors, reduction_buffers
+from memprof.vocabulary import Category
 
-__all__ = ["asks_for_more", "early_bytes", "hidden_bytes"]
+__all__ = ["KernelMemory", "hidden_bytes"]
 
 _ATEN = torch.ops.aten
+_graph_task: Any = torch_names.GRAPH_TASK.get()
+_MULTIPLIES = {_ATEN.mm.default, _ATEN.mm.out, _ATEN.bmm.default, _ATEN.addmm.default, _ATEN.baddbmm.default}
 _FOREACH_NORM: Any = torch_names.FOREACH_NORM.get()
 _FLASH_BACKWARD: Any = torch_names.FLASH_BACKWARD.get()
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -201,20 +205,59 @@ _HIDDEN: dict[Any, _Hidden] = {
 }
 
 
-def asks_for_more(func: Any) -> bool:
-    """Tell whether ``func``'s CUDA kernel may allocate more than its results."""
-    return func in _HIDDEN
-
-
 def hidden_bytes(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Sequence[Any], card: Processors
+    func: Any, args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors
 ) -> list[list[int]]:
     """List the sizes of what ``func``'s CUDA kernel allocates after its results: groups, one after the other."""
-    model = _HIDDEN.get(func)
-    return model(args, kwargs, out, card) if model is not None else []
+    return _HIDDEN[func](args, kwargs, out, card)
 
 
-def early_bytes(func: Any, args: tuple[Any, ...]) -> list[int]:
+class KernelMemory:
+    """Take what CUDA's kernels take beside the results of operations.
+
+    ``workspace``: bytes that cuBLAS takes for each thread that multiplies, the caller's and the autograd engine's.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.processors = Processors(132, 2048)
+        self.workspace = 0
+        self._blocks = blocks
+        self._workspaces: set[bool] = set()
+
+    def before(self, func: Any, args: _Arguments) -> list[int]:
+        """Take what a kernel holds from before its results are made until they are there; return the addresses."""
+        return [self._blocks.make_bytes(size, func) for size in _early_bytes(func, args)]
+
+    def after(self, func: Any, args: _Arguments, kwargs: dict[str, Any], made: list[Any]) -> None:
+        """Take what a kernel takes once its results are there, and give it back."""
+        if func in _HIDDEN:
+            if self._blocks.rehearsal is not None:
+                self._blocks.rehearsal.kernel(func, args, kwargs, made)
+            else:
+                self.run(func, args, kwargs, made)
+
+    def run(self, func: Any, args: _Arguments, kwargs: dict[str, Any], made: Sequence[Any]) -> None:
+        """Take what the kernel of one of these operations takes, and give it back: groups, one after the other."""
+        for sizes in hidden_bytes(func, args, kwargs, made, self.processors):
+            self._blocks.scratch(sizes, func)
+
+    def multiply(self, func: Any) -> None:
+        """Take cuBLAS's workspace for this thread, where ``func`` uses it and it has none."""
+        if self.workspace and func in _MULTIPLIES:
+            self.claim_workspace()
+
+    def claim_workspace(self) -> None:
+        """Take cuBLAS's workspace for this thread, where it has none."""
+        if self._blocks.rehearsal is not None:
+            self._blocks.rehearsal.workspace()
+            return
+        in_engine = _graph_task() != -1
+        if in_engine not in self._workspaces:
+            self._workspaces.add(in_engine)
+            self._blocks.hold(self.workspace, Category.WORKSPACE, "cuBLAS workspace")
+
+
+def _early_bytes(func: Any, args: tuple[Any, ...]) -> list[int]:
     """List the sizes of what ``func``'s CUDA kernel allocates before its results, and holds until they are there."""
     if func is _FLASH_BACKWARD:  # works on [batch, tokens, heads, width] in a row
         copied = [t for t in (args[0], args[4]) if not t.transpose(1, 2).is_contiguous()]

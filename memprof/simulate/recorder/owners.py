@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,22 +21,20 @@ _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _SHARDED = {Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL}
 
 
-class AddressBook(Protocol):
-    """State what the owners need of the recorder."""
-
-    def now_us(self) -> int: ...
-    def watches(self, device_type: str) -> bool: ...
-    def address_of(self, storage: Any) -> int: ...
-    @property
-    def rehearsal(self) -> Rehearsal | None: ...
-
-
 class FakeOwnerBook(OwnerBook):
-    """Keep the owners of fake storages; the recorder gives their addresses."""
+    """Keep the owners of fake storages.
 
-    def __init__(self, recorder: AddressBook) -> None:
-        super().__init__(recorder.now_us, recorder.watches)
-        self._recorder = recorder
+    Args:
+        now_us: returns the time.
+        address_of: returns a storage's address, 0 if it has none.
+        rehearsal: returns the log that is kept now.
+    """
+
+    def __init__(
+        self, now_us: Callable[[], int], address_of: Callable[[Any], int], rehearsal: Callable[[], Rehearsal | None]
+    ) -> None:
+        super().__init__(now_us, lambda device_type: True)
+        self._address_of, self._rehearsal = address_of, rehearsal
         self._category_of: dict[int, Category] = {}
 
     def claim(self, tensor: torch.Tensor, category: Category, detail: str | None, name: str | None) -> None:
@@ -48,7 +46,7 @@ class FakeOwnerBook(OwnerBook):
             known = self._claimed.get(_key_of(storage))
             if known is not None and known() is storage:
                 continue
-            if address := self._recorder.address_of(storage):
+            if address := self._address_of(storage):
                 self._claimed[_key_of(storage)] = weakref.ref(storage)
                 self.claim_address(address, category, detail, name)
 
@@ -73,7 +71,7 @@ class FakeOwnerBook(OwnerBook):
 
     def claim_address(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
         """Claim the block alive at ``address``."""
-        if self._recorder.rehearsal is not None:
-            self._recorder.rehearsal.claim(address, category, detail, name)
-            return
-        self._rows.append((address, self._now(), category.value, detail, name))
+        if (rehearsal := self._rehearsal()) is not None:
+            rehearsal.claim(address, category, detail, name)
+        else:
+            self._rows.append((address, self._now(), category.value, detail, name))

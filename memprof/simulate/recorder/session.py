@@ -30,7 +30,9 @@ class FakeSession(Session):
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
         super().__init__(recorder, config=config, rank=0, world_size=world_size, door=UNGUARDED)
         self.fake_recorder = recorder
-        self.owners = self.book = FakeOwnerBook(recorder)
+        storages, blocks = recorder.storages, recorder.blocks
+        self.owners = self.book = FakeOwnerBook(recorder.now_us, storages.address_of, lambda: blocks.rehearsal)
+        blocks.owners = self.book
         self.caches = CacheWatch(self.owners)
         self.managed_bytes = self.host_bytes = 0
         self.non_torch: int | None = None
@@ -63,11 +65,11 @@ class FakeSession(Session):
         """Sample nothing: this process's memory says nothing about the run's."""
 
     def _rss(self) -> int:
-        return PROCESS_BYTES + self.fake_recorder.host.held + self.managed_bytes + self.host_bytes
+        return PROCESS_BYTES + self.fake_recorder.storages.host.held + self.managed_bytes + self.host_bytes
 
     def to_raw(self) -> dict[str, Any]:
         raw = super().to_raw()
-        pinned = self.fake_recorder.host
+        pinned = self.fake_recorder.storages.host
         raw["memprof"]["host"] = {
             "pinned_bytes": pinned.held,
             "pinned_requested_bytes": pinned.requested_peak,

@@ -210,7 +210,7 @@ class ScriptTrainer:
         self._add_models(trainer)
         tell_of_adapters(trainer.model)
         if session.fake_recorder.cuda and getattr(trainer, "reward_weights", None) is not None:
-            session.fake_recorder.disown(trainer.reward_weights)  # TRL keeps them on the host
+            session.fake_recorder.storages.disown(trainer.reward_weights)  # TRL keeps them on the host
         session.setup = {"model_config": plain_config(getattr(trainer.model, "config", None))}
         with contextlib.suppress(InputError):  # a model of another kind
             session.config.update(model_facts(trainer.model.config))

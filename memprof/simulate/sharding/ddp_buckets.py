@@ -21,7 +21,7 @@ def hold_buckets(model: Any, session: FakeSession) -> None:
     for size in reversed(sizes):
         filled += size
         if filled >= limit:
-            session.fake_recorder.hold(filled, Category.COMMUNICATION, session.book, "gradient bucket")
+            session.fake_recorder.blocks.hold(filled, Category.COMMUNICATION, "gradient bucket")
             filled, limit = 0, _BUCKET
     if filled:
-        session.fake_recorder.hold(filled, Category.COMMUNICATION, session.book, "gradient bucket")
+        session.fake_recorder.blocks.hold(filled, Category.COMMUNICATION, "gradient bucket")

@@ -23,11 +23,11 @@ def shards_planned_unseen(recorder: FakeRecorder) -> Iterator[None]:
     original = sharding_names.PLANNING.get()
 
     def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.paused += 1
+        recorder.storages.paused += 1
         try:
             return original(self, *args, **kwargs)
         finally:
-            recorder.paused -= 1
+            recorder.storages.paused -= 1
 
     with patching((sharding_names.PLANNING, unseen), *_arguments_looked_through_once()):
         yield
@@ -56,6 +56,6 @@ def _arguments_looked_through_once() -> list[tuple[Target, Any]]:
 def count_shards(model: Any, recorder: FakeRecorder) -> None:
     """Tell the recorder of a sharded model's local parameters and buffers."""
     for parameter in model.parameters():
-        recorder.birth(sharding_names.LOCAL_TENSOR.of(parameter, parameter))
+        recorder.storages.birth(sharding_names.LOCAL_TENSOR.of(parameter, parameter))
     for buffer in model.buffers():
-        recorder.birth(buffer)
+        recorder.storages.birth(buffer)

@@ -13,7 +13,7 @@ import torch
 from memprof.compat import accelerate as accelerate_names
 from memprof.compat import patching
 from memprof.compat import torch_sharding as sharding_names
-from memprof.config.parts import TrainerSettings
+from memprof.config.settings import TrainerSettings
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def gathered_owned(session: FakeSession) -> Iterator[None]:
         """Number the streams in order of use: FSDP2 gathers and reduces on streams with pools of their own."""
         return numbers.setdefault(id(torch.cpu.current_stream()), len(numbers))
 
-    session.fake_recorder.stream_of = stream
+    session.fake_recorder.blocks.stream_of = stream
     with patching(
         (sharding_names.GATHER, claims.gathering(sharding_names.GATHER.get())),
         (sharding_names.REDUCE, claims.reducing(sharding_names.REDUCE.get())),
@@ -108,7 +108,7 @@ class _Claims:
         return allocated
 
     def _claim(self, tensor: Any, category: Category, detail: str | None, name: str) -> None:
-        if address := self._recorder.address_of(tensor.untyped_storage()):
+        if address := self._recorder.storages.address_of(tensor.untyped_storage()):
             self._book.claim_address(address, category, detail, name)
 
 

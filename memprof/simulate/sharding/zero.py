@@ -22,8 +22,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
-from memprof.config.parts import ShardingSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, ShardingSettings
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class ZeroEngine:
     def _take_weights(self, model: Any) -> None:
         self.hold("flat", self.part * self.world * HALF, Category.WEIGHTS, "flat weights")
         for parameter in self.params:  # they are views of the flat buffer from here on
-            self.recorder.disown(parameter)
+            self.recorder.storages.disown(parameter)
 
     def _make_partitions(self) -> list[Partition]:
         return [Partition(self.part, self.session)]
@@ -108,13 +107,13 @@ class ZeroEngine:
     def hold(self, key: str, nbytes: int, category: Category, name: str, detail: str | None = None) -> None:
         """Allocate memory under ``key``, once."""
         if key not in self._held and nbytes:
-            self._held[key] = self.recorder.hold(nbytes, category, self.session.book, name, detail)
+            self._held[key] = self.recorder.blocks.hold(nbytes, category, name, detail)
 
     def let_go(self, *keys: str) -> None:
         """Free what these keys hold."""
         for key in keys:
             if (address := self._held.pop(key, None)) is not None:
-                self.recorder.release(address)
+                self.recorder.blocks.release(address)
 
     # -- gradients ---------------------------------------------------------------------------------------------
 
@@ -387,7 +386,7 @@ class Zero3Engine(ZeroEngine):
         size = sum(self._share(p) for p in model.parameters()) * HALF
         self.hold(f"shards.{id(model)}", size, category, "shards", "sharded")
         for parameter in model.parameters():
-            self.recorder.disown(parameter)
+            self.recorder.storages.disown(parameter)
         self._models.append(Coordinator(model, self, category, self._settings))
 
     def _make_partitions(self) -> list[Partition]:
@@ -423,7 +422,7 @@ class Zero3Engine(ZeroEngine):
 
     def _reduce(self) -> None:
         # The bucket's gradients are put in the order of ranks in a copy of it.
-        self.recorder.scratch([self._in_bucket * HALF])
+        self.recorder.blocks.scratch([self._in_bucket * HALF])
         self._in_bucket = 0
 
     def before_step(self) -> None:
@@ -445,7 +444,7 @@ def attach_zero(trainer: Any, settings: Settings, session: FakeSession) -> ZeroE
             parameter.data = parameter.data.to(torch.bfloat16)
     engine: ZeroEngine
     if settings.whole_nowhere:
-        recorder.paused -= 1
+        recorder.storages.paused -= 1
         engine = stage3 = Zero3Engine(trainer.model, settings, session)
         others = [(trainer.ref_model, Category.REFERENCE_MODEL)]
         others += [(m, Category.REWARD_MODEL) for m in trainer.reward_funcs if isinstance(m, torch.nn.Module)]
@@ -454,7 +453,7 @@ def attach_zero(trainer: Any, settings: Settings, session: FakeSession) -> ZeroE
                 stage3.add_model(model, category)
         for model in (trainer.model, *(m for m, _ in others)):
             for buffer in model.buffers() if model is not None else ():
-                recorder.birth(buffer)
+                recorder.storages.birth(buffer)
     else:
         engine = ZeroEngine(trainer.model, settings, session)
     _go_through(trainer, engine)

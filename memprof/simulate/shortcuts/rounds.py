@@ -8,6 +8,7 @@ round does not leave as much as it gives back, or does anything but take and giv
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 from memprof.simulate.recorder.recorder import FakeRecorder
@@ -30,17 +31,32 @@ def alike_rounds(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[sl
         if pattern is not None:
             pattern.settle()
             pattern = None
-        noted = recorder.note() if number < _EXECUTED and len(rounds) > 2 else None
-        try:
+        blocks, noted = recorder.blocks, None
+        if number < _EXECUTED and len(rounds) > 2 and blocks.round is None and blocks.rehearsal is None:
+            noted = RoundLog()
+        with contextlib.nullcontext() if noted is None else _logged(recorder, noted):
             yield rows
-        finally:
-            if noted is not None:
-                recorder.end_note(noted)
         if noted is not None and first is not None and rows.stop - rows.start == length:
             pattern = _Pattern.of(recorder, first, noted)
         first, length = noted, rows.stop - rows.start
     if pattern is not None:
         pattern.settle()
+
+
+@contextlib.contextmanager
+def _logged(recorder: FakeRecorder, log: RoundLog) -> Iterator[None]:
+    """Log what is taken, given back and computed while open."""
+    owners = recorder.blocks.owners
+    claims = owners.claims if owners is not None else 0
+    recorder.blocks.round = log
+    recorder.work.also.append(log.work)
+    try:
+        yield
+    finally:
+        recorder.blocks.round = None
+        recorder.work.also.remove(log.work)
+        if owners is not None and owners.claims != claims:
+            log.only_device = False
 
 
 class _Pattern:
@@ -51,7 +67,7 @@ class _Pattern:
     ) -> None:
         self._recorder, self._steps, self._log = recorder, steps, log
         self._left = left  # by number, where it is
-        self._watches = {number: recorder.watch_at(address) for number, address in left.items()}
+        self._watches = {number: recorder.storages.watch_at(address) for number, address in left.items()}
 
     @classmethod
     def of(cls, recorder: FakeRecorder, first: RoundLog, second: RoundLog) -> _Pattern | None:
@@ -85,16 +101,18 @@ class _Pattern:
 
     def repeat(self) -> None:
         """Take and give back what one more round does."""
-        self._recorder.repeat_work(self._log)
+        recorder, work = self._recorder, self._log.work
+        if work.kernels or work.fused or work.host_bytes:
+            recorder.work.add(work, 1, *recorder.phase_and_step())
         mine: dict[int, int] = {}
         count = 0
         for step in self._steps:
             if isinstance(step, Born):
-                mine[count] = self._recorder.take(step.nbytes, step.stream, step.captured, step.tag)
+                mine[count] = recorder.blocks.take(step.nbytes, step.stream, step.captured, step.tag)
                 count += 1
             else:
                 own, number = step
-                self._recorder.release(mine.pop(number) if own else self._left[number])
+                recorder.blocks.release(mine.pop(number) if own else self._left[number])
         self._left = mine
 
     def settle(self) -> None:

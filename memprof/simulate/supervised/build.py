@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memprof.config.optimizers import optimizer
-from memprof.config.parts import TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 
 __all__ = ["supervised_trainer"]
 

@@ -9,8 +9,7 @@ import torch
 
 from memprof.compat import transformers as transformers_names
 from memprof.config.optimizers import optimizer
-from memprof.config.parts import ModelSettings, TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import ModelSettings, Settings, TrainerSettings
 from memprof.config.to_grpo import four_bit_arguments, grpo_arguments, lora_arguments
 from memprof.errors import UsageError
 from memprof.simulate.sharding.dtensors import count_shards
@@ -26,6 +25,7 @@ from memprof.simulate.trainer.optimizers import modelled_optimizer
 from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
 from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.trainer.rollout import fake_rollout
+from memprof.simulate.world.images import HostValues, fake_images, images_of, processor_of, put_images
 from memprof.simulate.world.nf4 import Nf4, tell_of_adapters
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def build_trainer(
         UsageError: options that cannot be satisfied.
     """
     recorder = session.fake_recorder
-    recorder.paused += settings.whole_nowhere
+    recorder.storages.paused += settings.whole_nowhere
     if by_name and settings.gpus > 1:
         raise UsageError("Loading by name is simulated for one GPU.")
     if by_name or settings.load_in_4bit:  # weights become 4-bit ones while they are loaded
@@ -69,10 +69,14 @@ def build_trainer(
     session.add_model(model, "policy")
     if not settings.lean:  # which has its own
         choose_checkpointing(model, settings.checkpointing)
-    trainer = trainer_of(settings, model, folder)
+    images = images_of(settings, config)
+    processor = None
+    if images is not None:
+        processor = processor_of(images, settings.prompt_length, make_tokenizer(), HostValues.of)
+    trainer = trainer_of(settings, model, folder, processor)
     tell_of_adapters(trainer.model)
     if recorder.cuda and not settings.supervised:
-        recorder.disown(trainer.reward_weights)  # TRL keeps them on the host
+        recorder.storages.disown(trainer.reward_weights)  # TRL keeps them on the host
     if mesh is not None:
         _shard(trainer, mesh, settings, session)
     elif settings.sharded_by_zero:
@@ -88,14 +92,20 @@ def build_trainer(
     set_optimizer(trainer, settings, session)
     if not settings.supervised:
         fake_rollout(trainer, settings, session)
+        if images is not None:
+            put_images(trainer, images, settings.prompt_length)
+            fake_images(trainer, images)
         apply_recipe(trainer, settings)
     elif settings.recipe == "trl-full-logits":
         loss_with_full_logits(trainer)
     return trainer
 
 
-def trainer_of(settings: Settings, model: Any, folder: str, **rewards: Any) -> Any:
-    """Make the trainer of these settings; ``rewards`` stand for what the settings say of rewards."""
+def trainer_of(settings: Settings, model: Any, folder: str, processor: Any = None, **rewards: Any) -> Any:
+    """Make the trainer of these settings.
+
+    ``processor`` takes the tokenizer's place; ``rewards`` stand for what the settings say of rewards.
+    """
     if settings.supervised:
         return supervised_trainer(
             settings, model, make_tokenizer(), adapter_of(settings), _unattended(folder, WARM_UP + MEASURED)
@@ -105,7 +115,7 @@ def trainer_of(settings: Settings, model: Any, folder: str, **rewards: Any) -> A
         model=model,
         args=trainer_arguments(settings, folder),
         train_dataset=dataset_of(settings),
-        processing_class=make_tokenizer(),
+        processing_class=processor or make_tokenizer(),
         peft_config=adapter_of(settings),
         **(rewards or _rewards(settings)),
     )
@@ -131,7 +141,7 @@ def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) ->
         register_fsdp_forward_method(trainer.model, "generate")
     if reference is not None and settings.sharding == "fsdp2":
         shard(reference, mesh, settings)
-    recorder.paused -= 1
+    recorder.storages.paused -= 1
     for model in (trainer.model, reference):
         if model is not None:
             count_shards(model, recorder)
@@ -220,7 +230,8 @@ def dataset_of(settings: Settings) -> Any:
     from datasets import Dataset
 
     rows = settings.per_device_train_batch_size * settings.generation_steps * settings.gpus
-    return Dataset.from_dict({"prompt": ["a"] * max(2, rows)})
+    prompt = [{"role": "user", "content": "a"}] if settings.images else "a"
+    return Dataset.from_dict({"prompt": [prompt] * max(2, rows)})
 
 
 def make_tokenizer() -> Any:

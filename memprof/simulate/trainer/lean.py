@@ -116,12 +116,12 @@ def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Chan
     def on_host(*args: Any, **kwargs: Any) -> Any:
         if session is None:
             return load(*args, **kwargs)
-        session.fake_recorder.paused += 1
+        session.fake_recorder.storages.paused += 1
         model = load(*args, **kwargs)
-        session.fake_recorder.paused -= 1
+        session.fake_recorder.storages.paused -= 1
         session.host_bytes += sum(p.numel() * p.element_size() for p in model.parameters())
         for tensor in (*model.parameters(), *model.buffers()):
-            session.fake_recorder.disown(tensor)
+            session.fake_recorder.storages.disown(tensor)
         return model
 
     return (*trl_names.CREATE_REFERENCE.place(), on_host)
@@ -136,7 +136,7 @@ def _free_bytes(session: FakeSession | None) -> int:
     total = recorder.device().total_bytes if recorder is not None else None
     if session is None or recorder is None or total is None:
         return _UNKNOWN
-    return max(0, total - (session.non_torch or 0) - recorder.allocated)
+    return max(0, total - (session.non_torch or 0) - recorder.allocator.allocated)
 
 
 def _cuda(device: torch.device) -> str:
@@ -187,10 +187,10 @@ def _steps_on_host(session: FakeSession) -> Change:
     count = rounding._no_steps
 
     def on_host() -> torch.Tensor:
-        session.fake_recorder.paused += 1
+        session.fake_recorder.storages.paused += 1
         steps = count()
-        session.fake_recorder.paused -= 1
-        session.fake_recorder.disown(steps)
+        session.fake_recorder.storages.paused -= 1
+        session.fake_recorder.storages.disown(steps)
         return steps
 
     return (rounding, "_no_steps", on_host)

@@ -36,8 +36,8 @@ def _in_order(model: Any, session: FakeSession) -> Iterator[Any]:
     heap = recorder.allocator
     packed = {id(m.weight): m for m in model.modules() if isinstance(m, Linear4bit)}
     if isinstance(heap, CachingAllocator):
-        recorder.scratch([8])  # accelerate touches the device before it asks how much is free
-        recorder.scratch([warm_up_bytes(sum(p.nbytes for p in model.parameters()), heap)])
+        recorder.blocks.scratch([8])  # accelerate touches the device before it asks how much is free
+        recorder.blocks.scratch([warm_up_bytes(sum(p.nbytes for p in model.parameters()), heap)])
     table: list[Any] = []
     for _, parameter in sorted(model.named_parameters(), key=lambda item: _natural(item[0])):
         layer = packed.get(id(parameter))

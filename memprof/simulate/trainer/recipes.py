@@ -10,8 +10,7 @@ import torch
 from memprof.compat import optional_packages as optional_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
-from memprof.config.parts import TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.config.to_grpo import lean_arguments
 from memprof.errors import UsageError
 from memprof.units import format_gib

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from memprof.config.parts import TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.simulate.trainer.models import build_model, load_config
 
 __all__ = ["RewardTokenizer", "reward_function", "reward_model", "reward_named"]

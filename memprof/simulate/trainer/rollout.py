@@ -14,10 +14,10 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
+from memprof.simulate.generation.decode_work import DecodeWork, token_made
 from memprof.simulate.generation.lean_generation import generate_lean
 from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.plain import shortcut
-from memprof.simulate.recorder.decode_work import DecodeWork, token_made
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
 
@@ -182,8 +182,8 @@ def cutting(recorder: FakeRecorder | None) -> Any:
     """
 
     def unfinished(self: Any, *_: Any, **__: Any) -> bool:
-        if recorder is not None and recorder.rehearsal is not None:
-            recorder.rehearsal.cut()
+        if recorder is not None and recorder.blocks.rehearsal is not None:
+            recorder.blocks.rehearsal.cut()
             recorder.work.next_part()
         self._memprof_tokens -= 1
         token_made()

@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from memprof.config.parts import TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.config.trl_arguments import LEFT_OUT
 from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
@@ -24,6 +23,7 @@ from memprof.simulate.trainer.kv_caches import modelled_quanto
 from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.recipes import liger_note
 from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
+from memprof.simulate.world.images import shapes_unchecked
 from memprof.vocabulary import Phase
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         load = session.enter_phase(Phase.LOAD.value)
         stack.enter_context(trl_on_fakes(settings, config, session))
         stack.enter_context(modelled_quanto())
+        if settings.images:
+            stack.enter_context(shapes_unchecked())
         if not settings.lean and settings.checkpointing == "offloaded":  # the lean trainer has its own
             stack.enter_context(offloading_to_host(session))
         if mesh is not None:

@@ -18,8 +18,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.targets import Target
-from memprof.config.parts import TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.simulate.trainer.lean import lean_world
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
@@ -137,11 +136,11 @@ def _seeds_on_host(session: FakeSession) -> Iterator[None]:
     begin: Any = torch_names.LOADER_ITERATOR.get()
 
     def unseen(self: Any, loader: Any) -> None:
-        session.fake_recorder.paused += 1
+        session.fake_recorder.storages.paused += 1
         try:
             begin(self, loader)
         finally:
-            session.fake_recorder.paused -= 1
+            session.fake_recorder.storages.paused -= 1
 
     with patching((torch_names.LOADER_ITERATOR, unseen)):
         yield
@@ -157,7 +156,7 @@ def _step_counts_on_host(session: FakeSession) -> Iterator[None]:
             answer = initialise(self, group, *lists)
             if not (group.get("fused") or group["capturable"]):
                 for parameter in new:
-                    session.fake_recorder.disown(self.state[parameter]["step"])
+                    session.fake_recorder.storages.disown(self.state[parameter]["step"])
             return answer
 
         return initialised

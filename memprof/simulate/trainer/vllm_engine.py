@@ -46,7 +46,7 @@ class ColocatedEngine:
         with parked:
             if self._sleeps:
                 address = self._take()
-                self._session.fake_recorder.release(address)
+                self._session.fake_recorder.blocks.release(address)
 
     def _count_work(self, sequences: int) -> None:
         """Count a decode step's weights and cache, as many sequences together as the engine's cache holds."""
@@ -64,4 +64,4 @@ class ColocatedEngine:
 
     def _take(self) -> int:
         session = self._session
-        return session.fake_recorder.hold(self._bytes, Category.INFERENCE_ENGINE, session.book, "vLLM's share")
+        return session.fake_recorder.blocks.hold(self._bytes, Category.INFERENCE_ENGINE, "vLLM's share")

@@ -52,7 +52,7 @@ class Tracking(_Mode):  # type: ignore[misc]
             if self._is_foreign(kind):
                 return NotImplemented
         if kwargs.get("pin_memory"):  # there is no device to pin for; the recorder counts it
-            with self._recorder.on_host():
+            with self._recorder.storages.on_host():
                 out = func(*args, **{**kwargs, "pin_memory": False})
                 self._recorder.see(func, args, kwargs, out)
             return out

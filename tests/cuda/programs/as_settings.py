@@ -21,7 +21,7 @@ SHAPE: dict[str, Any] = {
 
 def train_and_simulate(told: dict[str, Any]) -> dict[str, Any]:
     model = Path(told["folder"]) / "config.json"
-    model.write_text(json.dumps(SHAPE))
+    model.write_text(json.dumps(told.get("shape", SHAPE)))
     given = {"prompt_length": 64, "completion_length": 192, "generation": "none", **told["settings"]}
     settings = Settings(model=str(model), **given)
     real = train_here(settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,9 +101,27 @@ def test_an_unguarded_hook_is_refused() -> None:
     assert sorted(refused) == ["mine", "self._run"]
 
 
-@pytest.mark.parametrize("sample", [20, pytest.param(60, marks=pytest.mark.heavy)])
-def test_a_run_never_notices_a_function_of_ours_that_fails(sample: int) -> None:
+def test_a_callback_that_cannot_be_made_watches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's mistakes are raised; memprof's own end in one warning, and no event fails."""
+    from memprof.integrations.callback import options
+
+    from memprof import MemProfCallback
+    from memprof.errors import UsageError
+
+    with pytest.raises(UsageError):
+        MemProfCallback(max_disk="much")
+    monkeypatch.setattr(options, "parse_size", lambda _: {}["a mistake of memprof's"])
+    with pytest.warns(UserWarning, match="stopped watching"):
+        callback = MemProfCallback()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for event in ("on_init_end", "on_train_begin", "on_step_begin", "on_step_end", "on_train_end"):
+            getattr(callback, event)(None, None, None)
+    assert callback.result.snapshots == []
+
+
+def test_a_run_never_notices_a_function_of_ours_that_fails() -> None:
     """In a process of its own, which forks for each injection."""
-    take = [sys.executable, "-m", "benchmarks.faults", "inject", "--sample", str(sample)]
+    take = [sys.executable, "-m", "benchmarks.faults", "inject", "--sample", "60"]
     done = subprocess.run(take, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -201,7 +201,8 @@ def test_filter_finds_by_stack(page: Any) -> None:
     assert 0 < rows.count() < before
     page.fill("#filter", "no such thing")
     assert rows.count() == 0
-    page.fill("#filter", "")
+    page.press("#filter", "Escape")
+    assert page.input_value("#filter") == ""
     assert rows.count() == before
 
 
@@ -244,6 +245,14 @@ def test_reads_without_javascript(browser: Any, file: Path) -> None:
 def test_narrow_screens_do_not_scroll_sideways(browser: Any, file: Path, width: int) -> None:
     with open_page(browser, file, viewport={"width": width, "height": 800}) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_no_column_is_clipped_at_400_pixels(browser: Any, file: Path) -> None:
+    """The last column of components and the sizes of the device peak were outside the screen."""
+    clipped = """() => [...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth)
+        .map((e) => e.closest("section").id)"""
+    with open_page(browser, file, viewport={"width": 400, "height": 900}) as page:
+        assert page.evaluate(clipped) == []
 
 
 def test_prints_the_static_picture(browser: Any, file: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def _simulated(card: str) -> dict[str, list[int]]:
     sign = {"alloc": 1, "free_requested": -1}
 
     def run(session: Any) -> None:
-        events = session.fake_recorder._events
+        events = session.fake_recorder.blocks.trace.events
         for name, make in OPERATIONS.items():
             work = make("cpu")
             before = len(events)

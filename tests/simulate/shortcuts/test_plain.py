@@ -19,6 +19,14 @@ def _held(raw: Any) -> Any:
     return facts["highest"], facts["generation"], blocks
 
 
+def test_every_shortcut_loads() -> None:
+    """One that does not costs time in silence: a generation takes six times as long, with a note in the report."""
+    from memprof.simulate.plain import SHORTCUTS, shortcut, unloaded
+
+    assert None not in [shortcut(name) for name in SHORTCUTS]
+    assert unloaded() == []
+
+
 def test_a_simulation_needs_no_shortcut(settings_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from memprof.simulate.plain import SHORTCUTS, shortcut
     from memprof.simulate.run import simulate_settings

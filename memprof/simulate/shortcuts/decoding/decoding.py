@@ -242,21 +242,21 @@ class Player:
 
     def _tell(self, log: Sequence[Logged | _Rest], keeps: Sequence[int] | None = None) -> None:
         """Do what a log says, and let the trace tell it; ``keeps``: the places of what it leaves for the next jump."""
-        recorder = self._recorder
+        blocks, kernels = self._recorder.blocks, self._recorder.kernels
         own: dict[int, int] = {}
         place = 0
         for entry in log:
             if isinstance(entry, Taken):
-                own[place] = recorder.take(entry.born.nbytes, entry.stream, entry.captured, recorder.tag_of(entry.born))
+                own[place] = blocks.take(entry.born.nbytes, entry.stream, entry.captured, blocks.tag_of(entry.born))
                 place += 1
             elif isinstance(entry, Given):
-                recorder.release(self._of(entry.part, own).pop(entry.place))
+                blocks.release(self._of(entry.part, own).pop(entry.place))
             elif isinstance(entry, Claim):
                 self._claim(entry, self._of(entry.part, own)[entry.place])
             elif isinstance(entry, Kernel):
-                recorder.run_kernel(entry.func, entry.args, entry.kwargs, entry.made)
+                kernels.run(entry.func, entry.args, entry.kwargs, entry.made)
             elif isinstance(entry, Workspace):
-                recorder.claim_workspace()
+                kernels.claim_workspace()
             elif isinstance(entry, _Rest):
                 self._give_back_rest()
         if keeps is not None:
@@ -268,7 +268,7 @@ class Player:
     def _give_back_rest(self) -> None:
         for blocks in (*self._first, self._kept):
             for address in blocks.values():
-                self._recorder.release(address)
+                self._recorder.blocks.release(address)
             blocks.clear()
 
     def _of(self, whose: int, own: dict[int, int]) -> dict[int, int]:
@@ -276,8 +276,8 @@ class Player:
         return near[whose] if whose in near else self._first[-1 - whose]
 
     def _claim(self, entry: Claim, address: int) -> None:
-        if self._recorder.owners is not None:
-            self._recorder.owners.claim_address(address, entry.category, entry.detail, entry.name)
+        if (owners := self._recorder.blocks.owners) is not None:
+            owners.claim_address(address, entry.category, entry.detail, entry.name)
 
     def _repeat(self, span: Span) -> None:
         if not self._whole or not isinstance(self._recorder.allocator, CachingAllocator):

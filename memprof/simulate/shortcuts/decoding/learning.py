@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from memprof.compat import transformers as transformers_names
-from memprof.config.parts import TrainerSettings
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Jumps, NotAlike, Player, Run, learn
 from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
 from memprof.simulate.trainer.rollout import some_tokens
@@ -29,7 +28,7 @@ def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: 
     shapes = _layer_shapes(trainer, model, batch, settings, recorder) if jumps is not None else []
     runs: list[Run] = []
     for prompt, tokens in pieces_to_execute(settings, _windows(model, settings), jumps):
-        with recorder.rehearsing() as rehearsal, recorder.work.apart() as work:
+        with recorder.blocks.rehearsing() as rehearsal, recorder.work.apart() as work:
             cache = None
             if jumps is not None and runs:
                 plain = (prompt - 1 - settings.prompt_length) % jumps.length
@@ -55,7 +54,7 @@ def _layer_shapes(
     trainer: Any, model: Any, batch: int, settings: TrainerSettings, recorder: FakeRecorder
 ) -> list[LayerShape]:
     """Return what a prompt's forward puts into the cache."""
-    with recorder.rehearsing(), recorder.work.apart():
+    with recorder.blocks.rehearsing(), recorder.work.apart():
         cache = some_tokens(trainer, model, batch, settings.prompt_length, settings.completion_length, count=1)
         return shapes_of(cache)
 

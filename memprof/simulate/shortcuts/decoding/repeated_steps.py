@@ -41,18 +41,18 @@ class _Trace:
             now.append((block.address, block.requested, block.pool.stream, captured, tag))
             if place in steps.claims:
                 claims.append((steps.claims[place], block.address))
-        self._recorder.retell(self._told, now)
+        self._recorder.blocks.trace.move(self._told, now)
         self._told = [row[:3] for row in now]
-        if self._recorder.owners is not None:
+        if (owners := self._recorder.blocks.owners) is not None:
             for claim, address in claims:
-                self._recorder.owners.claim_address(address, claim.category, claim.detail, claim.name)
+                owners.claim_address(address, claim.category, claim.detail, claim.name)
 
     def cause(self, steps: Steps, place: int, step: int) -> tuple[Any, str]:
         """Return the stack and tag of what a step takes."""
         if place >= steps.places:  # a kernel's own memory
             return None, ""
         taken = steps.read(step, steps.taken[place])
-        return taken.captured, self._recorder.tag_of(taken.born)
+        return taken.captured, self._recorder.blocks.tag_of(taken.born)
 
 
 @contextlib.contextmanager
@@ -64,15 +64,15 @@ def _untold(recorder: FakeRecorder, allocator: CachingAllocator, run: Any) -> It
     allocator.max_active, allocator.max_requested = allocator.active, allocator.requested
     allocator.before_release = run.tell_now
     try:
-        with recorder.untold(run.cause):
+        with recorder.blocks.trace.without_blocks(run.cause):
             yield
     except OutOfMemory as error:
-        recorder.tell_oom(error, run.cause()[0])
+        recorder.blocks.note_oom(error, run.cause()[0])
         raise
     finally:
         allocator.before_release = None
         now = [allocator.max_allocated, allocator.max_reserved, allocator.max_active, allocator.max_requested]
-        recorder.widen_window(*now)
+        recorder.blocks.windows.widen(*now)
         most = [max(a, b) for a, b in zip(heights, now, strict=True)]
         allocator.max_allocated, allocator.max_reserved, allocator.max_active, allocator.max_requested = most
 
@@ -123,7 +123,7 @@ def repeat_span(recorder: FakeRecorder, allocator: CachingAllocator, span: Span,
     Raises:
         OutOfMemory: the simulated device is full.
     """
-    steps = Steps(span.rows, span.read, span.base, recorder.processors)
+    steps = Steps(span.rows, span.read, span.base, recorder.kernels.processors)
     blocks = {place: allocator.block_at(address) for place, address in addresses.items()}
     alike = _Alike(allocator, steps, blocks, _Trace(recorder, blocks.values()), [])
     with _untold(recorder, allocator, alike):
@@ -178,7 +178,7 @@ class _PeriodsRun:
         kept: dict[int, Block],
     ) -> None:
         self._allocator, self._periods, self.blocks = allocator, periods, blocks
-        processors = recorder.processors
+        processors = recorder.kernels.processors
         self._inner = Steps(periods.inner_rows, periods.read_inner, periods.inner_base, processors)
         self._around = {o: Steps(periods.rows(o), periods.read, int, processors) for o in periods.offsets}
         self.kept = [_Held(self._around[0], place, periods.jumps.first, block) for place, block in kept.items()]

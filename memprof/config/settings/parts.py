@@ -1,6 +1,6 @@
 """Hold a run's settings in five parts, each of which refuses what it cannot be, named as TRL and friends name them.
 
-A function that reads one part asks for that part; :class:`~memprof.config.settings.Settings` is all five.
+A function that reads one part asks for that part; :class:`~memprof.config.settings.run.Settings` is all five.
 """
 
 from __future__ import annotations
@@ -118,6 +118,8 @@ class TrainerSettings(Part):
     max_length: int | None = None
     prompt_length: int = 512
     completion_length: int = 256
+    images: int = 0
+    image_size: str = "1024x1024"
     padding: str = "none"
     num_generations: int = 8
     per_device_train_batch_size: int = 8
@@ -162,6 +164,8 @@ class TrainerSettings(Part):
         if self.optim not in OPTIMIZERS:
             asked = f"--optim {self.optim!r}{did_you_mean(self.optim, OPTIMIZERS)}"
             raise UsageError(f"{asked} cannot be simulated; choose from {', '.join(OPTIMIZERS)}.")
+        if self.images:
+            self._check_images()
         if self.num_generations < 2 and not self.supervised:
             raise UsageError("--num-generations must be at least 2: its trainer compares completions of one prompt.")
 
@@ -178,6 +182,24 @@ class TrainerSettings(Part):
             )
         if self.max_length is not None and self.max_length < 2:
             raise UsageError("--max-length must be at least 2.")
+
+    def _check_images(self) -> None:
+        width, height = self.image_pixels
+        if self.images < 0 or not width or not height:
+            raise UsageError("--images counts a prompt's images, and --image-size is their WIDTHxHEIGHT: above 0.")
+        if self.trainer != "grpo" or self.recipe != "trl":
+            raise UsageError(
+                "--images is simulated for TRL's GRPO step: drop --trainer and --recipe (the lean trainer takes TRL's "
+                "step for images)."
+            )
+
+    @property
+    def image_pixels(self) -> tuple[int, int]:
+        """Return an image's width and height."""
+        width, by, height = self.image_size.lower().partition("x")
+        if not (by and width.isdecimal() and height.isdecimal()):
+            raise UsageError(f"--image-size {self.image_size!r} is not WIDTHxHEIGHT in pixels, such as 1024x768.")
+        return int(width), int(height)
 
     @property
     def lean(self) -> bool:

@@ -1,0 +1,202 @@
+"""Keep what was found out of a large snapshot: the next command on the same file does not read it again.
+
+An entry holds columns, timeline and attribution of one device: plain JSON and raw arrays, no pickle. It is named by the
+snapshot's content, memprof's version and its source files. Entries lie in the user's cache folder, which nobody else
+may read or write; an entry that is cut, damaged, another's or a link is deleted and made again. ``MEMPROF_CACHE=0``
+switches this off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from memprof._version import __version__
+from memprof.analysis.kept.plain import TYPES, built, written
+from memprof.attribution.result import Attribution
+from memprof.files import cache_folder, cache_is_off, write_whole
+from memprof.snapshot.model import Snapshot
+from memprof.timeline.timeline import Timeline
+
+__all__ = ["Entry", "Parts", "entry_of"]
+
+_LEAST = 4 * 2**20  # bytes of a snapshot; a smaller one is read about as fast as its entry
+_MOST = 2 * 2**30  # bytes of all entries; the oldest go first
+_MAGIC = b"memprof kept 1\n\0"
+_SUFFIX = ".kept"
+_CHUNK = 1 << 20
+_ROOMS = ("allocator", "attribution", "snapshot", "timeline")  # whose source files decide what an entry holds
+_DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
+
+
+class Parts(NamedTuple):
+    """Hold what an entry keeps."""
+
+    snapshot: Snapshot
+    timeline: Timeline
+    attribution: Attribution
+
+
+def entry_of(path: Any, device: int | None) -> Entry | None:
+    """Return where the parts of a snapshot's device are kept; None where they are not to be.
+
+    That is so where the cache is switched off, for a small file and for what is no file of this machine.
+    """
+    if cache_is_off() or not isinstance(path, Path) or "://" in str(path):
+        return None
+    with suppress(OSError, RuntimeError):
+        before = path.stat()
+        if stat.S_ISREG(before.st_mode) and before.st_size >= _LEAST and _is_private(folder := _folder()):
+            return Entry(path, folder, f"{_digest(path)} {device} {__version__} {_sources()}", before)
+    return None
+
+
+class Entry:
+    """Read and write the parts of one snapshot's device."""
+
+    def __init__(self, snapshot: Path, folder: Path, key: str, before: os.stat_result) -> None:
+        self._snapshot, self._key, self._before = snapshot, key, before
+        self.path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
+
+    def read(self) -> Parts | None:
+        """Return what is kept; None where there is nothing, or nothing that can be used."""
+        try:
+            found = _parts(_content(self.path), self._key)
+            os.utime(self.path)
+            return found._replace(snapshot=dataclasses.replace(found.snapshot, path=str(self._snapshot)))
+        except FileNotFoundError:
+            return None
+        except _DAMAGED:
+            with suppress(OSError):
+                self.path.unlink()
+            return None
+
+    def write(self, parts: Parts) -> None:
+        """Keep ``parts``, if they can be; the oldest entries make room."""
+        with suppress(*_DAMAGED):
+            tables: list[Any] = []
+            tree = [written(part, tables) for part in parts]
+            size = sum(table.nbytes for table in tables)
+            changed = _identity(self._snapshot.stat()) != _identity(self._before)
+            if changed or size > _MOST // 2 or size > shutil.disk_usage(self.path.parent).free // 4:
+                return
+            head = {"key": self._key, "arrays": [[t.dtype.str, len(t)] for t in tables], "tree": tree}
+            write_whole(self.path, lambda file: _fill(file, json.dumps(head).encode(), tables))
+            _make_room(self.path.parent)
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("MEMPROF_CACHE") or cache_folder()) / "recordings"
+
+
+def _is_private(folder: Path) -> bool:
+    """Make the folder; tell whether it is this user's own, no link, and closed to others."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    return _is_own(folder.lstat(), stat.S_ISDIR)
+
+
+def _is_own(found: os.stat_result, kind: Any) -> bool:
+    if not hasattr(os, "geteuid"):  # Windows: a user's folders are closed to others
+        return bool(kind(found.st_mode))
+    return bool(kind(found.st_mode)) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _make_room(folder: Path) -> None:
+    """Delete the entries that were not used for longest, until the others are within the bound."""
+    with os.scandir(folder) as listed:
+        entries = [(entry.stat(follow_symlinks=False), entry.path) for entry in listed if entry.name.endswith(_SUFFIX)]
+    total = 0
+    for found, path in sorted(entries, key=lambda entry: -entry[0].st_mtime_ns):
+        total += found.st_size
+        if total > _MOST:
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sources() -> str:
+    """Return what tells one state of the source files from another: an entry of other code is never read."""
+    package = Path(__file__).parents[2]
+    files = [file for room in _ROOMS for file in sorted((package / room).iterdir()) if file.suffix in (".py", ".toml")]
+    found = [file.stat() for file in (*files, package / "vocabulary.py", *Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(repr([(f.st_size, f.st_mtime_ns) for f in found]).encode()).hexdigest()
+
+
+# ---- the file: what it is, the head's bytes, the head, the arrays, a checksum ----------------------------------------
+
+
+def _fill(file: IO[bytes], head: bytes, tables: list[Any]) -> None:
+    if hasattr(os, "fchmod"):
+        os.fchmod(file.fileno(), 0o600)
+    checksum = 0
+    for part in _pieces(head, tables):
+        checksum = zlib.crc32(part, checksum)
+        file.write(part)
+    file.write(checksum.to_bytes(8, "little"))
+
+
+def _pieces(head: bytes, tables: list[Any]) -> Iterator[Any]:
+    head += b" " * (-len(head) % 8)
+    yield _MAGIC + len(head).to_bytes(8, "little") + head
+    for table in tables:
+        yield memoryview(table).cast("B") if len(table) else b""
+        yield bytes(-table.nbytes % 8)
+
+
+def _content(path: Path) -> bytearray:
+    """Return the bytes of an entry, without what it begins and ends with; ValueError where they are not an entry's."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        content = bytearray(found.st_size if _is_own(found, stat.S_ISREG) else 0)
+        read = 0
+        while part := file.readinto(memoryview(content)[read:]):  # at most 2 GiB at a time
+            read += part
+    whole = read == len(content) > len(_MAGIC) + 16 and content.startswith(_MAGIC)
+    if not whole or zlib.crc32(memoryview(content)[:-8]) != int.from_bytes(content[-8:], "little"):
+        raise ValueError("no entry, or a damaged one")
+    return content
+
+
+def _parts(content: bytearray, key: str) -> Parts:
+    at = len(_MAGIC) + 8
+    head = int.from_bytes(content[len(_MAGIC) : at], "little")
+    said = json.loads(content[at : at + head])
+    if said["key"] != key:
+        raise ValueError("the entry of another file")
+    at += head
+    tables: list[Any] = []
+    for name, count in said["arrays"]:
+        if name not in TYPES:
+            raise ValueError("an array of another type")
+        tables.append(np.frombuffer(content, name, count, at))
+        at += -(-tables[-1].nbytes // 8) * 8
+    snapshot, timeline, attribution = (built(part, tables) for part in said["tree"])
+    return Parts(snapshot, timeline, attribution)
