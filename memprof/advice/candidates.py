@@ -15,7 +15,7 @@ from memprof.advice.candidate import Candidate, Toll
 from memprof.advice.foreign import RANK, an_adapter, candidates_by_category, is_open
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.optimizers import optimizer
-from memprof.config.settings import Settings
+from memprof.config.settings import GenerationSettings, Settings, TrainerSettings
 from memprof.config.to_grpo import NF4, adapter_text, written
 from memprof.vocabulary import EXPANDABLE_SEGMENTS
 
@@ -41,13 +41,13 @@ def candidates_for(run: Run) -> list[Candidate]:
     if s.supervised:
         found = [candidate for make in _SUPERVISED for candidate in make(s)]
         return [*found, *fragmentation_candidates(run)]
-    own = (_pieces, _lean_checkpointing, _lean_generation) if s.recipe == "lean" else (_micro_batches, _checkpointing)
+    own = (_pieces, _lean_checkpointing, _lean_generation) if s.lean else (_micro_batches, _checkpointing)
     both = (_precision, _adapters, _optimizer, _reference, _loss, _attention, _lengths, _sharding, _lean, _generation)
     found = [candidate for make in (*own, *both) for candidate in make(s)]
     return [*found, *fragmentation_candidates(run)]
 
 
-def _micro_batches(s: Settings) -> Iterator[Candidate]:
+def _micro_batches(s: TrainerSettings) -> Iterator[Candidate]:
     size = s.per_device_train_batch_size
     half = next((size // d for d in (2, 3, 5, 7) if size % d == 0), None)
     for smaller in dict.fromkeys(n for n in (half, 1) if n is not None and n < size):
@@ -219,7 +219,7 @@ def _reference(s: Settings) -> Iterator[Candidate]:
         )
 
 
-def _loss(s: Settings) -> Iterator[Candidate]:
+def _loss(s: TrainerSettings) -> Iterator[Candidate]:
     if s.recipe in ("trl-full-logits", "trl-0.14"):
         yield Candidate(
             id="tiled_loss",
@@ -260,7 +260,7 @@ def _attention(s: Settings) -> Iterator[Candidate]:
         )
 
 
-def _lengths(s: Settings) -> Iterator[Candidate]:
+def _lengths(s: TrainerSettings) -> Iterator[Candidate]:
     if s.completion_length >= 16:
         shorter = s.completion_length // 2
         share = (s.prompt_length + shorter) / s.sequence_length
@@ -304,7 +304,7 @@ def _sharding(s: Settings) -> Iterator[Candidate]:
 
 
 def _lean(s: Settings) -> Iterator[Candidate]:
-    if s.recipe != "lean" and s.device != "cpu":
+    if not s.lean and s.device != "cpu":
         yield Candidate(
             id="lean",
             action=f"Train with memprof's Lean{s.trainer.upper()}Trainer",
@@ -319,7 +319,7 @@ def _lean(s: Settings) -> Iterator[Candidate]:
 # -- the lean trainer: what takes the place of smaller micro-batches and of transformers' checkpointing ----------------
 
 
-def _pieces(s: Settings) -> Iterator[Candidate]:
+def _pieces(s: TrainerSettings) -> Iterator[Candidate]:
     # Where it is not told, the trainer takes no more together than is small beside the weights.
     together = min((s.max_tokens_per_piece or 0) // s.sequence_length, s.per_device_train_batch_size)
     if together > 1:
@@ -439,7 +439,7 @@ def _server() -> Candidate:
     )
 
 
-def _engine(s: Settings) -> Iterator[Candidate]:
+def _engine(s: GenerationSettings) -> Iterator[Candidate]:
     share = s.vllm_gpu_memory_utilization
     if not s.vllm_enable_sleep_mode:
         yield Candidate(
@@ -483,7 +483,7 @@ def _given_reference(s: Settings) -> Iterator[Candidate]:
         )
 
 
-def _shorter_rows(s: Settings) -> Iterator[Candidate]:
+def _shorter_rows(s: TrainerSettings) -> Iterator[Candidate]:
     shorter = s.sequence_length // 2
     if shorter >= 16:
         yield Candidate(

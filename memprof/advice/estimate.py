@@ -210,7 +210,7 @@ def _scaled(moment: Mapping[str, int], here: Mapping[str, int], peak: Peak) -> d
 
 
 def _holds(s: Settings, changes: Mapping[str, Any]) -> bool:
-    whole = s.gpus == 1 or s.sharding == "ddp"
+    whole = not s.divided
     after = changes.get("recipe", s.recipe)
     whole = whole and s.trainer != "dpo"
     return whole and set(changes) <= _FOLLOWED and {s.recipe, after} <= {"trl", "trl-full-logits", "trl-0.14"}

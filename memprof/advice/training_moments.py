@@ -12,7 +12,7 @@ Estimates take what was recorded and scale it by these, so that what is not coun
 from __future__ import annotations
 
 from memprof.config.model_shape import DTYPE_BYTES, ModelShape
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 
 __all__ = ["TRANSIENT", "held", "kept_by_a_layer", "moments", "tokens_of"]
 
@@ -36,7 +36,7 @@ def kept_by_a_layer(s: Settings, m: ModelShape) -> int:
     return norms + inputs + attention + 3 * inner * wide
 
 
-def tokens_of(s: Settings) -> int:
+def tokens_of(s: TrainerSettings) -> int:
     """Count the tokens of a micro-batch; a pair of DPO's is two rows."""
     rows = s.per_device_train_batch_size * (2 if s.trainer == "dpo" else 1)
     return rows * s.sequence_length

@@ -83,14 +83,14 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
     Raises:
         UsageError: a name is no setting.
     """
-    from memprof.config.settings import _ALIASES, Settings
+    from memprof.config.settings import ALIASES, Settings
 
     known = [f.name for f in fields(Settings)]
     found = {name: value for name, value in options.items() if value is not None}
     for text in assignments:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
-        name = _ALIASES.get(name, name)
+        name = ALIASES.get(name, name)
         if not equals or name not in known:
             raise UsageError(
                 f"--set {text!r}: write NAME=VALUE with the name of a setting{did_you_mean(name, known, 3)}."

@@ -81,7 +81,7 @@ def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
     total = source.get("device_total_bytes")
     if settings.device == "cuda" and (named := _card(str(source.get("device_name") or ""), total)) is not None:
         return named
-    lean = settings.recipe == "lean" and settings.generation == "hf" and settings.generation_batch is None
+    lean = settings.lean and settings.generation == "hf" and settings.generation_batch is None
     wanted = settings.device == "cuda" and (settings.generation == "vllm" or lean)
     return f"{total}B" if wanted and total else None
 

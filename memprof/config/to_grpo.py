@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memprof.config.optimizers import optimizer
-from memprof.config.settings import Settings
+from memprof.config.settings import GenerationSettings, ModelSettings, Settings
 
 __all__ = [
     "GRPO_NAMES",
@@ -99,7 +99,7 @@ def cache_arguments(implementation: str, dtype: str) -> dict[str, Any]:
     return arguments
 
 
-def _engine(s: Settings) -> dict[str, Any]:
+def _engine(s: GenerationSettings) -> dict[str, Any]:
     if s.generation == "none":  # nothing generates in this process: a server elsewhere does
         return {"use_vllm": True, "vllm_mode": "server"}
     return {
@@ -112,7 +112,7 @@ def _engine(s: Settings) -> dict[str, Any]:
 
 def lean_arguments(settings: Settings) -> dict[str, Any]:
     """Return the further arguments of ``LeanGRPOConfig``: none for other recipes, none at their defaults."""
-    if settings.recipe != "lean":
+    if not settings.lean:
         return {}
     chosen = {name: getattr(settings, name) for name in LEAN_NAMES}
     return {
@@ -121,7 +121,7 @@ def lean_arguments(settings: Settings) -> dict[str, Any]:
     }
 
 
-def lora_arguments(settings: Settings) -> dict[str, Any] | None:
+def lora_arguments(settings: ModelSettings) -> dict[str, Any] | None:
     """Return the keyword arguments of the adapter's ``LoraConfig``; None where the whole model is trained."""
     if settings.lora_r is None:
         return None
@@ -160,7 +160,7 @@ def as_python(settings: Settings) -> str:
     if (lora := lora_arguments(settings)) is not None:
         inside = ", ".join(f"{name}={value!r}" for name, value in lora.items())
         lines.append(f"peft_config = LoraConfig({inside})")
-    if settings.recipe != "lean" and settings.checkpointing in ("selective", "offloaded"):
+    if not settings.lean and settings.checkpointing in ("selective", "offloaded"):
         lines.append(f"# {settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
     if settings.load_in_4bit:
         inside = ", ".join(f"{name}={value!r}" for name, value in four_bit_arguments(settings).items())
@@ -184,7 +184,7 @@ def as_yaml(settings: Settings) -> str:
     if settings.bnb_4bit_use_double_quant:
         told["use_bnb_nested_quant"] = True
     lines = [f"# {words}" for words in _without_argument(settings)]
-    if settings.recipe == "lean":
+    if settings.lean:
         told |= {"recipe": "lean", **lean_arguments(settings)}
         told["gradient_checkpointing"] = told.pop("checkpointing")
         trainer = f"Lean{settings.trainer.upper()}Trainer"

@@ -34,7 +34,7 @@ def _wide(settings: Settings) -> int:
 
 
 def _weights(settings: Settings, shape: ModelShape) -> int:
-    if settings.gpus > 1 and settings.sharding != "ddp":
+    if settings.divided:
         return 0
     if settings.load_in_4bit:
         return shape.matrices // 2
@@ -43,7 +43,7 @@ def _weights(settings: Settings, shape: ModelShape) -> int:
 
 def _kept(settings: Settings, shape: ModelShape, tokens: int) -> int:
     """Return what the layers keep for the backward of one piece; the first, whose input may need none, is left out."""
-    if settings.prefix_sharing or (settings.gpus > 1 and settings.sharding == "tp"):
+    if settings.prefix_sharing or settings.sharding == "tp":
         return 0
     stream = shape.hidden * min(DTYPE_BYTES[settings.weights_dtype], _wide(settings))
     kind = settings.checkpointing

@@ -50,7 +50,7 @@ def methods_for(
     Raises:
         UsageError: a method cannot be simulated with them, and ``left_out`` was not given.
     """
-    if base.gpus > 1 and base.sharding != "ddp":  # which few-bit optimizers are not simulated with
+    if base.divided:  # which few-bit optimizers are not simulated with
         fixed = fixed | {"optim"}
     rows: list[tuple[Method, Settings]] = []
     seen: set[str] = set()

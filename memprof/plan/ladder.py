@@ -17,7 +17,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.fits import fits, kept_for, words_of
 from memprof.config.model_shape import ModelShape
 from memprof.config.piece_size import MOST_TOKENS
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.errors import DoesNotFit, UsageError
 from memprof.plan.floor import least_bytes
 from memprof.units import format_gib
@@ -113,7 +113,7 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
     return found
 
 
-def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
+def cost_of(settings: TrainerSettings, config: Mapping[str, Any]) -> Cost:
     """Count the recomputed FLOPs and host traffic of one micro-batch, from the model's config.
 
     A linear layer of ``n`` weights takes ``2 n`` FLOPs per token, causal attention ``2 * heads * head_dim * length``.
@@ -136,7 +136,7 @@ def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
     return Cost(tokens * again, away, pieces, tiles)
 
 
-def _piece_tokens(settings: Settings) -> int:
+def _piece_tokens(settings: TrainerSettings) -> int:
     """Return the tokens of the largest piece of a micro-batch whose sequences have their full length."""
     length = settings.sequence_length
     rows = max((settings.max_tokens_per_piece or MOST_TOKENS) // length, 1)
@@ -167,7 +167,7 @@ def choose(
         DoesNotFit: no settings fit; the message names the smallest need.
         UsageError: the recipe is not the lean trainer's.
     """
-    if base.recipe != "lean":
+    if not base.lean:
         raise UsageError("--memory-budget chooses settings of the lean trainer: add --recipe lean.")
     if ModelShape.of(find_config(base.model)).experts:
         fixed = {*fixed, "tiled_mlp"}  # tiles refuse a mixture of experts

@@ -137,7 +137,7 @@ def make_plan(
 
 def _in_half(settings: Settings, card: Gpu, fixed: set[str]) -> Settings:
     """Return settings in fp16 for a card before Ampere, where the user asked for no dtype and it can be simulated."""
-    sharded = settings.gpus > 1 and settings.sharding != "ddp"
+    sharded = settings.divided
     if sharded or not card.before_ampere or settings.mixed_precision != "bf16" or fixed & {"mixed_precision", "dtype"}:
         return settings
     return settings.with_(mixed_precision="fp16")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.plan.sizes import ENOUGH, choices, place_of, size_of, step_back
 from memprof.plan.subprocess_runner import Runner
 
@@ -143,5 +143,5 @@ class _Search:
             told = less
         return told if self.good is None or self._place(told) > self._place(self.good.settings) else None
 
-    def _place(self, settings: Settings) -> tuple[int, int]:
+    def _place(self, settings: TrainerSettings) -> tuple[int, int]:
         return place_of(settings, self._what)

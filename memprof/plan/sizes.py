@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.config.catalogue import find_config
 from memprof.config.model_shape import positions_of
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 
 __all__ = ["ENOUGH", "MAXIMIZE", "choices", "end_of_search", "halved", "most_of", "place_of", "size_of", "step_back"]
 
@@ -58,7 +58,7 @@ def _step_of(base: Settings, what: str) -> int:
     return _STEP if what == "context" else 1
 
 
-def _to(base: Settings, length: int) -> Changes:
+def _to(base: TrainerSettings, length: int) -> Changes:
     return {"completion_length": length - base.prompt_length}
 
 
@@ -105,14 +105,14 @@ def end_of_search(base: Settings, what: str, found: Collection[Settings]) -> str
     return f"the search ended at {most} tokens: {why}"
 
 
-def size_of(settings: Settings, what: str) -> int:
+def size_of(settings: TrainerSettings, what: str) -> int:
     """Return how much of ``what`` settings have."""
     if what == "context":
         return settings.sequence_length
     return settings.num_generations if what == "num_generations" else settings.per_device_train_batch_size
 
 
-def place_of(settings: Settings, what: str) -> tuple[int, int]:
+def place_of(settings: TrainerSettings, what: str) -> tuple[int, int]:
     """Return what orders the choices of one search: the later is the more wanted, and needs more."""
     if what == "context":
         return settings.per_device_train_batch_size, settings.sequence_length

@@ -20,7 +20,7 @@ from memprof.config.fits import room_bytes
 from memprof.config.gpus import Gpu
 from memprof.config.model_shape import ModelShape
 from memprof.config.piece_size import MOST_TOKENS
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.grpo.techniques.apply import TILE_TOKENS
 from memprof.simulate.ensemble import BY_TOKENS, all_fit, margin_kept
 from memprof.vocabulary import Category, Phase
@@ -70,14 +70,14 @@ class Resizable:
         what, rows = in_order(self.program)
         self._order, self._sign = rows[what != FLUSH], np.where(what[what != FLUSH] == ALLOC, 1, -1)
         config = analysis.snapshot.extra.get("config") or {}
-        open_tiles = settings.recipe == "lean" and settings.tiled_mlp is None and settings.checkpointing != "none"
+        open_tiles = settings.lean and settings.tiled_mlp is None and settings.checkpointing != "none"
         self._inner = ModelShape.of(find_config(settings.model)).intermediate if open_tiles else 0
         self._trained = self._rows_of_a_piece(int(config.get("hidden_size") or 0))
 
     def _rows_of_a_piece(self, hidden: int) -> int:
         """Return how many sequences went through the model together in training: those most tensors are of."""
         rows, length = self.settings.per_device_train_batch_size, self.settings.sequence_length
-        if self.settings.recipe != "lean" or not hidden:
+        if not self.settings.lean or not hidden:
             return rows
         sizes = self.program.requested[self._groups["train"]]
         seen = {n: int((sizes == 2 * n * length * hidden).sum()) for n in range(1, rows + 1)}
@@ -104,9 +104,9 @@ class Resizable:
             sizes[rows] = mine
         return sizes
 
-    def _trained_then(self, wanted: Settings) -> int:
+    def _trained_then(self, wanted: TrainerSettings) -> int:
         rows, tokens = wanted.per_device_train_batch_size, wanted.max_tokens_per_piece or MOST_TOKENS
-        if self.settings.recipe != "lean":
+        if not self.settings.lean:
             return rows
         room = max(tokens // wanted.sequence_length, 1)
         longer = wanted.sequence_length >= self.settings.sequence_length

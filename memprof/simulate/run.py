@@ -300,12 +300,12 @@ def features_of(settings: Settings) -> list[str]:
     """List what these settings enter, by the names of :data:`memprof.compat.features.FEATURES`, the general first."""
     found = ["simulate"]
     if settings.trainer == "rloo":
-        found += ["simulate.rloo", *(["lean.rloo"] if settings.recipe == "lean" else [])]
+        found += ["simulate.rloo", *(["lean.rloo"] if settings.lean else [])]
     if settings.recipe in ("lean", "liger"):
         found.append(f"simulate.{settings.recipe}")
-    if settings.recipe != "lean" and settings.checkpointing in ("selective", "offloaded"):
+    if not settings.lean and settings.checkpointing in ("selective", "offloaded"):
         found.append(f"simulate.{settings.checkpointing}")
-    if settings.gpus > 1 and settings.sharding in ("fsdp2", "tp"):
+    if settings.sharding in ("fsdp2", "tp"):
         found.append(f"simulate.{settings.sharding}")
     if settings.sharded_by_zero:
         found.append("simulate.zero")

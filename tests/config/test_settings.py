@@ -12,7 +12,17 @@ from memprof.cli.commands.plan import _most_gpus
 from memprof.cli.simulation_options import settings_of
 from memprof.config.from_recording import settings_like
 from memprof.config.gpus import find_gpu, known_gpus, note_of, workspace_bytes, workspaces_of
-from memprof.config.settings import CHOICES, Settings, read_settings
+from memprof.config.settings import (
+    CHOICES,
+    DeviceSettings,
+    GenerationSettings,
+    ModelSettings,
+    Part,
+    Settings,
+    ShardingSettings,
+    TrainerSettings,
+    read_settings,
+)
 from memprof.errors import InputError, UsageError
 
 
@@ -35,6 +45,24 @@ from memprof.errors import InputError, UsageError
 def test_contradictions_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Settings(model="m", **values)
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "words"),
+    [
+        (ModelSettings, {"model": "m", "load_in_4bit": True}, "needs an adapter"),
+        (TrainerSettings, {"trainer": "rloo", "recipe": "liger"}, "a loss of GRPO's"),
+        (GenerationSettings, {"cache_dtype": "int4"}, "quantised cache"),
+        (ShardingSettings, {"sharding": "zero2"}, "add --gpus 2"),
+        (DeviceSettings, {"device": "tpu"}, "choose from cuda, cpu"),
+    ],
+)
+def test_a_part_refuses_what_it_cannot_be(part: type[Part], values: dict[str, Any], words: str) -> None:
+    whole = Settings(model="m")
+    assert isinstance(whole, part)
+    for kind in (part, Settings):
+        with pytest.raises(UsageError, match=words):
+            kind(**{"model": "m", **values} if kind is Settings else values)
 
 
 def test_a_yaml_of_grpo_settings_is_read(tmp_path: Path) -> None:

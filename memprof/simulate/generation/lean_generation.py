@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.compat.patching import replacing
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, ShardingSettings, TrainerSettings
 from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.generation.simulated_batch import Estimate, SimulatedBatch
 
@@ -54,7 +54,7 @@ def generate_lean(
         _note_how(session, f"{_BATCH}{passes[0]} of {count} sequences generate together, by the card's free memory")
 
 
-def _as_on_ranks(step: Any, settings: Settings) -> Any:
+def _as_on_ranks(step: Any, settings: ShardingSettings) -> Any:
     """Say that ranks run their forwards together where the model is divided among them: this process is one of them."""
     from memprof.grpo.step.ranks import Ranks
 
@@ -62,11 +62,11 @@ def _as_on_ranks(step: Any, settings: Settings) -> Any:
         def least(self, size: int) -> int:
             return size
 
-    divided = settings.gpus > 1 and settings.sharding != "ddp"
+    divided = settings.divided
     return replace(step, ranks=Alike(step.accelerator, True)) if divided else step
 
 
-def _roll(trainer: Any, settings: Settings, session: FakeSession | None, prompts: list[list[int]]) -> Work:
+def _roll(trainer: Any, settings: TrainerSettings, session: FakeSession | None, prompts: list[list[int]]) -> Work:
     """Let transformers' ``generate`` prepare and the trainer's rolling batch decode, both on fake tensors.
 
     Returns:

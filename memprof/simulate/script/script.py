@@ -77,7 +77,7 @@ def simulate_script(
         if failed.settings is None:
             raise InputError(f"{script.name}: {failed.reason}") from failed
         raw = simulate_settings(failed.settings, capacity=capacity, gpu=gpu, stacks=stacks)
-        whose = "memprof's lean trainer" if failed.settings.recipe == "lean" else "TRL's"
+        whose = "memprof's lean trainer" if failed.settings.lean else "TRL's"
         how = f"the script's own trainer could not be executed ({failed.reason}); {whose} was, with its arguments"
     else:
         how = f"the script's own {found.trainer.name} was built and trained for two steps on fake tensors"

@@ -13,7 +13,7 @@ import torch
 from memprof.compat import accelerate as accelerate_names
 from memprof.compat import patching
 from memprof.compat import torch_sharding as sharding_names
-from memprof.config.settings import Settings
+from memprof.config.settings import TrainerSettings
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["gathered_owned", "shard"]
 
 
-def shard(model: Any, mesh: Any, settings: Settings) -> None:
+def shard(model: Any, mesh: Any, settings: TrainerSettings) -> None:
     """Shard a model by accelerate's own code: its layers, its embeddings, its head, and what is left.
 
     The settings are those of TRL's ``fsdp2.yaml``. transformers changes the wrapping policy for an adapter under FSDP1

@@ -22,7 +22,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, ShardingSettings
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ZeroEngine:
     New weights are gathered in place. Call :meth:`backward` around each backward.
     """
 
-    def __init__(self, model: Any, settings: Settings, session: FakeSession) -> None:
+    def __init__(self, model: Any, settings: ShardingSettings, session: FakeSession) -> None:
         self.session, self.recorder = session, session.fake_recorder
         self.stage = int(settings.sharding.removeprefix("zero"))
         self.world = settings.gpus
@@ -210,7 +210,7 @@ class Coordinator:
         settings: the limits, in elements.
     """
 
-    def __init__(self, model: Any, engine: Zero3Engine, category: Category, settings: Settings) -> None:
+    def __init__(self, model: Any, engine: Zero3Engine, category: Category, settings: ShardingSettings) -> None:
         self._engine, self._category = engine, category
         self._prefetch = settings.stage3_prefetch_bucket_size
         self._reuse, self._most = settings.stage3_max_reuse_distance, settings.stage3_max_live_parameters

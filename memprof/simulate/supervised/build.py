@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memprof.config.optimizers import optimizer
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 
 __all__ = ["supervised_trainer"]
 
@@ -59,7 +59,7 @@ def _no_progress() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _row(settings: Settings) -> dict[str, Any]:
+def _row(settings: TrainerSettings) -> dict[str, Any]:
     """Make one row: tokens, or a pair of texts, to which TRL adds the token that ends them."""
     if settings.trainer == "sft":
         return {"input_ids": [0] * settings.sequence_length}
@@ -67,7 +67,7 @@ def _row(settings: Settings) -> dict[str, Any]:
     return {"prompt": "a " * settings.prompt_length, "chosen": text, "rejected": text}
 
 
-def _arguments(settings: Settings) -> dict[str, Any]:
+def _arguments(settings: TrainerSettings) -> dict[str, Any]:
     replaced = settings.optim == "none" or optimizer(settings.optim).modelled  # once the trainer is built
     return {
         "per_device_train_batch_size": settings.per_device_train_batch_size,

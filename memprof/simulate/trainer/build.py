@@ -9,7 +9,7 @@ import torch
 
 from memprof.compat import transformers as transformers_names
 from memprof.config.optimizers import optimizer
-from memprof.config.settings import Settings
+from memprof.config.settings import ModelSettings, Settings, TrainerSettings
 from memprof.config.to_grpo import four_bit_arguments, grpo_arguments, lora_arguments
 from memprof.errors import UsageError
 from memprof.simulate.sharding.dtensors import count_shards
@@ -67,7 +67,7 @@ def build_trainer(
     else:
         model = build_model(config, settings.weights_dtype)
     session.add_model(model, "policy")
-    if settings.recipe != "lean":  # which has its own
+    if not settings.lean:  # which has its own
         choose_checkpointing(model, settings.checkpointing)
     images = images_of(settings, config)
     processor = None
@@ -150,7 +150,7 @@ def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) ->
             count_shards(scores, recorder)
 
 
-def set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> None:
+def set_optimizer(trainer: Any, settings: TrainerSettings, session: FakeSession) -> None:
     """Let a trainer make the modelled optimizer of these settings, where torch and transformers have none."""
 
     def paged(nbytes: int) -> None:
@@ -209,7 +209,7 @@ def _unattended(folder: str, steps: int) -> dict[str, Any]:
     }
 
 
-def adapter_of(settings: Settings) -> Any:
+def adapter_of(settings: ModelSettings) -> Any:
     """Make the ``LoraConfig`` of these settings; None where the whole model is trained."""
     told = lora_arguments(settings)
     if told is None:

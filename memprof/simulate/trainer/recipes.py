@@ -10,7 +10,7 @@ import torch
 from memprof.compat import optional_packages as optional_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.config.to_grpo import lean_arguments
 from memprof.errors import UsageError
 from memprof.units import format_gib
@@ -29,21 +29,21 @@ __all__ = [
 ]
 
 
-def classes_of(settings: Settings) -> tuple[Any, Any]:
+def classes_of(settings: TrainerSettings) -> tuple[Any, Any]:
     """Return the trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""
     import trl
 
     from memprof import grpo
 
     name = settings.trainer.upper()
-    if settings.recipe == "lean":
+    if settings.lean:
         return getattr(grpo, f"Lean{name}Trainer"), getattr(grpo, f"Lean{name}Config")
     return getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")
 
 
 def config_of(settings: Settings) -> dict[str, Any]:
     """Make the arguments of the recipe's config beside those of every recipe."""
-    if settings.recipe != "lean":
+    if not settings.lean:
         return {}
     # The engine is modelled, and so is that weights make room for it.
     return {**lean_arguments(settings), "weights": "as_given", "park_weights": False, **_as_sharded(settings)}
@@ -54,7 +54,7 @@ def _as_sharded(settings: Settings) -> dict[str, Any]:
 
     Its reference is then sharded on the devices, and under ZeRO-3 the step is TRL's own.
     """
-    if settings.gpus == 1 or settings.sharding == "ddp":
+    if not settings.divided:
         return {}
     chosen: dict[str, Any] = {"micro_splitting": settings.sharding != "zero3"}
     if settings.beta != 0.0 and settings.lora_r is None:
@@ -62,7 +62,7 @@ def _as_sharded(settings: Settings) -> dict[str, Any]:
     return chosen
 
 
-def apply_recipe(trainer: Any, settings: Settings) -> None:
+def apply_recipe(trainer: Any, settings: TrainerSettings) -> None:
     """Make a trainer compute its loss as ``settings.recipe`` says.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.simulate.trainer.models import build_model, load_config
 
 __all__ = ["RewardTokenizer", "reward_function", "reward_model", "reward_named"]
@@ -41,7 +41,7 @@ class RewardTokenizer:
     pad_token_id = 1
     pad_token = eos_token = "<pad>"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TrainerSettings) -> None:
         self._tokens = settings.sequence_length
 
     def __call__(self, text: list[str], **_: Any) -> dict[str, Any]:

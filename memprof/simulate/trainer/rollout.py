@@ -52,7 +52,7 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
         def in_passes(size: int, passes: int) -> None:
             _generate(self, size, settings, session, passes=passes)
 
-        if settings.generation == "hf" and settings.recipe == "lean":
+        if settings.generation == "hf" and settings.lean:
             generate_lean(self, settings, session, len(prompt_ids), in_passes)
         elif settings.generation == "hf":
             in_passes(len(prompt_ids), 1)
@@ -60,7 +60,7 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
         if engine is not None:
             engine.generate(self, len(prompt_ids))
             logprobs = [[0.0] * completion for _ in prompt_ids]  # what the engine sampled with
-        if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
+        if settings.lean and settings.device == "cuda" and session is not None:
             session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
         made = [[0] * completion for _ in prompt_ids]
         return made if settings.trainer == "rloo" else (made, logprobs)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.config.trl_arguments import LEFT_OUT
 from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["run_trl", "selected_of", "steps_callback", "watched"]
 
 
-def selected_of(settings: Settings) -> Any:
+def selected_of(settings: TrainerSettings) -> Any:
     """Count the positions of a boolean mask that are set: of ``[batch, tokens]`` masks the completions', else all."""
 
     def selected(shape: tuple[int, ...]) -> int:
@@ -69,7 +69,7 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         stack.enter_context(modelled_quanto())
         if settings.images:
             stack.enter_context(shapes_unchecked())
-        if settings.recipe != "lean" and settings.checkpointing == "offloaded":  # the lean trainer has its own
+        if not settings.lean and settings.checkpointing == "offloaded":  # the lean trainer has its own
             stack.enter_context(offloading_to_host(session))
         if mesh is not None:
             stack.enter_context(shards_planned_unseen(session.fake_recorder))

@@ -18,7 +18,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.targets import Target
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.simulate.trainer.lean import lean_world
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
@@ -51,12 +51,12 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
             if session is not None:
                 stack.enter_context(_seeds_on_host(session))
                 stack.enter_context(_step_counts_on_host(session))
-        if settings.recipe == "lean":
+        if settings.lean:
             stack.enter_context(lean_world(reference, session, settings.device))
         yield
 
 
-def _without_values(settings: Settings, session: FakeSession | None) -> list[tuple[Target, Any]]:
+def _without_values(settings: TrainerSettings, session: FakeSession | None) -> list[tuple[Target, Any]]:
     """List what asks for values: whether a mask is all ones, and when sampling ends."""
 
     def fast_all(tensor: Any) -> Any:

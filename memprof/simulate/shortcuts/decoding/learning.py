@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from memprof.compat import transformers as transformers_names
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, TrainerSettings
 from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Jumps, NotAlike, Player, Run, learn
 from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
 from memprof.simulate.trainer.rollout import some_tokens
@@ -22,7 +22,7 @@ _SHORTEST_PERIOD = 16
 
 
 def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
-    if settings.gpus > 1 and settings.sharding != "ddp":
+    if settings.divided:
         raise NotAlike(f"the model is divided by {settings.sharding}")
     jumps = _jumps(model, trainer, settings)
     shapes = _layer_shapes(trainer, model, batch, settings, recorder) if jumps is not None else []
@@ -40,7 +40,7 @@ def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: 
     return learn(runs, settings.completion_length, jumps)
 
 
-def _jumps(model: Any, trainer: Any, settings: Settings) -> Jumps | None:
+def _jumps(model: Any, trainer: Any, settings: TrainerSettings) -> Jumps | None:
     """Number the tokens after which a quantised cache quantises all of itself; None where it never does."""
     every = quantised_every(model, trainer.generation_config)
     if every is None:
@@ -50,14 +50,18 @@ def _jumps(model: Any, trainer: Any, settings: Settings) -> Jumps | None:
     return Jumps(every + 1, every, (settings.completion_length - 1) // every)
 
 
-def _layer_shapes(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> list[LayerShape]:
+def _layer_shapes(
+    trainer: Any, model: Any, batch: int, settings: TrainerSettings, recorder: FakeRecorder
+) -> list[LayerShape]:
     """Return what a prompt's forward puts into the cache."""
     with recorder.blocks.rehearsing(), recorder.work.apart():
         cache = some_tokens(trainer, model, batch, settings.prompt_length, settings.completion_length, count=1)
         return shapes_of(cache)
 
 
-def pieces_to_execute(settings: Settings, windows: Sequence[int], jumps: Jumps | None = None) -> list[tuple[int, int]]:
+def pieces_to_execute(
+    settings: TrainerSettings, windows: Sequence[int], jumps: Jumps | None = None
+) -> list[tuple[int, int]]:
     """List which tokens are executed, as prompts and how many tokens after each: the first ones, those around the
     length at which a window is full and around the first and the last jump, the last ones."""
     first, last = settings.prompt_length, settings.sequence_length

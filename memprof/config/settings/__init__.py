@@ -1,0 +1,27 @@
+"""Hold one run's settings: ``parts`` are five, ``run`` is all of them, ``file`` reads them from YAML and JSON."""
+
+from memprof.config.settings.file import ALIASES, read_settings
+from memprof.config.settings.parts import (
+    CHOICES,
+    DeviceSettings,
+    GenerationSettings,
+    ModelSettings,
+    Part,
+    ShardingSettings,
+    TrainerSettings,
+)
+from memprof.config.settings.run import TRAINERS_OWN, Settings
+
+__all__ = [
+    "ALIASES",
+    "CHOICES",
+    "TRAINERS_OWN",
+    "DeviceSettings",
+    "GenerationSettings",
+    "ModelSettings",
+    "Part",
+    "Settings",
+    "ShardingSettings",
+    "TrainerSettings",
+    "read_settings",
+]

@@ -1,0 +1,118 @@
+"""Read settings from YAML and JSON files, also those written for other tools."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from memprof.config.settings.parts import kinds_of
+from memprof.config.settings.run import Settings
+from memprof.config.trl_arguments import left_out_of, said_by_trl
+from memprof.errors import InputError
+from memprof.files import refuse_special
+
+__all__ = ["ALIASES", "read_settings"]
+
+#: Names that other tools' config files use for the same setting.
+ALIASES = {
+    "model_name_or_path": "model",
+    "max_prompt_length": "prompt_length",
+    "max_completion_length": "completion_length",
+    "lora_rank": "lora_r",
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "torch_dtype": "dtype",
+    "activation_checkpointing": "gradient_checkpointing",
+    "use_bnb_nested_quant": "bnb_4bit_use_double_quant",
+}
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """Read settings from a YAML or JSON file: those memprof knows; the rest of a GRPO config is passed over.
+
+    Raises:
+        InputError: the file cannot be read or holds no mapping, or a name in it is nearly that of a setting.
+    """
+    file = Path(path)
+    try:
+        refuse_special(file)
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read ({error}).") from None
+    given = _parse(file, text)
+    known = {f.name for f in fields(Settings)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = ALIASES.get(str(key).replace("-", "_"), str(key).replace("-", "_"))
+        if name not in known:
+            _refuse_misspelt(file, name, known)
+        if name not in known or value is None:
+            continue
+        if name == "lora_target_modules":
+            value = tuple(value.split(",")) if isinstance(value, str) else value
+            if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
+                raise InputError(f"{file}: lora_target_modules is {value!r:.40}; write a list of names.")
+            value = tuple(value)
+        if name in ("dtype", "bnb_4bit_compute_dtype"):
+            value = str(value).removeprefix("torch.")
+        values[name] = _number(name, value)
+    if left_out := left_out_of({str(key).replace("-", "_"): value for key, value in given.items()}):
+        values["left_out"] = left_out
+    return _with_kind(said_by_trl(values, given), given)
+
+
+def _number(name: str, value: Any) -> Any:
+    """Read a number as TRL does where YAML takes it for a word (``1e-3``), or where JSON writes a whole one ``5e8``."""
+    kind = kinds_of(Settings).get(name, ("",))[0]
+    if kind not in ("int", "float") or isinstance(value, bool):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value
+    return number if kind == "float" else int(number) if number.is_integer() else value
+
+
+# Names this alike are one, misspelt; per_device_eval_batch_size, TRL's own, is 0.87 like ours.
+_MISSPELT = 0.93
+
+
+def _refuse_misspelt(file: Path, name: str, known: set[str]) -> None:
+    near = get_close_matches(name, known, 1, _MISSPELT)
+    if near:
+        raise InputError(f"{file}: {name} is no setting; {near[0]} is.")
+
+
+def _with_kind(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Read the kind of checkpointing as transformers' and TRL's own arguments name it."""
+    if values.get("gradient_checkpointing", True) is not True:
+        return values
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        more = given.get(name)
+        for key, kind in (("offload", "offloaded"), ("selective", "selective")):
+            if isinstance(more, dict) and more.get(key):
+                values["gradient_checkpointing"] = kind
+    return values
+
+
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    import json
+
+    try:
+        if file.suffix == ".json":
+            data = json.loads(text)
+        else:
+            import yaml  # type: ignore[import-untyped]
+
+            data = yaml.safe_load(text)
+    except ImportError:
+        raise InputError(f"{file}: reading YAML needs PyYAML; install it or write the file as JSON.") from None
+    except ValueError as error:
+        raise InputError(f"{file}: not valid {file.suffix or 'YAML'} ({str(error)[:80]}).") from None
+    except Exception as error:  # yaml's own errors share no importable base without yaml
+        raise InputError(f"{file}: not valid YAML ({str(error)[:80]}).") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{file}: expected names and values, like a GRPOConfig written as YAML.")
+    return data

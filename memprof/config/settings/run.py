@@ -1,0 +1,141 @@
+"""Hold the settings of one GRPO run, named as ``GRPOConfig``, ``LoraConfig`` and friends name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from memprof.config.optimizers import OPTIMIZERS, optimizer
+from memprof.config.settings.parts import (
+    DeviceSettings,
+    GenerationSettings,
+    ModelSettings,
+    ShardingSettings,
+    TrainerSettings,
+    flag_of,
+)
+from memprof.errors import UsageError
+
+__all__ = ["TRAINERS_OWN", "Settings"]
+
+#: Defaults of TRL's other trainers where they are not those of :class:`Settings`, for who leaves a setting open.
+TRAINERS_OWN: dict[str, dict[str, Any]] = {"rloo": {"beta": 0.05}}
+_UNSHARDED = tuple(name for name in OPTIMIZERS if not optimizer(name).sharded)
+_LEAN_ONLY = ("max_tokens_per_piece", "tiled_mlp", "generation_batch", "prefix_sharing", "park_weights")
+
+
+@dataclass(frozen=True)
+class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSettings, ModelSettings):
+    """One run: five parts, each of which refuses what it cannot be; here stands what they refuse of each other.
+
+    ``left_out`` names what a config file switches on and no simulation executes; ``assumed`` names the settings whose
+    defaults stand because nobody gave a value.
+    """
+
+    left_out: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    def _settle(self) -> None:
+        super()._settle()
+        object.__setattr__(self, "left_out", tuple(self.left_out))
+        object.__setattr__(self, "assumed", tuple(self.assumed))
+
+    def _check(self) -> None:
+        super()._check()
+        for name in _LEAN_ONLY:
+            if not self.lean and (value := getattr(self, name)) is not None and value is not False:
+                raise UsageError(f"{flag_of(name)} is of the lean trainer: add --recipe lean.")
+        self._check_generation()
+        self._check_fp16()
+        self._check_sharding()
+        self._check_images()
+        if self.checkpointing == "offloaded" and self.device == "cpu":
+            raise UsageError("--gradient-checkpointing offloaded frees a GPU: drop --device cpu.")
+        batch = self.per_device_train_batch_size * self.replicas * self.generation_steps
+        if batch % self.num_generations and not self.supervised:
+            raise UsageError(
+                f"the generation batch ({batch} = per-device batch {self.per_device_train_batch_size} x "
+                f"{self.replicas} GPU(s) x {self.generation_steps} steps per generation) is not a multiple of "
+                f"--num-generations {self.num_generations}, which TRL refuses."
+            )
+
+    def _check_generation(self) -> None:
+        if self.cache_implementation == "static" and self.weights_dtype == "float32" and self.mixed_precision != "no":
+            raise UsageError(
+                "--cache-implementation static fails in a real run too with float32 weights under autocast (keys and "
+                "values differ in dtype): add --dtype bfloat16."
+            )
+        if self.park_weights and (self.generation != "vllm" or not self.vllm_enable_sleep_mode):
+            raise UsageError(
+                "--park-weights makes room for an engine that sleeps: add --generation vllm --vllm-enable-sleep-mode."
+            )
+        if self.park_weights and self.divided:
+            raise UsageError("--park-weights moves whole parameters: drop --sharding, or use --sharding ddp.")
+        if self.generation == "vllm" and self.sharding in ("fsdp2", "tp"):
+            raise UsageError(
+                f"--generation vllm beside --sharding {self.sharding} is not simulated yet; use --generation none."
+            )
+        if self.generation == "vllm" and self.device == "cpu":
+            raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
+
+    def _check_fp16(self) -> None:
+        """Refuse what a run with fp16's loss scaler refuses, and what is not simulated with it."""
+        if self.mixed_precision != "fp16":
+            return
+        if self.dtype == "float16" and self.lora_r is None:
+            raise UsageError("fp16 over float16 weights fails in a real run too: load them with --dtype float32.")
+        if self.divided:
+            raise UsageError(f"fp16 beside --sharding {self.sharding} is not simulated: set bf16, or drop --sharding.")
+        if self.device == "cpu":
+            raise UsageError("fp16 scales losses on GPUs only: drop --device cpu, or set bf16.")
+
+    def _check_sharding(self) -> None:
+        untorch = self.device == "cpu" or self.optim in _UNSHARDED
+        if self.supervised and (self.sharded_by_zero or self.sharding == "tp"):
+            where = "on one GPU, with ddp and with fsdp2: use one of these"
+            raise UsageError(f"--trainer {self.trainer} is simulated {where}.")
+        if self.recipe == "liger" and self.sharding in ("fsdp2", "tp"):
+            raise UsageError(f"--recipe liger beside --sharding {self.sharding} is not simulated: use ddp, or zero2.")
+        if self.sharding == "fsdp2" and untorch:
+            raise UsageError("--sharding fsdp2 is simulated on CUDA, with torch's own AdamW: use --optim adamw_torch.")
+        if self.sharding == "fsdp2" and self.load_in_4bit:
+            raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
+        if self.sharding == "tp" and (untorch or self.lora_r is not None):
+            raise UsageError(
+                "--sharding tp is simulated on CUDA for full fine-tuning with torch's own AdamW: drop --lora-r, and "
+                "use --optim adamw_torch."
+            )
+        if self.sharded_by_zero and (untorch or self.load_in_4bit):
+            raise UsageError(
+                f"--sharding {self.sharding} is modelled on CUDA for bfloat16 weights and torch's own AdamW: use "
+                "--optim adamw_torch, and drop --load-in-4bit."
+            )
+
+    def _check_images(self) -> None:
+        """Refuse, by name, what is not simulated beside images."""
+        if self.images and self.generation != "none":
+            raise UsageError("Generation from images is not simulated: add --generation none for the training's peak.")
+        if self.images and self.gpus > 1:
+            raise UsageError("--images is simulated on one GPU: drop --gpus.")
+
+    @property
+    def weights_dtype(self) -> str:
+        """Return the parameters' dtype where they are trained: DeepSpeed's are bfloat16."""
+        return "bfloat16" if self.sharded_by_zero else self.dtype
+
+    def with_(self, **changes: Any) -> Settings:
+        """Return a copy with some settings changed."""
+        return replace(self, **{"assumed": tuple(n for n in self.assumed if n not in changes), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as it is kept in a snapshot."""
+        plain = asdict(self)
+        plain["lora_target_modules"] = list(self.lora_target_modules)
+        plain["left_out"], plain["assumed"] = list(self.left_out), list(self.assumed)
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Settings:
+        """Return the settings that :meth:`to_dict` wrote."""
+        return cls(**{**plain, "lora_target_modules": tuple(plain["lora_target_modules"])})
