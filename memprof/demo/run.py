@@ -69,6 +69,7 @@ def run(out: Path, *, quick: bool = False) -> DemoResult:
     """
     _require("torch", "transformers", "trl", "peft", "datasets")
     _make_folder(out)
+    _say("This trains a small model with GRPO, fully and then with LoRA, and shows where the memory of each run went.")
     with _quiet_libraries():
         from memprof.demo.data import load_questions
         from memprof.demo.model import prepare_checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -43,6 +44,7 @@ __all__ = [
     "call_site",
     "category_parts",
     "evidence_shares",
+    "fold_shared",
     "group_rows",
     "icicle",
     "phase_rows",
@@ -248,6 +250,28 @@ def _is_machinery(frame: str) -> bool:
     file = text_path(frame)
     own = file.rooted and file.path.startswith(("memprof/", "click/"))
     return own or frame.startswith("<frozen") or bool(_LIBRARY.search(frame))
+
+
+def fold_shared(allocations: Sequence[Allocation]) -> tuple[tuple[str, ...], tuple[Allocation, ...]]:
+    """Take the outermost frames that all stacks share out of each, to be said once; the innermost always stays.
+
+    A line that counts what was left out of a stack stays with it.
+    """
+    stacks = [[frame for frame in a.stack if not frame.startswith("…")] for a in allocations if a.stack]
+    if len(stacks) < 2:
+        return (), tuple(allocations)
+    most = min(len(stack) for stack in stacks) - 1
+    same = next((i for i in range(most) if len({stack[-1 - i] for stack in stacks}) > 1), max(most, 0))
+    if not same:
+        return (), tuple(allocations)
+    return tuple(stacks[0][-same:]), tuple(replace(a, stack=_without_outermost(a.stack, same)) for a in allocations)
+
+
+def _without_outermost(stack: tuple[str, ...], frames: int) -> tuple[str, ...]:
+    """Leave out so many of a stack's outermost frames."""
+    places = [i for i, frame in enumerate(stack) if not frame.startswith("…")]
+    gone = set(places[-frames:])
+    return tuple(frame for i, frame in enumerate(stack) if i not in gone)
 
 
 def allocation_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation
+from memprof.reports.document.tables import fold_shared
 from memprof.reports.document.text import gib, size, thousands
 from memprof.reports.markdown.elements import code, fence, text
 
@@ -12,8 +13,9 @@ __all__ = ["render_allocations"]
 
 
 def render_allocations(allocations: Sequence[Allocation]) -> str:
-    """Render every allocation with its evidence and its stack."""
-    blocks = []
+    """Render every allocation with its evidence and its stack; frames that all stacks share stand once, above."""
+    shared, allocations = fold_shared(allocations)
+    blocks = [f"All share:\n\n{fence(shared)}\n"] if shared else []
     for a in allocations:
         label = a.category_label + (f" / {a.detail}" if a.detail else "")
         many = f" in {text(thousands(a.count))} blocks of {text(size(a.each_bytes))}" if a.count > 1 else ""

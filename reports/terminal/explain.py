@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation
+from memprof.reports.document.tables import fold_shared
 from memprof.reports.document.text import gib, short_path, size, thousands
 from memprof.reports.terminal.elements import swatch
 from memprof.reports.terminal.screen import console_of, text_of
@@ -13,10 +14,13 @@ __all__ = ["render_allocations"]
 
 
 def render_allocations(allocations: Sequence[Allocation], width: int = 100, colour: bool = False) -> str:
-    """Render every allocation with its evidence and its stack."""
+    """Render every allocation with its evidence and its stack; frames that all stacks share stand once, above."""
     from rich.text import Text
 
     console = console_of(width, colour)
+    shared, allocations = fold_shared(allocations)
+    for line in ("All share:", *(f"      {_shortened(frame, width - 6)}" for frame in shared)) if shared else ():
+        console.print(Text(line), no_wrap=True, overflow="ellipsis")
     for allocation in allocations:
         head = Text.assemble(swatch(allocation.category, colour), " ", (f"{gib(allocation.bytes)} GiB", "bold"))
         label = allocation.category_label + (f" / {allocation.detail}" if allocation.detail else "")

@@ -142,6 +142,18 @@ def test_constant_rewards_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         run(tmp_path, quick=True)
 
 
+def test_it_begins_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise MemprofError("enough")
+
+    monkeypatch.setattr("memprof.demo.model.prepare_checkpoint", stop)
+    with pytest.raises(MemprofError, match="enough"):
+        run(tmp_path, quick=True)
+    assert capsys.readouterr().err.startswith("This trains a small model with GRPO, ")
+
+
 def test_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="--out"):
