@@ -39,14 +39,20 @@ def analysis_fragment(analysis: Analysis) -> str:
 
 
 def document_fragment(document: Document, link: str = "") -> str:
-    """Return a document's first screen as a piece of HTML; ``link`` is the address of its page."""
+    """Return a document's first screen as a piece of HTML; ``link`` is the address of its page.
+
+    Where memory ran out it says what was asked for and how the card was filled, too.
+    """
     shown = document.summary
     rows = [line for row in document.rows for line in _lines(row)]
     if shown.guessed:
         rows.append((escape(shown.guessed.label), shown.guessed.value, escape(shown.guessed.note)))
     more = f'<p><a href="{escape(link, quote=True)}">{escape(link)}</a></p>' if link else ""
+    said = [document.headline.sentences]
+    if document.oom is not None:
+        said += [document.oom.sentence, *([document.room.sentence] if document.room else [])]
     return _fragment(
-        f"{shown.peak_word} in {shown.where}", shown.peak_bytes, document.headline.sentences, shown.bar,
+        f"{shown.peak_word} in {shown.where}", shown.peak_bytes, " ".join(said), shown.bar,
         _table(rows, "Own peak"), more,
     )
 

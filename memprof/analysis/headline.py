@@ -34,6 +34,8 @@ _STANDING = {
 }  # fmt: skip
 # What comes and goes is named beside what stays from this share of the peak on.
 _WORTH = 0.05
+# Places that hold less than this share of their category together are no cause: it is said that they are many.
+_TELLING = 0.25
 # With this share of the card left a run fits with room: nothing has to change.
 _ROOMY = 0.25
 _LABELS = {str(category): label[:1].lower() + label[1:] for category, label in CATEGORY_LABELS.items()}
@@ -221,6 +223,8 @@ def _label(category: str) -> str:
 
 def _places(places: Sequence[Mapping[str, Any]]) -> str:
     """Write ``38 % from models.py:174, 31 % from :181``: a file is named once where places follow each other in it."""
+    if sum(place["share"] for place in places) < _TELLING:
+        return f"from many places, at most {100 * places[0]['share']:.0f} % from one"
     words, before = [], ""
     for place in places:
         file, line = _file_and_line(place["frame"])

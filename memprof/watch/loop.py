@@ -62,6 +62,7 @@ class PlainLoop:
         self._handles: list[Any] = []
         self._patches = Patches()
         self._over = False
+        self._left_to_script = False
         self.door = Door("loop", lost="the steps being recorded", say=on_stderr)
         self.door.when_shut(self._give_up)
         self._loading = LoadWatch(options, self._ran_out_while_loading)
@@ -111,6 +112,11 @@ class PlainLoop:
     def recorded(self) -> bool:
         """Tell whether anything was recorded: a forward in a chosen step, or memory that ran out before."""
         return self._recorder.step > 0 or self._load_snapshot is not None
+
+    @property
+    def untouched(self) -> bool:
+        """Tell whether nothing was recorded, though nothing failed and the script recorded nothing itself."""
+        return not (self.recorded or self._left_to_script or self.door.failure)
 
     def _finish(self) -> None:
         self._over = True
@@ -203,6 +209,7 @@ class PlainLoop:
         return step in (self._steps or ()) or (self._every is not None and step % self._every == 0)
 
     def _begin_if_due(self, module: Any) -> None:
+        self._left_to_script |= bool(phases.ACTIVE) and self._recorder.session is None
         if self._recorder.session is not None or not self._wanted(self._step) or phases.ACTIVE:
             return  # where the script records itself, it knows better
         parameter = next(module.parameters(), None)

@@ -58,6 +58,8 @@ class Attachment:
         asked = self._asked or (Path(RUN_FOLDER) if self._loop is not None else None)
         if self.recorded and asked is not None and (moved := self._folder.sentence(asked)):
             say(moved, "stderr")
+        if self._loop is not None and self._loop.untouched:
+            say("memprof: nothing was recorded: no model ran in the steps that were to be recorded.", "stderr")
         say_later()
 
     @property

@@ -145,3 +145,13 @@ def test_an_oom_begins_with_what_is_missing() -> None:
     report = analyze(snapshot_from_raw(builder.raw())).to_dict()
     assert report["headline"]["verdict"].startswith("Out by 48.0 MiB in ")
     assert headline_of({**report, "headline": None})["places"] == report["headline"]["places"]
+
+
+def test_places_that_hold_little_together_are_said_to_be_many() -> None:
+    builder = SnapshotBuilder()
+    builder.alloc(320 * MIB, "forward")
+    report = analyze(snapshot_from_raw(builder.raw())).to_dict()
+    report["headline"]["places"] = [{"frame": f"a.py:{i} f", "bytes": 16 * MIB, "share": 0.05} for i in range(1, 5)]
+    assert "from many places, at most 5 % from one." in headline_of(report)["cause"]
+    report["headline"]["places"][0]["share"] = 0.4
+    assert ": 40 % from a.py:1, 5 % from :2" in headline_of(report)["cause"]

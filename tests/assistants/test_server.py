@@ -86,6 +86,8 @@ def test_the_reading_tools(runs: Path) -> None:
         good, text = await asked(client, "report", path="a.pickle")
         assert good, text
         assert "6.00 MiB" in text or "0.01 GiB" in text
+        verdict = json.loads(call("report", runs / "a.pickle", "--json", "-").stdout)["headline"]["verdict"]
+        assert verdict in text.partition("\n\n|")[0]  # the report's own sentence
         good, text = await asked(client, "report", path=str(runs / "ranks"), step=3)
         assert good, text
         assert "step_4/rank_0.pickle" in text  # listed, with why it is not shown

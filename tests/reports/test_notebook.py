@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memprof.reports.document.build import build_document
+from memprof.reports.notebook import document_fragment
 
 from memprof import analyze
 from memprof.errors import InputError
@@ -62,6 +64,23 @@ def test_a_notebook_shows_table_bar_and_page(snapshot: Path, tmp_path: Path) -> 
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert "report.html" in page[0]["data"]["text/plain"]
     assert quick[0]["text"] == "False\n"
+
+
+def test_out_of_memory_shows_the_failure_the_card_and_the_advice(tmp_path: Path) -> None:
+    run = SnapshotBuilder()
+    run.alloc(512 * MIB, "forward")
+    run._event("oom", 0, 64 * MIB, [])
+    run.events[-1]["device_free"] = 16 * MIB
+    analysis = analyze(run.save(tmp_path / "run.pickle"))
+    shown = analysis._repr_html_()
+    assert "Out by 48.0 MiB" in shown
+    assert "64.00 MiB were asked for" in shown
+    assert "the card at least" in shown
+    report = {**analysis.to_dict(), "capacity": {"bytes": 1024 * MIB, "from": "option"}}
+    report["headline"]["action"] = "First thing to change: halve it."
+    shown = document_fragment(build_document(report))
+    assert "of 1.00 GiB" in shown
+    assert "First thing to change: halve it." in shown
 
 
 def test_repr_says_the_peak(snapshot: Path) -> None:

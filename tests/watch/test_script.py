@@ -122,6 +122,14 @@ def test_a_loop_computes_the_same_and_switched_off_nothing_is_watched(tmp_path: 
     assert watched.stderr == alone.stderr + f"memprof: _memprof{os.sep}report.html\n"
 
 
+def test_a_run_that_recorded_nothing_says_so(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("import torch\nprint(torch.zeros(2).sum().item())\n")
+    seen = python(*RUN, "s.py", cwd=tmp_path)
+    assert (seen.returncode, seen.stdout) == (0, "0.0\n")
+    assert seen.stderr == "memprof: nothing was recorded: no model ran in the steps that were to be recorded.\n"
+    assert left_in(tmp_path / "_memprof") == []
+
+
 def test_nothing_heavy_is_imported_before_the_scripts_first_line(tmp_path: Path) -> None:
     """The script sets its environment before it imports torch or transformers; a script without them needs neither."""
     script = tmp_path / "first.py"
