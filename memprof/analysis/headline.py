@@ -120,9 +120,14 @@ def _room(oom: Mapping[str, Any]) -> int:
 
 def peak_words(source: Mapping[str, Any]) -> str:
     """Name the peak by what was recorded; without a history it is not known how high memory went."""
-    if source["history"] == "none":
+    if _is_dump(source):
         return "Allocated at the dump"
     return _PEAK.get(source["kind"], "Peak allocated memory")
+
+
+def _is_dump(source: Mapping[str, Any]) -> bool:
+    """Tell whether only one instant is known; a dump of 2023 or 2024 may hold a single event, a block given back."""
+    return source["history"] == "none" or (source["history"] != "complete" and source.get("events", 2) < 2)
 
 
 def peak_phase(report: Mapping[str, Any]) -> str | None:
@@ -180,7 +185,7 @@ def _capacity(report: Mapping[str, Any]) -> int | None:
 
 
 def _out_of_memory(oom: Mapping[str, Any]) -> str:
-    where = _in(oom["phase"], oom["step"])
+    where = _in(None if oom["phase"] == "other" else oom["phase"], oom["step"])
     asked = format_bytes(oom["requested_bytes"]) if oom.get("requested_bytes") else ""
     short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
     if missing := missing_bytes(oom):
@@ -201,7 +206,7 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
         return "Nothing was allocated."
     active, held = peak["active_bytes"], peak["categories"]
     largest = max(held, key=lambda c: held[c])
-    whole = "it" if report["source"]["history"] == "none" else "the peak"
+    whole = "it" if _is_dump(report["source"]) else "the peak"
     named = [largest] if largest == category else [largest, category]
     parts = [f"{amount(held[c])} of {_label(c)} ({percent(held[c], active)})" for c in named]
     parts[0] = f"{parts[0][:-1]} of {whole})"

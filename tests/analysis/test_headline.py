@@ -13,7 +13,7 @@ import pytest
 
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.analysis import analyze
-from memprof.analysis.headline import _cause, headline_of, missing_bytes, peak_phase
+from memprof.analysis.headline import _cause, _out_of_memory, headline_of, missing_bytes, peak_phase, peak_words
 from memprof.snapshot import snapshot_from_raw
 from tests.synthetic import SnapshotBuilder, frame
 
@@ -113,6 +113,21 @@ def test_a_guess_is_called_one_and_a_dump_has_no_peak() -> None:
     assert _cause(report, "kv_cache", []) == f"{words} Guessed: weights."
     report["peak"]["guessed"] = {"weights": 10 * MIB}
     assert _cause(report, "kv_cache", []) == words
+
+
+@pytest.mark.parametrize(
+    ("history", "events", "words"),
+    [("none", 0, "Allocated at the dump"), ("started_late", 1, "Allocated at the dump"),
+     ("started_late", 2, "Peak allocated memory"), ("complete", 1, "Peak allocated memory")],
+)  # fmt: skip
+def test_a_single_event_is_no_history(history: str, events: int, words: str) -> None:
+    assert peak_words({"history": history, "events": events, "kind": "cuda"}) == words
+
+
+def test_running_out_in_no_known_phase_names_none() -> None:
+    oom = {"requested_bytes": GIB, "device_free_bytes": None, "phase": "other", "step": None}
+    assert _out_of_memory(oom) == "Out of memory: 1.00 GiB did not fit"
+    assert _out_of_memory(oom | {"phase": "forward"}) == "Out of memory in forward: 1.00 GiB did not fit"
 
 
 def test_a_phase_that_nothing_tells_apart_is_not_named() -> None:
