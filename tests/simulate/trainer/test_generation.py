@@ -105,6 +105,14 @@ def one_by_one(heap: CachingAllocator, events: list[tuple[str, int, int]]) -> No
             heap.free(places.pop(address))
 
 
+def take_from(heap: CachingAllocator, recorder: Any) -> None:
+    """Let a recorder take from another heap what is asked for from now on."""
+    recorder.allocator = heap
+    for part in (recorder.blocks, recorder.blocks.trace, recorder.blocks.windows):
+        part._heap = heap
+    heap.on_event = recorder.blocks.trace._add
+
+
 def simulated(settings: Any, heap: CachingAllocator, *, whole: bool = True) -> Any:
     """Generate on fake tensors, as the simulator does: the first, the last and some other tokens."""
     import torch
@@ -133,10 +141,12 @@ def simulated(settings: Any, heap: CachingAllocator, *, whole: bool = True) -> A
         trainer = SimpleNamespace(
             accelerator=SimpleNamespace(device=torch.device("cpu")), generation_config=generation_config(settings)
         )
-        recorder.allocator, heap.on_event = heap, recorder._event  # without the model
-        decoding = learned(trainer, model, _BATCH, settings, recorder)
-        Player(recorder, decoding, whole=whole).play()
-        recorder.stop()
+        take_from(heap, recorder)  # without the model
+        try:
+            decoding = learned(trainer, model, _BATCH, settings, recorder)
+            Player(recorder, decoding, whole=whole).play()
+        finally:
+            recorder.stop()
     return decoding
 
 
