@@ -260,3 +260,9 @@ def test_a_misspelt_setting_is_refused_and_trls_own_names_are_not(tmp_path: Path
         read_settings(file)
     file.write_text('{"model": "m", "per_device_eval_batch_size": 2, "banana": 3, "load_in_8bit": true}')
     assert read_settings(file) == {"model": "m", "left_out": ("load_in_8bit",)}
+
+
+def test_no_part_hides_what_another_has() -> None:
+    """Settings are all parts at once: a name that two of them define would lose one."""
+    own = [name for cls in Settings.__mro__[:-2] for name in vars(cls) if not name.startswith("__")]
+    assert {name for name in own if own.count(name) > 1} <= {"_check", "_settle"}

@@ -165,7 +165,7 @@ class TrainerSettings(Part):
             asked = f"--optim {self.optim!r}{did_you_mean(self.optim, OPTIMIZERS)}"
             raise UsageError(f"{asked} cannot be simulated; choose from {', '.join(OPTIMIZERS)}.")
         if self.images:
-            self._check_images()
+            self._check_image_step()
         if self.num_generations < 2 and not self.supervised:
             raise UsageError("--num-generations must be at least 2: its trainer compares completions of one prompt.")
 
@@ -183,7 +183,7 @@ class TrainerSettings(Part):
         if self.max_length is not None and self.max_length < 2:
             raise UsageError("--max-length must be at least 2.")
 
-    def _check_images(self) -> None:
+    def _check_image_step(self) -> None:
         width, height = self.image_pixels
         if self.images < 0 or not width or not height:
             raise UsageError("--images counts a prompt's images, and --image-size is their WIDTHxHEIGHT: above 0.")
