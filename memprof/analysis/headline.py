@@ -127,7 +127,8 @@ def peak_words(source: Mapping[str, Any]) -> str:
 
 def _is_dump(source: Mapping[str, Any]) -> bool:
     """Tell whether only one instant is known; a dump of 2023 or 2024 may hold a single event, a block given back."""
-    return source["history"] == "none" or (source["history"] != "complete" and source.get("events", 2) < 2)
+    history, events = str(source["history"]), int(source.get("events", 2))
+    return history == "none" or (history != "complete" and events < 2)
 
 
 def peak_phase(report: Mapping[str, Any]) -> str | None:
