@@ -49,8 +49,8 @@ class Attachment:
         when_imported("transformers.trainer", self._trainer)
         when_imported("transformers.generation.utils", self._generation)
 
-    def end(self, error: BaseException | None) -> None:
-        """Report when the script is over; ``error`` ended it, or None."""
+    def end(self, error: BaseException | None, say_nothing: bool = True) -> None:
+        """Report when the script is over; ``error`` ended it, or None. ``say_nothing``: say so of an empty recording."""
         from memprof.integrations.run_recorder.output import say, say_later
 
         if self._loop is not None:
@@ -58,7 +58,7 @@ class Attachment:
         asked = self._asked or (Path(RUN_FOLDER) if self._loop is not None else None)
         if self.recorded and asked is not None and (moved := self._folder.sentence(asked)):
             say(moved, "stderr")
-        if self._loop is not None and self._loop.untouched:
+        if say_nothing and self._loop is not None and self._loop.untouched:
             say("memprof: nothing was recorded: no model ran in the steps that were to be recorded.", "stderr")
         say_later()
 
