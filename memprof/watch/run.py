@@ -50,7 +50,7 @@ class Attachment:
         when_imported("transformers.generation.utils", self._generation)
 
     def end(self, error: BaseException | None, say_nothing: bool = True) -> None:
-        """Report when the script is over, which ``error`` ended, or None; ``say_nothing``: of an empty recording too."""
+        """Report when the script is over; ``error`` ended it. ``say_nothing``: also say that nothing was recorded."""
         from memprof.integrations.run_recorder.output import say, say_later
 
         if self._loop is not None:
