@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -26,6 +25,7 @@ __all__ = [
 
 # Smallest and largest image in pixels where the model's folder has no preprocessor_config.json, as published.
 _QWEN_PIXELS = {"qwen2_vl": (56 * 56, 28 * 28 * 16384), "qwen2_5_vl": (56 * 56, 28 * 28 * 16384)}
+_UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 _NOT_SIMULATED = "images are simulated for qwen2_vl, qwen2_5_vl and gemma3"
 
 
@@ -124,15 +124,25 @@ def resized(width: int, height: int, factor: int, least: int, most: int) -> tupl
 
 
 def _pixel_limits(model: str, kind: str) -> tuple[int, int]:
-    """Return the smallest and the largest image a processor makes, in pixels: the folder's own, or as published."""
-    folder = Path(model) if Path(model).is_dir() else Path(model).parent
-    path = folder / "preprocessor_config.json"
+    """Return the smallest and the largest image a processor makes, in pixels: the folder's own, or as published.
+
+    Raises:
+        InputError: the folder's own cannot be read.
+    """
+    given = Path(model)
+    path = (given if given.is_dir() else given.parent) / "preprocessor_config.json"
     least, most = _QWEN_PIXELS[kind]
-    if Path(model).exists() and path.is_file():
-        said = json.loads(path.read_text())
+    if not given.exists() or not path.is_file():
+        return least, most
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
         size = said.get("size") or {}
-        least = said.get("min_pixels") or size.get("shortest_edge") or least
-        most = said.get("max_pixels") or size.get("longest_edge") or most
+        least = int(said.get("min_pixels") or size.get("shortest_edge") or least)
+        most = int(said.get("max_pixels") or size.get("longest_edge") or most)
+        if not 0 < least <= most:
+            raise ValueError(f"images of {least} to {most} pixels")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not the settings of an image processor ({str(error)[:80]}).") from None
     return least, most
 
 
@@ -145,13 +155,12 @@ def processor_of(images: Images, length: int, tokenizer: Any, values: Callable[[
             self.tokenizer = tokenizer
             self.chat_template = None
 
-        def __call__(self, images: Any = None, text: Any = None, **_: Any) -> dict[str, Any]:
-            return made.inputs(len(text), length, values)
+        def __call__(self, *_: Any, text: Any, **__: Any) -> dict[str, Any]:
+            return images.inputs(len(text), length, values)
 
         def apply_chat_template(self, *_: Any, **__: Any) -> str:
             return "a"
 
-    made = images
     return Processor()
 
 
@@ -216,8 +225,12 @@ def _with_places(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, d
 @contextlib.contextmanager
 def shapes_unchecked() -> Iterator[None]:
     """Let no model compare the number of placeholders, which are values, with that of its features, while open."""
-    with patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"}):
+    before = os.environ.get(_UNCHECKED)
+    os.environ[_UNCHECKED] = "1"
+    try:
         yield
+    finally:
+        os.environ.pop(_UNCHECKED) if before is None else os.environ.update({_UNCHECKED: before})
 
 
 class HostValues(torch.Tensor):

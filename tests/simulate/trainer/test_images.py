@@ -76,6 +76,21 @@ def test_the_prompt_must_have_room_for_its_images(tmp_path: Path) -> None:
         images_of(Settings(**given, prompt_length=32), config)
 
 
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"size": [1]}', '{"min_pixels": "few"}', '{"min_pixels": -4}', '{"max_pixels": 9}']
+)
+def test_a_processors_settings_that_cannot_be_used_are_named(text: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    from memprof.simulate.world.images import images_of
+
+    model = written("qwen2_vl", tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    settings = Settings(model=model, images=1, generation="none", image_size="40x24")
+    with pytest.raises(InputError, match=r"preprocessor_config\.json: not the settings of an image processor"):
+        images_of(settings, AutoConfig.from_pretrained(model))
+
+
 def test_a_family_whose_images_are_not_simulated_is_named(tiny: str) -> None:
     from transformers import AutoConfig
 
