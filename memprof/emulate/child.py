@@ -103,7 +103,7 @@ def _at_exit(attachment: Attachment, torch: Any) -> None:
 
 def _finish(attachment: Attachment, torch: Any) -> None:
     """Report, or say why there is nothing to report: a script that used the card must not end without a word."""
-    attachment.end(None, say_nothing=False)
+    attachment.end(None)
     if torch.cuda.is_initialized() and not attachment.recorded and os.environ.get("RANK", "0") == "0":
         print("memprof emulate: nothing was recorded: no model's forward ran on the card.", file=sys.stderr, flush=True)
 

@@ -49,8 +49,8 @@ class Attachment:
         when_imported("transformers.trainer", self._trainer)
         when_imported("transformers.generation.utils", self._generation)
 
-    def end(self, error: BaseException | None, say_nothing: bool = True) -> None:
-        """Report when the script is over; ``error`` ended it. ``say_nothing``: also say that nothing was recorded."""
+    def end(self, error: BaseException | None) -> None:
+        """Report when the script is over; ``error`` ended it, or None."""
         from memprof.integrations.run_recorder.output import say, say_later
 
         if self._loop is not None:
@@ -58,9 +58,14 @@ class Attachment:
         asked = self._asked or (Path(RUN_FOLDER) if self._loop is not None else None)
         if self.recorded and asked is not None and (moved := self._folder.sentence(asked)):
             say(moved, "stderr")
-        if say_nothing and self._loop is not None and self._loop.untouched:
-            say("memprof: nothing was recorded: no model ran in the steps that were to be recorded.", "stderr")
         say_later()
+
+    def say_if_untouched(self) -> None:
+        """Say after the end that nothing was recorded, where the script used torch and recorded nothing itself."""
+        from memprof.integrations.run_recorder.output import say
+
+        if self._loop is not None and self._loop.untouched:
+            say("memprof: nothing was recorded: no model ran in the steps that were to be recorded.", "stderr")
 
     @property
     def recorded(self) -> bool:

@@ -95,7 +95,12 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
     if switched_off():
         return lambda: target.run(lambda: None, lambda _: None)
     attachment = Attachment(options)
-    return lambda: target.run(attachment.begin, attachment.end)
+
+    def end(error: BaseException | None) -> None:
+        attachment.end(error)
+        attachment.say_if_untouched()
+
+    return lambda: target.run(attachment.begin, end)
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
