@@ -21,7 +21,6 @@ __all__ = [
     "Advice",
     "Advised",
     "Allocation",
-    "Cell",
     "Check",
     "Combination",
     "DevicePeak",
@@ -35,6 +34,7 @@ __all__ = [
     "Part",
     "PhaseRow",
     "Prediction",
+    "RankCell",
     "RankRow",
     "Ranks",
     "Room",
@@ -197,7 +197,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RankCell:
     """One rank's bytes of one category.
 
     ``heat`` runs from 0 (nothing) to 8 (the most any rank holds of anything), ``shade`` from 1 (the lowest rank)
@@ -226,7 +226,7 @@ class RankRow:
     held_bytes: int | None
     oom: bool
     shown: bool
-    cells: tuple[Cell, ...]
+    cells: tuple[RankCell, ...]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from memprof.reports.document.blocks import Line, Table, Words, table
-from memprof.reports.document.model import Cell, RankRow, Ranks
+from memprof.reports.document.model import RankCell, RankRow, Ranks
 from memprof.reports.document.text import STACK_ORDER, category_label, phase_label, plain, sentence_list, size
 
 __all__ = ["ranks_of", "recordings_of"]
@@ -98,10 +98,11 @@ class _Scale:
     most: int
     clearly: float
 
-    def cell(self, column: str, n: int) -> Cell:
+    def cell(self, column: str, n: int) -> RankCell:
         """Make a rank's cell in one column."""
         spread = self.spreads[column]
-        return Cell(n, ceil(_HEATS * n / self.most), self.shade(spread, n), n - spread["median_bytes"] > self.clearly)
+        marked = n - spread["median_bytes"] > self.clearly
+        return RankCell(n, ceil(_HEATS * n / self.most), self.shade(spread, n), marked)
 
     def shade(self, spread: Mapping[str, Any], n: int) -> int:
         """Place a figure between the lowest and the highest of its spread: 1 to 8, 0 where they hardly differ."""
@@ -115,7 +116,7 @@ def _row(rank: Mapping[str, Any], shown: int, scale: _Scale, peaks: Mapping[str,
     cells = [scale.cell(c, held.get(c, 0)) for c in scale.columns]
     rest = peak["active_bytes"] - sum(c.bytes for c in cells)
     if len(scale.columns) < len(scale.spreads):
-        cells.append(Cell(rest, ceil(_HEATS * rest / scale.most), 0, False))
+        cells.append(RankCell(rest, ceil(_HEATS * rest / scale.most), 0, False))
     return RankRow(
         rank=rank["rank"],
         node=plain(rank["node"] or ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.blocks import Table
-from memprof.reports.document.model import Cell, RankRow, Ranks
+from memprof.reports.document.model import RankCell, RankRow, Ranks
 from memprof.reports.document.text import amount, thousands
 from memprof.reports.html.elements import Child, Markup, column, draw_table, el, scrolling, section, swatch
 
@@ -76,7 +76,7 @@ def _rank_row(row: RankRow, nodes: bool, devices: bool) -> Markup:
     )
 
 
-def _cell(cell: Cell) -> Markup:
+def _cell(cell: RankCell) -> Markup:
     mark = "▲ " if cell.above else ""
     return el("td", {"class": f"num heat-{cell.heat}"}, f"{mark}{amount(cell.bytes)}")
 
@@ -143,8 +143,9 @@ def _nodes(nodes: Table | None) -> Markup | None:
     return el("div", {}, first, el("details", {}, el("summary", {}, f"The other {thousands(rest)} nodes"), others))
 
 
-def _titled(title: str, rows: Table | None) -> Markup:
-    return el("div", {}, el("h3", {}, title), draw_table(rows, title))
+def _titled(title: str, rows: Table | None) -> Markup | None:
+    """Draw a table under its title; nothing where there is none."""
+    return None if rows is None else el("div", {}, el("h3", {}, title), draw_table(rows, title))
 
 
 def recordings_section(dumps: Table | None) -> Markup | None:

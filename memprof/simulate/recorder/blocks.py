@@ -51,7 +51,6 @@ class Windows:
         return [heap.allocated, heap.reserved, heap.active, heap.requested]
 
 
-
 class Blocks:
     """Take and give back blocks.
 
