@@ -53,6 +53,7 @@ _ENTRIES = (
     "_native/__init__.py:scanner",
 )  # fmt: skip
 _SECONDS = 60
+_CHECKOUT = Path(__file__).resolve().parents[2]
 # The functions that stubs are put into, and the caches of memprof's: known before the collector is told to pass over.
 functions: list[types.FunctionType] = []
 caches: list[Any] = []
@@ -124,9 +125,9 @@ def watched(folder: Path, report: bool = True) -> list[Any]:
 
 
 def name_of(code: types.CodeType) -> str:
-    """Return a function's file and qualified name."""
-    parts = Path(code.co_filename).parts
-    return f"{'/'.join(parts[-3:])}:{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
+    """Return a function's file below the checkout, whatever that is called, and its qualified name."""
+    file = Path(os.path.relpath(code.co_filename, _CHECKOUT)).as_posix()
+    return f"{file}:{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
 
 
 def called(folder: Path, report: bool = True) -> set[types.CodeType]:

@@ -131,10 +131,11 @@ def run_of(report: Mapping[str, Any]) -> Run:
         # A quantised layer's packed weight counts half its parameters.
         parameters = counted if isinstance(counted, int) and not likeness.settings.load_in_4bit else None
         shape = ModelShape.of(likeness.model)
-    except InputError:
-        return run
-    except (TypeError, ValueError) as error:
-        warnings.warn(f"memprof advises without the run's settings, which it could not read: {error!r}.", stacklevel=2)
+    except (InputError, TypeError, ValueError) as error:
+        unread = error.__cause__ if isinstance(error, InputError) else error
+        if unread is not None:
+            words = f"memprof advises without the run's settings, which it could not read: {unread!r}."
+            warnings.warn(words, stacklevel=2)
         return run
     settings = likeness.settings
     # Norms beyond two a layer, biases and routers are below a thousandth of a model: estimates leave them out.

@@ -41,6 +41,7 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
     """
     snapshot, device = analysis.snapshot, analysis.timeline.device
     extra = snapshot.extra if snapshot.recorder_asked_about(device) else {**snapshot.extra, **_OTHER_DEVICE}
+    host, of_host = host_report(extra.get("host"), snapshot.path, int(extra.get("rank") or 0))
     return {
         "schema": "memprof.report/1",
         "source": _source(analysis),
@@ -51,7 +52,7 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "own_peaks": analysis.own_peaks,
         "group_own_peaks": analysis.group_own_peaks,
         "phases": [_phase(analysis, breakdown) for breakdown in analysis.phases],
-        "host": (host := host_report(extra.get("host"), snapshot.path, int(extra.get("rank") or 0))),
+        "host": host,
         "outside": outside_report(extra.get("outside"), extra.get("samples") or []),
         "switches": switches_report(extra.get("switches") or []),
         "oom": (oom := _oom(analysis)),
@@ -59,14 +60,9 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
-        "notes": _notes(analysis) + [note for note in [devices_note(devices), _grows(host)] if note is not None],
+        "notes": _notes(analysis) + [note for note in (devices_note(devices), of_host) if note is not None],
         **_prediction(extra),
     }
-
-
-def _grows(host: Mapping[str, Any] | None) -> str | None:
-    growth = (host or {}).get("growth")
-    return growth["sentence"] if growth else None
 
 
 def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def settings_like(source: Mapping[str, Any]) -> Likeness:
         source: a report's ``source``.
 
     Raises:
-        InputError: the recording does not say enough; the sentence names what is missing.
+        InputError: the recording does not say enough; the sentence names what is missing. Where what it says could not
+            be read, another error is its cause.
     """
     config = source.get("config") or {}
     if not isinstance(config, Mapping) or not config:
@@ -70,7 +71,8 @@ def settings_like(source: Mapping[str, Any]) -> Likeness:
             return Likeness(_as_simulated(config), model, ())
         return _as_recorded(source, config, model)
     except (UsageError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"this run cannot be simulated: {str(error).rstrip('.')}") from None
+        cause = None if isinstance(error, UsageError) else error
+        raise InputError(f"this run cannot be simulated: {str(error).rstrip('.')}") from cause
 
 
 def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:

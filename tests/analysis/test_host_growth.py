@@ -98,14 +98,24 @@ def test_a_report_says_which_part_of_host_memory_grew(tmp_path: Path) -> None:
     for row in rows(host_pinned=0.25, host_rss=0.25):
         file.append({"step": row["step"], **row, "host_pinned": G + row["step"] * G // 4})
     host = {"rss_bytes": 15 * G, "pinned_bytes": None}
-    found = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
+    found, note = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
     assert found is not None
+    assert note == found["growth"]["sentence"]
     assert found["growth"]["parts"] == {"pinned": 16 * G // 4}
     assert "torch's cache of pinned memory 4.00 GiB" in found["growth"]["sentence"]
-    assert host_report(host, str(tmp_path / "step-000019.rank-1.pickle"), 1) == host
-    assert host_report(None, str(tmp_path / "step-000019.rank-0.pickle"), 0) is None
+    assert host_report(host, str(tmp_path / "step-000019.rank-1.pickle"), 1) == (host, None)
+    assert host_report(None, str(tmp_path / "step-000019.rank-0.pickle"), 0) == (None, None)
     report = {**sample()[0], "host": found}
     validate(report)
     facts = {fact.label: fact.value for fact in build_document(report).host}
     assert facts["Grown in 16 steps"] == "4.00 GiB"
     assert facts["of it torch's cache of pinned memory"] == "4.00 GiB"
+
+
+def test_counters_that_cannot_be_read_are_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "counters.rank-0.jsonl").write_text("no counters\n")
+    host = {"rss_bytes": 15 * G, "pinned_bytes": None}
+    found, note = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
+    assert found == host
+    assert note is not None
+    assert note.startswith("Whether host memory grew from step to step is not known: counters.rank-0.jsonl: not a ")

@@ -67,25 +67,29 @@ def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
     return HostGrowth(max(1, steps), grown, tuple((name, size) for name, size in ordered if size > 0))
 
 
-def host_report(host: Mapping[str, Any] | None, snapshot: str | None, rank: int) -> dict[str, Any] | None:
-    """Return a report's ``host``, with ``growth`` from the counters that the run keeps beside its snapshots.
+def host_report(
+    host: Mapping[str, Any] | None, snapshot: str | None, rank: int
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Return a report's ``host``, with ``growth`` from the counters that the run keeps beside its snapshots; and a
+    note: how it grew, or why that is not known.
 
     Args:
         host: what the snapshot holds; None for somebody else's, whose neighbours are not read.
         snapshot: its path, if it was read from a file.
     """
     if host is None or snapshot is None:
-        return None if host is None else dict(host)
+        return None if host is None else dict(host), None
     counters = Path(snapshot).parent / f"counters.rank-{rank}.jsonl"
     try:
         found = host_growth(read_counters(counters).steps) if counters.is_file() else None
-    except InputError:
-        found = None
+    except InputError as error:
+        why = str(error).replace(str(counters), counters.name)
+        return dict(host), f"Whether host memory grew from step to step is not known: {why}"
     if found is None:
-        return dict(host)
+        return dict(host), None
     parts = {name.removeprefix("host_"): size for name, size in found.parts}
     growth = {"steps": found.steps, "bytes": found.bytes, "parts": parts, "sentence": found.sentence}
-    return {**host, "growth": growth}
+    return {**host, "growth": growth}, found.sentence
 
 
 def _held(row: Mapping[str, Any]) -> int:
