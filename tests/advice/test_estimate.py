@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -261,6 +262,20 @@ def test_odd_configurations_cost_nothing_but_the_advice() -> None:
         odd["peak"]["details"] = {"activations": {"saved": 40 * GIB}}
         assert run_of(odd).settings is None
         assert estimated_advice(odd)
+
+
+def test_settings_that_cannot_be_read_are_said_to_be() -> None:
+    odd = report({"forward": {**HELD, "activations": 40 * GIB}}, None, kind="cuda")
+    odd["source"] |= {
+        "config": {"num_generations": 4, "model_name": "m", "lora_r": "many"},
+        "setup": {"model_config": MODEL},
+    }
+    with pytest.warns(UserWarning, match="memprof advises without the run's settings, which it could not read"):
+        assert run_of(odd).settings is None
+    odd["source"]["config"] = {"trainer": "a loop of its own"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a run that is none of those simulated was read well
+        assert run_of(odd).settings is None
 
 
 SUPERVISED = {"prompt_length": 256, "completion_length": 768, "gradient_checkpointing": False}
