@@ -81,10 +81,14 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Runs:
-    """Run cases on the emulated device, each in a process of its own that is forked from one that has imported all."""
+    """Run cases on the emulated device, each in a process of its own that is forked from one that has imported all.
 
-    def __init__(self, card: str = "24GiB") -> None:
-        self._asked = Asked("benchmarks.advice.loop_runs", card)
+    ``most``: elements of the largest tensors with values; None: all have them, which is slow where the processor has no
+    fast bfloat16.
+    """
+
+    def __init__(self, card: str = "24GiB", most: int | None = None) -> None:
+        self._asked = Asked("benchmarks.advice.loop_runs", card, most)
 
     def __call__(
         self, case: Mapping[str, Any], limit: int | None = None, settings: tuple[str, ...] = (), folder: str = ""

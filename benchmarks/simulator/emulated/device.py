@@ -72,12 +72,15 @@ def ask(
 
 
 class Asked:
-    """A module that answers one line of JSON after the other, on the emulated card."""
+    """A module that answers one line of JSON after the other, on the emulated card.
 
-    def __init__(self, module: str, card: str) -> None:
+    ``most``: elements of the largest tensors with values; None: all have them.
+    """
+
+    def __init__(self, module: str, card: str, most: int | None = None) -> None:
         self._process = subprocess.Popen(
             [python(), "-W", "ignore", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=_environment(card, values=True, most=0, devices=1),
+            stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=_environment(card, values=True, most=most or 0, devices=1),
         )  # fmt: skip
 
     def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
