@@ -83,8 +83,8 @@ CASES: dict[str, dict[str, Any]] = {
 class Runs:
     """Run cases on the emulated device, each in a process of its own that is forked from one that has imported all.
 
-    ``most``: elements of the largest tensors with values; None: all have them, which is slow where the processor has no
-    fast bfloat16.
+    ``most``: elements of the largest tensors with values; None: all have them, which takes a quarter of an hour where
+    the processor multiplies bfloat16 slowly.
     """
 
     def __init__(self, card: str = "24GiB", most: int | None = None) -> None:

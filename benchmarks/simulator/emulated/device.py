@@ -78,9 +78,10 @@ class Asked:
     """
 
     def __init__(self, module: str, card: str, most: int | None = None) -> None:
+        own = _environment(card, values=True, most=most or 0, devices=1)
         self._process = subprocess.Popen(
             [python(), "-W", "ignore", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=_environment(card, values=True, most=most or 0, devices=1),
+            stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=own,
         )  # fmt: skip
 
     def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
