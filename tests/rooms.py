@@ -32,7 +32,11 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "compat": ("name, check and patch what is private in other packages", ()),
     "assistants": ("answer assistants: run commands for them, read-only", ()),
     "oom": ("explain out-of-memory texts", ("attribution", "allocator")),
-    "recording": ("record a run: sessions, phases, owners, both recorders", ("snapshot", "compat", "config")),
+    "emulate": ("run CUDA torch on a card that is not there", ("config", "compat")),
+    "recording": (
+        "record a run: sessions, phases, owners, both recorders",
+        ("snapshot", "compat", "config", "emulate"),
+    ),
     "plan": ("search what fits, by simulations in other processes", ("config", "executors")),
     "advice": (
         "find what to change, estimated or simulated",
@@ -45,7 +49,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "watch": (
         "watch runs without a trainer of ours: attach, collect, run",
-        ("integrations", "recording", "compat", "analysis", "reports"),
+        ("integrations", "recording", "compat", "analysis", "reports", "emulate"),
     ),
     "grpo": ("train lean: TRL's trainer in less memory", ("config", "plan", "compat", "recording")),
     "simulate": (
@@ -53,7 +57,6 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo"),
     ),
     "demo": ("train a small model, profiled", ("integrations", "advice", "analysis", "reports", "snapshot")),
-    "emulate": ("run CUDA torch on a card that is not there", ("config", "compat", "recording", "watch")),
     "cli": (
         "parse commands and connect the rooms",
         (

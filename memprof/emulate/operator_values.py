@@ -12,7 +12,7 @@ import os
 from types import ModuleType
 
 from memprof.emulate.build import VALUES
-from memprof.recording.cuda.emulated import COMPUTED_PACKAGES
+from memprof.emulate.notes import COMPUTED_PACKAGES
 
 __all__ = ["compute_operators"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from memprof.compat.targets import ABSENT, look_up
 from memprof.compat.torch import COMPILED_LAUNCH
-from memprof.recording.cuda.emulated import UNCOMPUTED, values_max
+from memprof.emulate.notes import UNCOMPUTED, values_max
 
 __all__ = ["compute_launches", "count_compiled"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -84,8 +83,9 @@ def _say_whose(arguments: tuple[str, ...], gpu: str) -> None:
 
 def _environment(given: dict[str, Any]) -> dict[str, str]:
     """Return the environment for the command: a pretended card, a recorder, this environment's programs first."""
-    from memprof.emulate.child import RECORD
+    from memprof.emulate.child import STEPS
     from memprof.emulate.launch import environment
+    from memprof.watch.emulated import asked
 
     env = environment(
         given["gpu"],
@@ -96,6 +96,6 @@ def _environment(given: dict[str, Any]) -> dict[str, str]:
     )
     # One step is recorded as such: the callback would wait for the second, where the optimizer's state is there.
     options = {"output_dir": str(given["out"].absolute()), "steps": (1,) if given["steps"] == 1 else None}
-    env[RECORD] = json.dumps({"options": options, "steps": given["steps"]})
+    env |= {STEPS: str(given["steps"])} | asked(options)
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
     return env

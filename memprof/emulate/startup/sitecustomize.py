@@ -6,14 +6,10 @@ It stands first on PYTHONPATH of every process :mod:`memprof.emulate.launch` sta
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -30,27 +26,15 @@ def _run_hidden() -> None:
     spec.loader.exec_module(module)
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Lets the others find torch, and adds a step after its execution."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _torch_is_there(module)
-
-        loader.exec_module = exec_module
-        return spec
+def _when_imported() -> Any:
+    """Load the file beside this folder by its path: this Python may have no memprof."""
+    path = os.path.join(os.path.dirname(_HERE), "after_import.py")
+    spec = importlib.util.spec_from_file_location("memprof_emulate_after_import", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.when_imported
 
 
 def _torch_is_there(torch: Any) -> None:
@@ -75,7 +59,7 @@ def _wants_values() -> bool:
 
 
 if os.environ.get("MEMPROF_EMULATE_HOME"):
-    sys.meta_path.insert(0, _AfterTorch())
+    _when_imported()("torch", _torch_is_there)
     _attach()
 if __name__ == "sitecustomize":  # not where memprof.emulate.launch.enter runs it in a process that has begun
     _run_hidden()

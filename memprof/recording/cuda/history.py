@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from memprof.emulate.notes import emulation_notes, uncomputed_notes
 from memprof.recording.cuda.backend import CudaBackend, TorchCuda
-from memprof.recording.cuda.emulated import emulation_notes, uncomputed_notes
 from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.guard import Door

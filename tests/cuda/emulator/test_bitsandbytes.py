@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 bnb = pytest.importorskip("bitsandbytes")
 
-from memprof.recording.cuda.emulated import uncomputed_notes  # noqa: E402
+from memprof.emulate.notes import uncomputed_notes  # noqa: E402
 from memprof.simulate.run import simulate  # noqa: E402
 from memprof.simulate.world.nf4 import Linear4bit, Nf4  # noqa: E402
 

@@ -10,14 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from memprof.recording.cuda import emulated  # noqa: E402
-from memprof.recording.cuda.emulated import uncomputed_notes  # noqa: E402
+from memprof.emulate import notes as emulated  # noqa: E402
+from memprof.emulate.notes import uncomputed_notes  # noqa: E402
 from tests.cuda.emulated import command_line, device  # noqa: E402
 from tests.cuda.emulator.test_command import emulate  # noqa: E402
 
 _COMPILED = """
 import torch
-from memprof.recording.cuda.emulated import uncomputed_notes
+from memprof.emulate.notes import uncomputed_notes
 squares = torch.compile(lambda x: (x * x + 1).sin())
 squares(torch.ones(64, device="cuda"))
 print(uncomputed_notes())
@@ -41,7 +41,7 @@ def test_kernels_of_torch_compile_are_named(tmp_path: Path) -> None:
 
 _DEPTHWISE = """
 import torch
-from memprof.recording.cuda.emulated import uncomputed_notes
+from memprof.emulate.notes import uncomputed_notes
 print(uncomputed_notes())
 torch.nn.functional.conv1d(torch.ones(1, 4, 8, device="cuda"), torch.ones(4, 1, 3, device="cuda"), groups=4)
 print(uncomputed_notes())

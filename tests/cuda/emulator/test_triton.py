@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton")
 
 from memprof import MemProfCallback  # noqa: E402
 from memprof.emulate.launch import environment  # noqa: E402
-from memprof.recording.cuda.emulated import UNCOMPUTED, uncomputed_notes  # noqa: E402
+from memprof.emulate.notes import UNCOMPUTED, uncomputed_notes  # noqa: E402
 from tests.cuda.emulator.a_kernel import shifted_softmax, shifted_softmax_in_torch  # noqa: E402
 from tests.integrations import runs  # noqa: E402
 
@@ -45,7 +45,7 @@ def test_a_kernel_is_computed_once_where_a_parent_and_the_process_entered() -> N
     program = (
         "from memprof.emulate.launch import enter; enter('H100')\n"
         "import torch\n"
-        "from memprof.recording.cuda.emulated import UNCOMPUTED\n"
+        "from memprof.emulate.notes import UNCOMPUTED\n"
         "from tests.cuda.emulator.a_kernel import shifted_softmax\n"
         "x = torch.zeros(2000, 8, device='cuda')\n"
         "shifted_softmax[(2000,)](x, x, 8, 1.5, BLOCK=8)\n"
