@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from benchmarks.lean.memory import SPEED, training_bytes
+from benchmarks.lean.memory import training_bytes
 from benchmarks.tabling import read, table
 from memprof.units import GIB
 
@@ -32,8 +32,7 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 def memory() -> str:
     """Show every simulated case: its memory, FLOPs of those that have them, and what the memory costs in time."""
-    head = ("run", "card", "training", "generation", "whole", "host", "PFLOP", "passes", "decode steps", "step, s",
-            f"on an {SPEED}, s")  # fmt: skip
+    head = ("run", "card", "training", "generation", "whole", "host", "PFLOP", "passes", "step, s")
     return table(head, [
         (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)),
          _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]),
@@ -44,23 +43,10 @@ def memory() -> str:
 
 def _price(row: Mapping[str, Any]) -> list[str]:
     if "price" not in row:
-        return ["–"] * 4
+        return ["–"] * 2
     price = row["price"]
-    seconds = (price["estimated_seconds"][card]["step"] for card in (row["settings"]["on"], SPEED))
     passes = "rolling" if price["passes"] is None else f"{price['passes']}"
-    return [passes, f"{price['decode_steps']:,}", *(f"{found:,.0f}" for found in seconds)]
-
-
-def price_by_phase() -> str:
-    """Show where the estimated time of the longest runs goes, all at one card's speed."""
-    rows = {name: row for name, row in _memory(lambda name: name.startswith("8B")).items() if "price" in row}
-    head = (f"estimated seconds at an {SPEED}'s speed", "generation", "forward", "backward", "rest", "step")
-    lines = []
-    for name, row in rows.items():
-        told = dict(row["price"]["estimated_seconds"][SPEED])
-        step, *parts = (told.pop(phase, 0.0) for phase in ("step", "generate", "forward", "backward"))
-        lines.append((name, *(f"{value:,.1f}" for value in (*parts, sum(told.values()), step))))
-    return table(head, lines)
+    return [passes, f"{price['estimated_seconds'][row['settings']['on']]['step']:,.0f}"]
 
 
 _SHORT = {
@@ -240,7 +226,6 @@ def blocks() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "lean-memory": memory,
-    "lean-prices": price_by_phase,
     "lean-lengths": lengths,
     "lean-short": short,
     "lean-blocks": blocks,

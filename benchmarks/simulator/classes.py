@@ -126,6 +126,9 @@ def inside(rows: list[dict[str, Any]]) -> list[bool]:
     return found
 
 
+_CARD = ", on an emulated card"
+
+
 def class_table(found: Mapping[str, Any]) -> str:
     """Make the Markdown table of classes: how many comparisons, their errors, the stated range, which lie outside."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
@@ -133,12 +136,16 @@ def class_table(found: Mapping[str, Any]) -> str:
         # Texts seldom say what was measured, so these are one class whatever it was.
         what = "any" if row["where"] == "published" else row["what"]
         groups.setdefault((row["where"], row["class"], what), []).append(row)
+    singles: dict[tuple[str, str], list[dict[str, Any]]] = {}
     lines = [
         "| class | of | measured | comparisons | lowest | highest | stated | inside the others' |",
         "|---|---|---|--:|--:|--:|--:|--:|",
     ]
     held = total = 0
     for (where, kind, what), rows in groups.items():
+        if len(rows) == 1:
+            singles.setdefault((where, what), []).extend(rows)
+            continue
         errors = [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
         held_here = inside(rows)
         held, total = held + sum(held_here), total + len(held_here)
@@ -146,6 +153,13 @@ def class_table(found: Mapping[str, Any]) -> str:
         cells = [kind, what, _MEASURED[where], str(len(rows)), _percent(min(errors)), _percent(max(errors))]
         share = f"{sum(held_here)} of {len(held_here)}" if held_here else "–"
         lines.append(f"| {' | '.join(cells)} | {_percent(low)} to {_percent(high)} | {share} |")
+    for (where, what), rows in singles.items():
+        errors = [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
+        ranges = [stated_range([error]) for error in errors]
+        kind = "; ".join(row["class"].removesuffix(_CARD) for row in rows) + _CARD * rows[0]["class"].endswith(_CARD)
+        cells = [kind, what, _MEASURED[where], "1 each", _percent(min(errors)), _percent(max(errors))]
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        lines.append(f"| {' | '.join(cells)} | {_percent(low)} to {_percent(high)} | – |")
     lines.append(f"| all | | | {len(found['comparisons'])} | | | | {held} of {total} |")
     return "\n".join(lines) + "\n"
 
