@@ -46,7 +46,7 @@ def _rows() -> list[Family]:
     """Read the list of families that are simulated, then the table of those that are not."""
     simulated, _, refused = _PAGE.read_text(encoding="utf-8").partition("\nThese are not.")
     table = re.findall(r"^\| `(\w+)` \|[^|]*\| (.+?) \|$", refused, re.MULTILINE)
-    return [Family(kind, "") for kind in re.findall(r"`(\w+)`\s\(", simulated)] + [Family(*row) for row in table]
+    return [Family(kind, "") for kind in re.findall(r"`(\w+)`\s+\(", simulated)] + [Family(*row) for row in table]
 
 
 FAMILIES = _rows()
