@@ -11,7 +11,7 @@ from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 __all__ = ["TABLES"]
 
-_WIDTH = 72
+_WIDTH = 60
 
 
 def _cell(text: str, width: int = _WIDTH) -> str:
@@ -20,16 +20,14 @@ def _cell(text: str, width: int = _WIDTH) -> str:
 
 
 def forms() -> str:
-    """Each program with the number of its messages, the first of them, its kind and the first thing to try."""
-    counts = Counter(form.program for form in FORMS)
+    """Each program with the number of its messages, their kinds and the first of them."""
     firsts = {form.program: form for form in reversed(FORMS)}
+    counts = Counter(form.program for form in FORMS)
     rows = []
     for program, count in counts.items():
         (failure,) = explain_log(EXAMPLES[firsts[program].id].text)["failures"]
-        first = failure["try"][0]["action"].replace("|", "\\|").replace("<", "&lt;")
-        rows.append((program, str(count), _cell(failure["message"]), f"`{failure['kind']}`", first))
-    head = ("whose", "messages", "one that is read", "kind", "first to try")
-    return table(head, rows).replace("--:", "---")
+        rows.append((program if count == 1 else f"{program}, {count}", failure["kind"], _cell(failure["message"])))
+    return table(("whose, how many", "kind", "one of them"), rows).replace("--:", "---")
 
 
 def not_memory() -> str:
