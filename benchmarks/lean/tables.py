@@ -31,22 +31,17 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 
 def memory() -> str:
-    """Show every simulated case: its memory, FLOPs of those that have them, and what the memory costs in time."""
-    head = ("run", "card", "training", "generation", "whole", "host", "PFLOP", "passes", "step, s")
+    """Show every simulated case: its memory, and what the memory costs in time."""
+    head = ("run", "card", "training", "generation", "whole", "host", "step, s")
     return table(head, [
         (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)),
-         _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]),
-         row["flops"] / _PETA if "flops" in row else "–", *_price(row))
+         _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), _price(row))
         for name, row in _memory(lambda name: True).items()
     ])  # fmt: skip
 
 
-def _price(row: Mapping[str, Any]) -> list[str]:
-    if "price" not in row:
-        return ["–"] * 2
-    price = row["price"]
-    passes = "rolling" if price["passes"] is None else f"{price['passes']}"
-    return [passes, f"{price['estimated_seconds'][row['settings']['on']]['step']:,.0f}"]
+def _price(row: Mapping[str, Any]) -> str:
+    return f"{row['price']['estimated_seconds'][row['settings']['on']]['step']:,.0f}" if "price" in row else "–"
 
 
 _SHORT = {
@@ -148,11 +143,11 @@ def speed() -> str:
     """Show the lean trainer's CPU time and peak over each baseline's: medians of interleaved rounds, traced bytes."""
     from benchmarks.lean.speed import FAIR, LEAST
 
-    head = ("SmolLM2-135M unless said, fp32", "tokens a row", "rounds", "CPU time: lean ÷ TRL, head as on CUDA",
+    head = ("SmolLM2-135M unless said, fp32", "tokens a row", "CPU time: lean ÷ TRL, head as on CUDA",
             "÷ that in micro-batches of 1", "÷ TRL as it is on a CPU", "peak: lean ÷ TRL, head as on CUDA",
             "÷ micro-batches of 1")  # fmt: skip
     return table(head, [
-        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["pairs"],
+        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}",
          *(row["cpu_ratio"].get(kind, "–") for kind in (FAIR, LEAST, "trl")),
          *(_peaks(row, kind) for kind in (FAIR, LEAST)))
         for name, row in read("lean_speed")["cases"].items()

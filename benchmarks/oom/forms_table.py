@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 
 from benchmarks.tabling import table
@@ -20,14 +21,15 @@ def _cell(text: str, width: int = _WIDTH) -> str:
 
 
 def forms() -> str:
-    """Each program with the number of its messages, their kinds and the first of them."""
-    firsts = {form.program: form for form in reversed(FORMS)}
+    """Name the programs whose messages are read, by the kind of the first, with how many there are."""
+    kinds: dict[str, list[str]] = {}
     counts = Counter(form.program for form in FORMS)
-    rows = []
+    firsts = {form.program: form for form in reversed(FORMS)}
     for program, count in counts.items():
         (failure,) = explain_log(EXAMPLES[firsts[program].id].text)["failures"]
-        rows.append((program if count == 1 else f"{program}, {count}", failure["kind"], _cell(failure["message"])))
-    return table(("whose, how many", "kind", "one of them"), rows).replace("--:", "---")
+        kinds.setdefault(failure["kind"], []).append(program if count == 1 else f"{program} ({count})")
+    lines = (f"- `{kind}`: {', '.join(programs)}." for kind, programs in sorted(kinds.items()))
+    return "".join(textwrap.fill(line, 120, subsequent_indent="  ") + "\n" for line in lines)
 
 
 def not_memory() -> str:
