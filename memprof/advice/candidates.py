@@ -96,7 +96,7 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
 
 
 def _checkpoint(more: str, kind: bool | str, *, generates: bool = True) -> Candidate:
-    """Turn it on: ``more`` is to be pasted besides, ``kind`` is what is simulated."""
+    """Turn checkpointing on; ``more`` is pasted too, ``kind`` is simulated."""
     return Candidate(
         id="checkpointing",
         action="Turn gradient checkpointing on",
