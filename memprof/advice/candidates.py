@@ -320,7 +320,7 @@ def _lean(s: Settings) -> Iterator[Candidate]:
 
 
 def _pieces(s: TrainerSettings) -> Iterator[Candidate]:
-    # Where it is not told, the trainer takes no more together than is small beside the weights.
+    # Unless it is set, the trainer puts as many tokens together as are small beside the weights.
     together = min((s.max_tokens_per_piece or 0) // s.sequence_length, s.per_device_train_batch_size)
     if together > 1:
         yield Candidate(

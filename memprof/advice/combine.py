@@ -114,7 +114,7 @@ class _Search:
         return margin_of(state.settings.to_dict(), self.card)
 
     def fits(self, state: _State) -> bool:
-        # Where the allocator has to give cached memory back, the simulation on the full card has the word.
+        # Where the allocator has to give cached memory back, the simulation on the full card decides.
         if not self.shift:
             return bool(state.row["fits"])
         return fits(self.need(state.row), self.card.total_bytes, self.margin(state))

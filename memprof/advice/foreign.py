@@ -21,7 +21,7 @@ from memprof.vocabulary import CATEGORY_LABELS
 
 __all__ = ["RANK", "an_adapter", "candidates_by_category", "is_open"]
 
-#: Of adapters that are proposed.
+#: The rank of adapters that are proposed.
 RANK = 16
 # A category is worth a change of its own from this share of the peak on.
 _LARGE = 0.1

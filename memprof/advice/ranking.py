@@ -17,7 +17,7 @@ from memprof.config.optimizers import optimizer
 
 __all__ = ["MARGIN", "enough_together", "is_enough", "ranked", "simulated_is_enough", "with_words"]
 
-#: Kept of what torch could have had: lengths, blocks and their gaps vary from step to step.
+#: The share of torch's room kept free: lengths, blocks and their gaps vary from step to step.
 MARGIN = 0.1
 # A change that keeps the gradients goes first if it saves at least this share of what the best one saves.
 _NEAR = 0.4

@@ -18,7 +18,7 @@ from memprof.oom.frameworks import PLAIN, Names, names_in
 __all__ = ["Effect", "Made", "Peak", "Run", "bounded", "highest", "run_of"]
 
 _ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
-# Idle memory at the device's peak, of what is reserved, from which on a change of the allocator is looked at.
+# Look at changes of the allocator from this idle share of reserved memory at the device's peak on.
 _FRAGMENTED = 0.05
 
 

@@ -27,21 +27,21 @@ __all__ = [
     "with_headline",
 ]
 
-# Categories that are simply there; the others come and go with the phase.
+# Categories that are held in every phase; the others come and go.
 _STANDING = {
     Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.REWARD_MODEL, Category.VALUE_MODEL,
     Category.OPTIMIZER_STATE, Category.INFERENCE_ENGINE, Category.WORKSPACE,
 }  # fmt: skip
-# What comes and goes is named beside what stays from this share of the peak on.
+# Name what comes and goes beside what stays, from this share of the peak on.
 _WORTH = 0.05
-# Places that hold less than this share of their category together are no cause: it is said that they are many.
+# Where all named places hold less than this share of their category, write that there are many.
 _TELLING = 0.25
 # With this share of the card left a run fits with room: nothing has to change.
 _ROOMY = 0.25
 _LABELS = {str(category): label[:1].lower() + label[1:] for category, label in CATEGORY_LABELS.items()}
 _LABELS[str(Category.KV_CACHE)] = CATEGORY_LABELS[Category.KV_CACHE]
 _PEAK = {"trace": "Peak tensor memory", "simulated": "Simulated peak"}
-# From this part of a category on being guessed, the whole is said to be: as rows are marked.
+# Call a category guessed from this guessed share on, as rows are marked.
 _GUESSED = 0.1
 
 

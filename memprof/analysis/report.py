@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["report_dict"]
 
 _MAX_GROWTH = 50
-# What the recorder asked the driver, about its own device alone.
+# The driver's answers, which are about the recorder's own device.
 _OTHER_DEVICE: dict[str, Any] = {"outside": None, "switches": []}
 _MAX_LEFTOVERS = 10
 _MAX_LARGEST = 30

@@ -96,7 +96,7 @@ def _checks(wanted: str) -> Callable[[Any], Any]:
     import fastjsonschema
 
     part = {"$ref": wanted} if wanted.startswith("#") else json.loads(wanted)
-    # It knows draft 7, which says the same as 2020-12 of all that stands in the schema: no word beside a "$ref".
+    # It knows draft 7, which equals 2020-12 for this schema: no keyword stands beside a "$ref".
     draft = {"$schema": "http://json-schema.org/draft-07/schema#", "$defs": schema()["$defs"], **part}
     return cast("Callable[[Any], Any]", fastjsonschema.compile(draft, use_default=False, use_formats=False))
 

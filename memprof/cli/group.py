@@ -91,7 +91,7 @@ class _LazyGroup(click.Group):
             sys.exit(130)
         except MemoryError:
             _fail("memprof: not enough memory on this machine to do that.", 3)
-        code()  # somebody's script (memprof run), whose every ending is its own
+        code()  # a script under memprof run: it ends in its own way
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

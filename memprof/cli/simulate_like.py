@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["changes_of", "simulate_like"]
 
-# Settings for which "none" means that there is none of it.
+# Settings that "none" switches off.
 _OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
 # The compute capability that is assumed where no card is named.
 _GENERATION = (9, 0)
@@ -54,7 +54,7 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
     here = ran_on(given.report["source"], settings)
     its_own = _the_card(here) if here is not None else None
     measured = given.report["source"]["kind"] != "simulated"
-    # What a simulation took for another card, or for none, differs by the cards too.
+    # A simulation for another card, or for none, also differs by the card.
     elsewhere = not measured and card is not None and given.report["source"]["device_total_bytes"] != card.total_bytes
     unchanged = None
     if measured or same or elsewhere:

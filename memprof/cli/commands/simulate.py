@@ -172,7 +172,7 @@ def _within(
         raise UsageError("--memory-budget is a GPU's; drop --device cpu.")
     auto = budget.strip().lower() == "auto"
     card = find_gpu(str(gpu or budget))
-    if gpu is not None and not auto:  # that card, of whose memory so much may be used
+    if gpu is not None and not auto:  # that card, with the budget as its memory
         card = replace(card, total_bytes=find_gpu(budget).total_bytes)
     fixed = [name for name in CHOSEN if known.get(name) is not None]
     opened = runner(card, workers=workers, executor=executor)
