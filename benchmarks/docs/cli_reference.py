@@ -8,6 +8,7 @@ A test compares, so a changed option needs the page written again.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 
 import click
@@ -22,19 +23,29 @@ HEAD = """\
 Every command and option, as `memprof COMMAND --help` shows them. `python -m benchmarks.docs cli-reference` writes this
 page.
 
+- An option that several commands have is described at the first of them.
 - Sizes: `24GB` is 24 × 10⁹ bytes, `24GiB` is 24 × 2³⁰.
 - Exit codes: 0 done, 2 wrong usage, 3 the input cannot be used, 4 the run does not fit.
 """
 
 
 class _Markdown(click.HelpFormatter):
-    """Write help as Markdown: usage as code, paragraphs as they are, options as tables."""
+    """Write help as Markdown: usage as code, paragraphs as they are, options as tables.
+
+    ``known`` names the command that an option was described for already; here it is then named only.
+    """
+
+    def __init__(self, command: str, known: dict[tuple[str, str], str]) -> None:
+        super().__init__()
+        self.command, self.known = command, known
+        self.repeated: dict[str, list[str]] = {}
+        self.heading = ""
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         self.write(f"\n## {prog}\n\n`{prog} {args}`\n")
 
     def write_heading(self, heading: str) -> None:
-        self.write(f"\n| {heading} | |\n|---|---|\n")
+        self.heading = f"\n| {heading} | |\n|---|---|\n"
 
     def write_paragraph(self) -> None:
         self.write("\n")
@@ -50,8 +61,19 @@ class _Markdown(click.HelpFormatter):
         for names, text in rows:
             if "--help" in names:
                 continue
+            first = self.known.setdefault((names, text), self.command)
+            if first != self.command:
+                self.repeated.setdefault(first, []).append(f"`--{names.partition('--')[2].split()[0]}`")
+                continue
             cell = " ".join(text.split()).replace("|", "\\|")
-            self.write(f"| `{names.replace('|', chr(92) + '|')}` | {cell} |\n")
+            self.write(f"{self.heading}| `{names.replace('|', chr(92) + '|')}` | {cell} |\n")
+            self.heading = ""
+
+    def write_repeated(self) -> None:
+        """Name the options that another command has too."""
+        for first, names in self.repeated.items():
+            also = f"As in [`memprof {first}`](#memprof-{first}): {', '.join(names)}."
+            self.write("\n" + "\n".join(textwrap.wrap(also, 120, break_on_hyphens=False)) + "\n")
 
 
 def page() -> str:
@@ -59,11 +81,13 @@ def page() -> str:
     # The command's own context: click keeps the help option that the first context asked for, here without -h.
     context = memprof.make_context("memprof", [], resilient_parsing=True)
     text = HEAD
+    known: dict[tuple[str, str], str] = {}
     for name in memprof.list_commands(context):
         command = memprof.get_command(context, name)
         assert command is not None
-        formatter = _Markdown()
+        formatter = _Markdown(name, known)
         command.format_help(click.Context(command, info_name=name, parent=context), formatter)
+        formatter.write_repeated()
         text += formatter.getvalue()
     lines = [line.rstrip() for line in text.splitlines()]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]  # one blank line at a time

@@ -52,8 +52,8 @@ def _section(definition: dict[str, Any]) -> Iterator[str]:
         if "description" in value:
             rows.setdefault(value["description"], []).append(f"`{key}`")
     if rows:
-        yield "\n| key | what |\n|---|---|\n"
-        yield from (f"| {', '.join(keys)} | {said} |\n" for said, keys in rows.items())
+        yield "\n"
+        yield from (f"- {', '.join(keys)}: {said}\n" for said, keys in rows.items())
 
 
 def page() -> str:

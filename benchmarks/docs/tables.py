@@ -24,7 +24,7 @@ from benchmarks.tabling import ROOT, read, table
 from benchmarks.versions import cuda as cuda_versions
 from examples import published_tables
 from memprof.units import GIB
-from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
+from memprof.vocabulary import CATEGORY_LABELS, Category
 
 _FILLED = "accuracy advice emulate faq grpo-memory lean-techniques lean-trainer measurements oom"
 PAGES = (
@@ -76,15 +76,6 @@ def five_gb() -> str:
     return table(head, [(n, r["needed_gb"], r["phase"], CATEGORY_LABELS[Category(r["largest"])]) for n, r in rows])
 
 
-def row_510() -> str:
-    """Show the published table's rows as they were executed."""
-    found = _claim("table_of_510_gb")
-    groups = [g for g in Group if any(g in run["own_peaks_gib"] for run in found["executed"].values())]
-    head = ("own peaks, GiB", *(GROUP_LABELS[g] for g in groups))
-    return table(head, [(name, *(run["own_peaks_gib"].get(g, 0.0) for g in groups))
-                        for name, run in found["executed"].items()])  # fmt: skip
-
-
 def forty_nine() -> str:
     """Show what the 49 GB are."""
     runs = _claim("forty_nine_gb_for_0_6b")
@@ -105,10 +96,10 @@ def slower() -> str:
 
 
 def offload() -> str:
-    """Show what a link has to carry."""
-    rows = _claim("offload_costs").items()
-    head = ("model", "bytes moved a token and layer", "GB/s needed at 400 TFLOP/s")
-    return table(head, [(n, r["bytes_per_token_and_layer"], r["gb_per_s_to_hide_at_400_tflops"]) for n, r in rows])
+    """Say what a link has to carry."""
+    rates = {name: row["gb_per_s_to_hide_at_400_tflops"] for name, row in _claim("offload_costs").items()}
+    least, most = (pick(rates, key=lambda name: rates[name]) for pick in (min, max))
+    return f"from {rates[least]:.1f} GB/s ({least}) to {rates[most]:.1f} ({most}) at 400 TFLOP/s.\n"
 
 
 def memory_own() -> str:
@@ -173,29 +164,17 @@ def fused_loss() -> str:
 
 
 def advice(part: str) -> str:
-    """Show what ``benchmarks.advice`` found: each run's changes, and how far off their predictions were."""
+    """Say what ``benchmarks.advice`` found: how far off the predicted savings were."""
     found = read("advice")[part]
-    rows = []
-    for name in dict.fromkeys(row["run"] for row in sorted(found["rows"], key=lambda row: (row["run"], row["rank"]))):
-        of = [row for row in found["rows"] if row["run"] == name]
-        worst = max(of, key=lambda row: abs(row["error"] or 0.0))
-        saved = sorted(row["saved_bytes"] / (2**20 if part == "real" else GIB) for row in of)
-        rows.append((name, len(of), f"{saved[0]:.2f} to {saved[-1]:.2f}", f"{100 * worst['error']:+.{_DIGITS[part]}f}",
-                     f"`{worst['id']}`"))  # fmt: skip
-    run, unit = ("run, trained on a CPU", "MiB") if part == "real" else ("run, simulated", "GiB")
-    head = (run, "changes", f"saved at the peak, {unit}", "largest error, %", "of the change")
-    whole = found["summary"]
-    digits = _DIGITS[part] + 1
-    words = (
-        f"{whole['changes']} changes of {len(rows)} runs: median error "
-        f"{100 * whole['median_error']:.{digits}f} %, largest {100 * whole['largest_error']:.{digits}f} % "
-        f"({100 * whole['largest_error_of_peak']:.{digits}f} % of the peak), wrong in sign among the first three "
-        f"of a run: {whole['wrong_sign_in_first_three']}."
+    whole, digits = found["summary"], {"real": 5, "simulated": 2}[part]
+    runs = len({row["run"] for row in found["rows"]})
+    median, largest, of_peak = (
+        f"{100 * whole[key]:.{digits}f} %" for key in ("median_error", "largest_error", "largest_error_of_peak")
     )
-    return f"{table(head, rows)}\n{words}\n"
-
-
-_DIGITS = {"real": 4, "simulated": 1}
+    return (
+        f"{whole['changes']} changes of {runs} runs: median error {median}, largest {largest} ({of_peak} of the\n"
+        f"peak), wrong in sign among the first three of a run: {whole['wrong_sign_in_first_three']}.\n"
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -204,7 +183,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "adam": adam,
     "accumulation": accumulation,
     "five-gb": five_gb,
-    "row-510": row_510,
     "forty-nine": forty_nine,
     "slower": slower,
     "offload": offload,

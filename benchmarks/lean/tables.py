@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from benchmarks.lean.memory import SPEED, training_bytes
+from benchmarks.lean.memory import training_bytes
 from benchmarks.tabling import read, table
 from memprof.units import GIB
 
@@ -31,36 +31,17 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 
 def memory() -> str:
-    """Show every simulated case: its memory, FLOPs of those that have them, and what the memory costs in time."""
-    head = ("run", "card", "training", "generation", "whole", "host", "PFLOP", "passes", "decode steps", "step, s",
-            f"on an {SPEED}, s")  # fmt: skip
+    """Show every simulated case: its memory, and what the memory costs in time."""
+    head = ("run", "card", "training", "generation", "whole", "host", "step, s")
     return table(head, [
         (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)),
-         _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]),
-         row["flops"] / _PETA if "flops" in row else "–", *_price(row))
+         _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), _price(row))
         for name, row in _memory(lambda name: True).items()
     ])  # fmt: skip
 
 
-def _price(row: Mapping[str, Any]) -> list[str]:
-    if "price" not in row:
-        return ["–"] * 4
-    price = row["price"]
-    seconds = (price["estimated_seconds"][card]["step"] for card in (row["settings"]["on"], SPEED))
-    passes = "rolling" if price["passes"] is None else f"{price['passes']}"
-    return [passes, f"{price['decode_steps']:,}", *(f"{found:,.0f}" for found in seconds)]
-
-
-def price_by_phase() -> str:
-    """Show where the estimated time of the longest runs goes, all at one card's speed."""
-    rows = {name: row for name, row in _memory(lambda name: name.startswith("8B")).items() if "price" in row}
-    head = (f"estimated seconds at an {SPEED}'s speed", "generation", "forward", "backward", "rest", "step")
-    lines = []
-    for name, row in rows.items():
-        told = dict(row["price"]["estimated_seconds"][SPEED])
-        step, *parts = (told.pop(phase, 0.0) for phase in ("step", "generate", "forward", "backward"))
-        lines.append((name, *(f"{value:,.1f}" for value in (*parts, sum(told.values()), step))))
-    return table(head, lines)
+def _price(row: Mapping[str, Any]) -> str:
+    return f"{row['price']['estimated_seconds'][row['settings']['on']]['step']:,.0f}" if "price" in row else "–"
 
 
 _SHORT = {
@@ -162,14 +143,14 @@ def speed() -> str:
     """Show the lean trainer's CPU time and peak over each baseline's: medians of interleaved rounds, traced bytes."""
     from benchmarks.lean.speed import FAIR, LEAST
 
-    head = ("SmolLM2-135M unless said, fp32", "tokens a row", "rounds", "CPU time: lean ÷ TRL, head as on CUDA",
-            "÷ that in micro-batches of 1", "÷ TRL as it is on a CPU", "peak: lean ÷ TRL, head as on CUDA",
+    head = ("SmolLM2-135M unless said, fp32", "tokens a row", "CPU time: lean ÷ TRL, head as on CUDA",
+            "÷ that in micro-batches of 1", "peak: lean ÷ TRL, head as on CUDA",
             "÷ micro-batches of 1")  # fmt: skip
     return table(head, [
-        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["pairs"],
-         *(row["cpu_ratio"].get(kind, "–") for kind in (FAIR, LEAST, "trl")),
+        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}",
+         *(row["cpu_ratio"].get(kind, "–") for kind in (FAIR, LEAST)),
          *(_peaks(row, kind) for kind in (FAIR, LEAST)))
-        for name, row in read("lean_speed")["cases"].items()
+        for name, row in read("lean_speed")["cases"].items() if FAIR in row["cpu_ratio"]
     ])  # fmt: skip
 
 
@@ -240,7 +221,6 @@ def blocks() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "lean-memory": memory,
-    "lean-prices": price_by_phase,
     "lean-lengths": lengths,
     "lean-short": short,
     "lean-blocks": blocks,

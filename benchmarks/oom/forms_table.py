@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 
 from benchmarks.tabling import table
@@ -11,7 +12,7 @@ from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 __all__ = ["TABLES"]
 
-_WIDTH = 72
+_WIDTH = 60
 
 
 def _cell(text: str, width: int = _WIDTH) -> str:
@@ -20,16 +21,15 @@ def _cell(text: str, width: int = _WIDTH) -> str:
 
 
 def forms() -> str:
-    """Each program with the number of its messages, the first of them, its kind and the first thing to try."""
+    """Name the programs whose messages are read, by the kind of the first, with how many there are."""
+    kinds: dict[str, list[str]] = {}
     counts = Counter(form.program for form in FORMS)
     firsts = {form.program: form for form in reversed(FORMS)}
-    rows = []
     for program, count in counts.items():
         (failure,) = explain_log(EXAMPLES[firsts[program].id].text)["failures"]
-        first = failure["try"][0]["action"].replace("|", "\\|").replace("<", "&lt;")
-        rows.append((program, str(count), _cell(failure["message"]), f"`{failure['kind']}`", first))
-    head = ("whose", "messages", "one that is read", "kind", "first to try")
-    return table(head, rows).replace("--:", "---")
+        kinds.setdefault(failure["kind"], []).append(program if count == 1 else f"{program} ({count})")
+    lines = (f"- `{kind}`: {', '.join(programs)}." for kind, programs in sorted(kinds.items()))
+    return "".join(textwrap.fill(line, 120, subsequent_indent="  ") + "\n" for line in lines)
 
 
 def not_memory() -> str:

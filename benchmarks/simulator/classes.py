@@ -18,10 +18,7 @@ from memprof.config.settings import Settings
 
 __all__ = ["class_table", "gathered", "inside"]
 
-_MEASURED = {
-    "gpu": "on a GPU", "emulated": "by the real allocator", "cpu": "by tensor trace", "published": "on a GPU",
-}  # fmt: skip
-_ORDER = tuple(_MEASURED)
+_ORDER = ("gpu", "emulated", "cpu", "published")
 
 
 def gathered() -> dict[str, Any]:
@@ -126,6 +123,9 @@ def inside(rows: list[dict[str, Any]]) -> list[bool]:
     return found
 
 
+_CARD = ", on an emulated card"
+
+
 def class_table(found: Mapping[str, Any]) -> str:
     """Make the Markdown table of classes: how many comparisons, their errors, the stated range, which lie outside."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
@@ -133,20 +133,31 @@ def class_table(found: Mapping[str, Any]) -> str:
         # Texts seldom say what was measured, so these are one class whatever it was.
         what = "any" if row["where"] == "published" else row["what"]
         groups.setdefault((row["where"], row["class"], what), []).append(row)
+    singles: dict[str, list[dict[str, Any]]] = {}
     lines = [
-        "| class | of | measured | comparisons | lowest | highest | stated | inside the others' |",
-        "|---|---|---|--:|--:|--:|--:|--:|",
+        "| class | of | comparisons | lowest | highest | stated | inside the others' |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     held = total = 0
-    for (where, kind, what), rows in groups.items():
+    for (_, kind, what), rows in groups.items():
+        if len(rows) == 1:
+            singles.setdefault(what, []).extend(rows)
+            continue
         errors = [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
         held_here = inside(rows)
         held, total = held + sum(held_here), total + len(held_here)
         low, high = stated_range(errors)
-        cells = [kind, what, _MEASURED[where], str(len(rows)), _percent(min(errors)), _percent(max(errors))]
-        share = f"{sum(held_here)} of {len(held_here)}" if held_here else "–"
+        cells = [kind, what, str(len(rows)), _percent(min(errors)), _percent(max(errors))]
+        share = f"{sum(held_here)} of {len(held_here)}"
         lines.append(f"| {' | '.join(cells)} | {_percent(low)} to {_percent(high)} | {share} |")
-    lines.append(f"| all | | | {len(found['comparisons'])} | | | | {held} of {total} |")
+    for what, rows in singles.items():
+        errors = [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
+        ranges = [stated_range([error]) for error in errors]
+        kind = "; ".join(row["class"].removesuffix(_CARD) for row in rows) + _CARD * rows[0]["class"].endswith(_CARD)
+        cells = [kind, what, "1 each", _percent(min(errors)), _percent(max(errors))]
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        lines.append(f"| {' | '.join(cells)} | {_percent(low)} to {_percent(high)} | – |")
+    lines.append(f"| all | | {len(found['comparisons'])} | | | | {held} of {total} |")
     return "\n".join(lines) + "\n"
 
 

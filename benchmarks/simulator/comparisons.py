@@ -162,17 +162,22 @@ def keep(rows: list[dict[str, Any]], file: Path = RESULTS) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Make a Markdown table, signed percent of the measured value."""
-    by_name: dict[str, dict[str, float]] = {}
+    """Make a Markdown table, signed percent of the measured value; runs on a CPU share a row."""
+    by_name: dict[str, dict[str, list[float]]] = {}
+    on_cpu = len({row["name"] for row in rows if row["where"] != "gpu"})
     for row in rows:
         error = 100 * (row["simulated_bytes"] / row["measured_bytes"] - 1)
-        by_name.setdefault(f"{row['name']}|{row['where']}", {})[row["what"]] = error
+        name = f"{row['name']} | GPU" if row["where"] == "gpu" else f"{on_cpu} runs of TRL | CPU"
+        by_name.setdefault(name, {}).setdefault(row["what"], []).append(error)
     lines = ["| run | recorded on | peak | reserved | generation |", "|---|---|--:|--:|--:|"]
-    for key, errors in by_name.items():
-        name, where = key.split("|")
-        cells = [_percent(errors[what]) if what in errors else "–" for what in ("peak", "reserved", "generation")]
-        lines.append(f"| {name} | {'GPU' if where == 'gpu' else 'CPU'} | {' | '.join(cells)} |")
+    for name, errors in by_name.items():
+        cells = [_span(errors.get(what, [])) for what in ("peak", "reserved", "generation")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _span(errors: list[float]) -> str:
+    return " to ".join(dict.fromkeys(_percent(error) for error in (min(errors), max(errors)))) if errors else "–"
 
 
 def _percent(error: float) -> str:

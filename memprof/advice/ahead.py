@@ -1,4 +1,4 @@
-"""Look ahead from an out-of-memory error: what the step had still to make, and what it would have needed in all.
+"""Look ahead from an out-of-memory error: what the step still had to allocate, and what it would have needed in all.
 
 The request that failed is seldom the last one. In an optimizer's first step most of the state may still be missing, in
 a first backward the gradients and the state, in generation the rest of the cache. That they will be asked for follows

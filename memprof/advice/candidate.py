@@ -1,4 +1,4 @@
-"""A change that advice may name: what to do, what to paste, what it costs, what it would save."""
+"""Define a change that advice may name: what to do, what to paste, what it costs, what it would save."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Candidate:
         setting: what to paste.
         costs: what it costs, with the reason.
         exact: whether gradients stay the same (to rounding, where sums are only taken in another order).
-        toll: how much is asked, of :class:`Toll`.
+        toll: how much it asks of the user.
         changes: settings of the changed run; empty where it cannot be simulated.
         effect: the estimate; None where only a simulation can tell.
         device: the change is about what the device holds, not about what the program allocates.

@@ -96,7 +96,7 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
 
 
 def _checkpoint(more: str, kind: bool | str, *, generates: bool = True) -> Candidate:
-    """Turn it on: ``more`` is to be pasted besides, ``kind`` is what is simulated."""
+    """Turn checkpointing on; ``more`` is pasted too, ``kind`` is simulated."""
     return Candidate(
         id="checkpointing",
         action="Turn gradient checkpointing on",
@@ -320,7 +320,7 @@ def _lean(s: Settings) -> Iterator[Candidate]:
 
 
 def _pieces(s: TrainerSettings) -> Iterator[Candidate]:
-    # Where it is not told, the trainer takes no more together than is small beside the weights.
+    # Unless it is set, the trainer puts as many tokens together as are small beside the weights.
     together = min((s.max_tokens_per_piece or 0) // s.sequence_length, s.per_device_train_batch_size)
     if together > 1:
         yield Candidate(

@@ -1,4 +1,4 @@
-"""Find changes that together make a run fit a GPU: guided by estimates, confirmed by simulation, none spare.
+"""Find changes that together make a run fit a GPU: guided by estimates, confirmed by simulation.
 
 A run that cannot be simulated is answered by estimates alone, and the answer says so.
 """
@@ -110,11 +110,11 @@ class _Search:
         return int(row["device_peak_bytes"]) + self.shift
 
     def margin(self, state: _State) -> float:
-        """Return what is demanded above the prediction: more where a part of the run was never compared."""
+        """Return the safety margin above the prediction: more where a part of the run was never compared."""
         return margin_of(state.settings.to_dict(), self.card)
 
     def fits(self, state: _State) -> bool:
-        # Where the allocator has to give cached memory back, the simulation on the full card has the word.
+        # Where the allocator has to give cached memory back, the simulation on the full card decides.
         if not self.shift:
             return bool(state.row["fits"])
         return fits(self.need(state.row), self.card.total_bytes, self.margin(state))
@@ -143,7 +143,7 @@ class _Search:
         return self.simulate(settings, (*state.changes, choice))
 
     def _choice(self, state: _State) -> Candidate | None:
-        """Choose what is enough and asks for least; else, among those that save much, what asks for least."""
+        """Choose the cheapest change that is enough; else the cheapest of those that save much."""
         run = run_of_row(state.row, self._like, state.settings)
         found = [e for e in estimate(run) if e.candidate.changes and e.candidate.setting not in self._spent]
         open_ = [e for e in found if e.saves]
@@ -188,7 +188,7 @@ def combine(
         like: the recorded run, for its model's shape.
         shift: bytes the recorded run held on its device beyond its own simulation.
         seconds: when to stop looking.
-        clock: seconds that pass.
+        clock: returns seconds.
 
     Raises:
         InputError, UsageError: the unchanged run cannot be simulated.
@@ -224,8 +224,7 @@ def combine(
 def combine_estimates(report: Mapping[str, Any], gpu: str) -> Combination:
     """Add estimated changes until the recorded run fits a card with a margin, for a run that cannot be simulated.
 
-    Gaps between blocks and what is outside torch are taken to stay as they were recorded; a request that failed is
-    needed beside them.
+    Gaps between blocks and memory outside torch are assumed to stay as recorded; a request that failed is added.
     """
     card, run = find_gpu(gpu), run_of(report)
     outside = report["device_peak"]["non_torch_bytes"]

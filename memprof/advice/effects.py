@@ -102,7 +102,7 @@ def checkpointed(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def offloaded_boundaries(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Let the layers' inputs wait in the host's memory; two are on the device."""
+    """Keep the layers' inputs in host memory, two of them on the device."""
     if peak.phase not in ("forward", "backward") or run.shape is None:
         return {}
     boundaries = min(_boundaries(run), peak.of("activations"))
@@ -118,7 +118,7 @@ def _boundaries(run: Run) -> int:
 
 
 def low_rank(rank: int, nf4: bool = False) -> Effect:
-    """Train an adapter only; ``nf4`` keeps the linear layers in 4 bits besides."""
+    """Train an adapter only; ``nf4`` also keeps the linear layers in 4 bits."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         saved: dict[str, int] = {}
@@ -262,7 +262,7 @@ def smaller_engine(share: float) -> Effect:
 
 
 def divided(ranks: int) -> Effect:
-    """Divide weights, gradients and moments by the ranks; buckets go, one layer at a time is whole."""
+    """Divide weights, gradients and moments by the ranks; buckets go away, and one layer at a time is whole."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         names = ("weights", "gradients", "optimizer_state", "reference_model", "temporaries")

@@ -49,7 +49,7 @@ def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -
     Args:
         report: ``memprof.report/1``.
         analysis: what the report is of, whose allocations can be replayed under other settings of the allocator.
-            Without it the report's own ``advice`` is asked what such a replay said.
+            Without it the result of such a replay comes from the report's own ``advice``.
     """
     run = run_of(report)
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]

@@ -22,7 +22,7 @@ __all__ = ["Evaluated", "evaluate_advice", "run_of_row"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The outcome of simulating changes.
+    """Hold the outcome of simulating changes.
 
     ``entries`` are a report's ``advice``, those that save most first; ``base`` is the unchanged run's row (see
     :mod:`memprof.simulate.fit`); ``simulated`` and ``estimated`` count how the changes were evaluated; ``refused``
@@ -54,7 +54,7 @@ def evaluate_advice(
         machine: runs simulations.
         seconds: how long it may take beside the unchanged run; what is left keeps its estimate.
         batch: how many are started together.
-        clock: seconds that pass.
+        clock: returns seconds.
 
     Raises:
         InputError, UsageError: the unchanged run cannot be simulated.
@@ -109,7 +109,7 @@ def _ranked_so_far(run: Run, report: Mapping[str, Any], found: Mapping[str, dict
 
 
 def _first_first(waiting: list[Estimate], entries: list[dict[str, Any]]) -> list[Estimate]:
-    """Put what is now called the first thing to change first, so that its saving is simulated before any other."""
+    """Move the first thing to change to the front, so that its saving is simulated before any other."""
     first = entries[0]["id"] if entries else ""
     return sorted(waiting, key=lambda e: e.candidate.id != first)
 

@@ -1,7 +1,7 @@
 """List the changes that the categories alone suggest, for runs that do not say how they were configured.
 
-Here is when a change applies and what it saves; its words, and whether it is open to the framework whose frames were
-seen, stand in ``memprof/oom/knowledge``: the remedies that a text's explanation ranks.
+This module decides when a change applies and what it saves. ``memprof/oom/knowledge`` has its words, and says which
+frameworks can make it: they are the remedies that a text's explanation ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memprof.vocabulary import CATEGORY_LABELS
 
 __all__ = ["RANK", "an_adapter", "candidates_by_category", "is_open"]
 
-#: Of adapters that are proposed.
+#: The rank of adapters that are proposed.
 RANK = 16
 # A category is worth a change of its own from this share of the peak on.
 _LARGE = 0.1
@@ -58,7 +58,7 @@ def _scope(run: Run, held: int = 0, **more: Any) -> Scope:
 
 
 def _candidate(name: str, scope: Scope, effect: Effect) -> Candidate | None:
-    """Return a change in the words of the run's framework; None where it has none for it."""
+    """Return a change in the words of the run's framework; None where it has no such setting."""
     found = change(name, scope)
     if found is None:
         return None
@@ -72,7 +72,7 @@ def _trains(run: Run) -> bool:
 
 
 def _less_cache(run: Run) -> Iterator[Candidate | None]:
-    """A pool of keys and values is an engine's share of the card; a cache without an engine follows the batch."""
+    """Suggest a smaller cache: an engine's pool is a share of the card, a cache without an engine follows the batch."""
     cache = run.peak.of("kv_cache")
     if cache < _LARGE * run.peak.bytes:
         return
@@ -106,7 +106,7 @@ def _less_made(run: Run) -> Iterator[Candidate | None]:
 
 
 def _without_gradients(run: Run) -> Iterator[Candidate | None]:
-    """Where forwards end without a backward and what they made is never freed, autograd may hold it for nothing."""
+    """Find forwards that end without a backward and never free what they made: autograd may hold it for nothing."""
     kept = run.lasting.get("activations", 0.0)
     if {p.phase for p in run.peaks} & {"backward", "optimizer_step"} or run.own_peaks.get("gradients", 0):
         return
@@ -147,6 +147,6 @@ def _less_state(run: Run) -> Iterator[Candidate | None]:
 
 
 def _smaller_weights(run: Run) -> Iterator[Candidate | None]:
-    """Where nothing is trained, weights can be held in fewer bits."""
+    """Suggest weights in fewer bits where nothing is trained."""
     if run.peak.of("weights") >= 0.5 * run.peak.bytes and not _trains(run):
         yield _candidate("smaller_weights", _scope(run), _part_of("weights", 1 / 2))

@@ -2,8 +2,8 @@
 
 Enough is promised only where all that the run still makes is counted: every phase that was seen, the whole optimizer
 state beside each of them (from the second step on it is there in generation, forward and backward too), the request
-that failed, the free parts between blocks as they were, and a margin. A failed optimizer step has seen all before it,
-and a later step has a whole one before it; of what fails sooner nothing is promised.
+that failed, the free parts between blocks as they were, and a margin. A failed optimizer step follows all other phases,
+and a later step follows a whole one; for a run that fails sooner nothing is promised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memprof.config.optimizers import optimizer
 
 __all__ = ["MARGIN", "enough_together", "is_enough", "ranked", "simulated_is_enough", "with_words"]
 
-#: Kept of what torch could have had: lengths, blocks and their gaps vary from step to step.
+#: The share of torch's room kept free: lengths, blocks and their gaps vary from step to step.
 MARGIN = 0.1
 # A change that keeps the gradients goes first if it saves at least this share of what the best one saves.
 _NEAR = 0.4
@@ -41,7 +41,7 @@ def ranked(entries: Sequence[dict[str, Any]], report: Mapping[str, Any]) -> list
 
 
 def _after_failure(rows: Sequence[dict[str, Any]], oom: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Choose what suffices; None where nothing alone does. What lies idle suffices only where that was the trouble."""
+    """Choose a change that suffices alone, or None. Freeing idle memory suffices only where that was the trouble."""
     short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
     if oom.get("fits_defragmented") and not short:
         gaps = [row for row in rows if row.get("peak") == "device" and row.get("enough") is not False]
@@ -102,7 +102,7 @@ def simulated_is_enough(row: Mapping[str, Any], oom: Mapping[str, Any] | None) -
 def _following(run: Run, oom: Mapping[str, Any] | None) -> Run | None:
     """Return the run as it would go on: each phase beside the whole optimizer state; None where it is not known.
 
-    A failed optimizer step has seen generation, forward and backward whole; what fails later, all of a step before.
+    A failed optimizer step follows generation, forward and backward; one that fails later follows a whole step.
     """
     if not oom or (state := _whole_state(run, oom)) is None:
         return None

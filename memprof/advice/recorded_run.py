@@ -1,4 +1,4 @@
-"""Hold a run as advice looks at it: its settings, its model's shape, and what was alive at each phase's peak."""
+"""Hold a run as advice sees it: its settings, its model's shape, and what was alive at each phase's peak."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from memprof.oom.frameworks import PLAIN, Names, names_in
 __all__ = ["Effect", "Made", "Peak", "Run", "bounded", "highest", "run_of"]
 
 _ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
-# Idle memory at the device's peak, of what is reserved, from which on a change of the allocator is looked at.
+# Look at changes of the allocator from this idle share of reserved memory at the device's peak on.
 _FRAGMENTED = 0.05
 
 
 @dataclass(frozen=True)
 class Peak:
-    """One phase's highest moment: bytes in all, and by category."""
+    """Hold one phase's highest moment: bytes in all, and by category."""
 
     phase: str
     bytes: int
@@ -37,7 +37,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Made:
-    """What one line made of a category: its bytes at the peak, and the line as ``file.py:123 function``."""
+    """Hold what one line made of a category: its bytes at the peak, and the line as ``file.py:123 function``."""
 
     bytes: int
     site: str
@@ -45,7 +45,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a run.
+    """Hold what is known of a run.
 
     ``settings`` and ``shape`` are None where the file does not say how it was configured. ``peaks`` holds the highest
     peak of every phase; of the highest, ``pending_bytes`` are freed and wait for a stream. ``own_peaks`` is each
@@ -145,7 +145,7 @@ def run_of(report: Mapping[str, Any]) -> Run:
 
 
 def _with_what_is_ahead(peak: Peak, report: Mapping[str, Any]) -> Peak:
-    """Add what an optimizer's failed step had still to make: a smaller state saves of that too."""
+    """Add the state that a failed optimizer step still had to make: a smaller state saves some of that too."""
     oom = report.get("oom") or {}
     still = (oom.get("ahead") or {}).get("still") or {}
     if oom.get("phase") != "optimizer_step" or peak.phase != "optimizer_step" or not still:
@@ -212,7 +212,7 @@ def _names(report: Mapping[str, Any]) -> Names:
 
 
 def _idle(report: Mapping[str, Any]) -> int:
-    """Return what the device's peak holds beyond the highest sum of blocks, where it is enough to speak of.
+    """Return what the device's peak holds beyond the highest sum of blocks, where it is worth naming.
 
     Free parts between blocks and whole free segments that no request fitted.
     """

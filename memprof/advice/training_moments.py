@@ -58,8 +58,8 @@ def moments(s: Settings, m: ModelShape, loss: int) -> dict[str, dict[str, dict[s
     """Return bytes by category (of :data:`TRANSIENT`), by phase (forward, backward) and moment.
 
     Args:
-        s: of the run; not sharded.
-        m: its model.
+        s: settings of a run that is not sharded.
+        m: the shape of its model.
         loss: bytes of ``loss_logits`` where they are highest.
     """
     wide = _compute(s)

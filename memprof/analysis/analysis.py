@@ -33,7 +33,7 @@ Outlook = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 class Analysis(Views):
     """Give views of a snapshot's device, and its report.
 
-    ``advisor`` fills the report's ``advice``; ``outlook`` says what a run that ran out of memory had still to make.
+    ``advisor`` fills the report's ``advice``; ``outlook`` says what a run that ran out of memory still had to allocate.
     ``rules`` are the stack rules that it was attributed with, None for the shipped ones.
     """
 

@@ -185,7 +185,7 @@ class Breakdown:
         if self._split is None or self.reserved_bytes is None:
             return empty
         split = empty | self._split(self.instant)
-        # What the history does not hold lay in memory that it takes for free: in whole free segments, as far as it can.
+        # Bytes that the history lacks lay in memory that it shows as free: count them in whole free segments first.
         taken = sum(split.values()) - (self.reserved_bytes - self.active_bytes)
         for part in split:
             less = min(split[part], taken)

@@ -285,13 +285,13 @@ def _device_peak(run: Run) -> int | None:
 
 
 def _device_need(run: Run) -> int | None:
-    """Return what a run needs of a device, with a context where nobody recorded what is outside torch."""
+    """Return what a run needs of a device, plus a CUDA context where memory outside torch was not recorded."""
     reserved = _device(run, "reserved_bytes")
     return None if reserved is None else needed_bytes(reserved, _device(run, "non_torch_bytes"))
 
 
 def _margin(run: Run, basis: str) -> float:
-    """Return what is kept above a run's need: its own prediction's margin, or for a total that of what is unknown."""
+    """Return the margin above a run's need: its own prediction's, or for a total that of a run never compared."""
     told = (run.report or {}).get("expected_error") or {}
     return float(told.get("margin", MARGIN if basis == "device_peak" else wide_margin()))
 
@@ -314,7 +314,7 @@ def _host(run: Run, key: str) -> int | None:
 
 def _capacity(runs: Sequence[Run], asked: int | None) -> dict[str, Any] | None:
     """Tell which runs fit the device (:mod:`memprof.config.fits`): by the device peak where it is known, by the total
-    otherwise, of which it is not known what the allocator reserves.
+    otherwise, for which nothing tells what the allocator reserves.
     """
     own = {run.report["source"]["device_total_bytes"] for run in runs if run.report and _device_peak(run) is not None}
     own.discard(None)

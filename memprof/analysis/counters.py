@@ -76,7 +76,7 @@ class CountersFile:
 
 
 def _own_file(path: str, flags: int) -> int:
-    """Open the file for appending, and no link or pipe that somebody else put in its place."""
+    """Open the file for appending; refuse a link or pipe that somebody else put in its place."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
@@ -179,7 +179,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_sound(name: str, value: Any) -> bool:
-    """Tell whether a field is what its readers count on."""
+    """Tell whether a field has the type that readers expect."""
     if name in ("phases", "categories", "groups"):
         return isinstance(value, dict)
     return name not in ("step", "rank") or type(value) is int

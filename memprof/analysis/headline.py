@@ -27,21 +27,21 @@ __all__ = [
     "with_headline",
 ]
 
-# Categories that are simply there; the others come and go with the phase.
+# Categories that are held in every phase; the others come and go.
 _STANDING = {
     Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.REWARD_MODEL, Category.VALUE_MODEL,
     Category.OPTIMIZER_STATE, Category.INFERENCE_ENGINE, Category.WORKSPACE,
 }  # fmt: skip
-# What comes and goes is named beside what stays from this share of the peak on.
+# Name what comes and goes beside what stays, from this share of the peak on.
 _WORTH = 0.05
-# Places that hold less than this share of their category together are no cause: it is said that they are many.
+# Where all named places hold less than this share of their category, write that there are many.
 _TELLING = 0.25
 # With this share of the card left a run fits with room: nothing has to change.
 _ROOMY = 0.25
 _LABELS = {str(category): label[:1].lower() + label[1:] for category, label in CATEGORY_LABELS.items()}
 _LABELS[str(Category.KV_CACHE)] = CATEGORY_LABELS[Category.KV_CACHE]
 _PEAK = {"trace": "Peak tensor memory", "simulated": "Simulated peak"}
-# From this part of a category on being guessed, the whole is said to be: as rows are marked.
+# Call a category guessed from this guessed share on, as rows are marked.
 _GUESSED = 0.1
 
 
@@ -77,8 +77,9 @@ def headline_of(report: Mapping[str, Any], places: Sequence[Mapping[str, Any]] |
 
 
 def _assumed(report: Mapping[str, Any]) -> list[str]:
-    """Say what a simulated run's settings leave open, or what was assumed to simulate a recorded one for its advice;
-    last what a card is that was named by its size."""
+    """List what was assumed where a simulated run's settings leave it open, or to simulate a recorded run for its
+    advice; last, what a card named by its size is taken for.
+    """
     words = list((report.get("unchanged") or {}).get("assumed") or ())
     if report["source"]["kind"] == "simulated":
         words = assumed_words(report["source"].get("config") or {})
@@ -144,7 +145,7 @@ def _where(phase: str | None, step: int | None) -> str:
 
 
 def _in(phase: str | None, step: int | None) -> str:
-    """Say where something happened; nothing where no phase is known."""
+    """Write where something happened; "" where no phase is known."""
     return f" in {_where(phase, step)}" if phase else ""
 
 
@@ -161,7 +162,7 @@ def _verdict(report: Mapping[str, Any]) -> str:
 
 
 def _judged(fit: Mapping[str, Any]) -> str:
-    """Say a simulation's verdict and, where the need alone does not explain it, what does."""
+    """Write a simulation's verdict, with its reason where the need alone does not explain it."""
     need, total = int(fit["needed_bytes"]), int(fit["total_bytes"])
     words = f"{fit['gpu']}: needs {gib(need)} of {gib(total)} GiB"
     if fit["fits"]:
@@ -275,7 +276,7 @@ def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 
 
 def _to_spare(report: Mapping[str, Any]) -> str:
-    """Say that a run fits its card with room, as far as it was seen; nothing where it does not, or on no known card."""
+    """Say that a run fits its card with room to spare, as far as it was seen; else return ""."""
     capacity, device, fit = _capacity(report), report.get("device_peak") or {}, report.get("fit")
     if not capacity or report.get("oom") or (fit and not fit["fits"]):
         return ""

@@ -2,8 +2,8 @@
 
 The driver gives one figure per process. The part of it beside torch's reserved memory is split by *when* it came: what
 was there when recording began (CUDA's context, the modules so far, libraries' handles), and what came since (NCCL's
-communicators, more modules and handles, other allocators in the process). Drivers do not tell more: what a group of
-NCCL's holds has a bound, the growth over the groups, and a context that no driver told of is estimated.
+communicators, more modules and handles, other allocators in the process). Drivers tell no more. The growth divided by
+the number of NCCL groups bounds what one group holds; a context that the driver did not report is estimated.
 """
 
 from __future__ import annotations

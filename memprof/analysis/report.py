@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["report_dict"]
 
 _MAX_GROWTH = 50
-# What the recorder asked the driver, about its own device alone.
+# The driver's answers, which are about the recorder's own device.
 _OTHER_DEVICE: dict[str, Any] = {"outside": None, "switches": []}
 _MAX_LEFTOVERS = 10
 _MAX_LARGEST = 30
@@ -73,7 +73,7 @@ def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _files(path: str | None, redacted: bool) -> list[str]:
-    """Name the file; of a redacted recording without its folder."""
+    """Return the file's path; its name alone for a redacted recording."""
     return [short_path(path) if redacted else path] if path else []
 
 
@@ -264,8 +264,8 @@ def capacity_of(device: Mapping[str, Any], oom: Mapping[str, Any] | None) -> dic
 def _room(analysis: Views, at: Breakdown, requested: int, free: int, limit: int | None) -> tuple[int, bool]:
     """Return the bytes that torch could still have reserved, and whether a limit of the process stopped it.
 
-    A limit counts what is reserved, not what is allocated, and it holds whatever the device has free. One that was not
-    recorded shows by a device that had room for the piece the allocator takes for such a request.
+    A limit counts what is reserved, not what is allocated, and it holds whatever the device has free. A limit that was
+    not recorded shows where the device still had room for the segment that such a request takes.
     """
     piece = segment_for(analysis.snapshot, requested)
     if limit is None:

@@ -39,8 +39,8 @@ _MAX_DEPTH = 50
 def read_memprof_json(path: Path) -> dict[str, Any] | None:
     """Read memprof's JSON at ``path`` (gzip'd or not); return ``None`` where the file is something else.
 
-    This is the one door for JSON: what comes out is what its schema says. Of a schema that ``report.schema.json``
-    does not hold only the name is known: refuse it.
+    All JSON enters here and is checked against its schema. Of a schema that ``report.schema.json`` lacks only the name
+    is checked: callers refuse it.
 
     Raises:
         InputError: the file cannot be read, is an HTML page, or is damaged JSON of memprof's.
@@ -96,7 +96,7 @@ def _checks(wanted: str) -> Callable[[Any], Any]:
     import fastjsonschema
 
     part = {"$ref": wanted} if wanted.startswith("#") else json.loads(wanted)
-    # It knows draft 7, which says the same as 2020-12 of all that stands in the schema: no word beside a "$ref".
+    # It knows draft 7, which equals 2020-12 for this schema: no keyword stands beside a "$ref".
     draft = {"$schema": "http://json-schema.org/draft-07/schema#", "$defs": schema()["$defs"], **part}
     return cast("Callable[[Any], Any]", fastjsonschema.compile(draft, use_default=False, use_formats=False))
 

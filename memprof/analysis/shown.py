@@ -1,4 +1,4 @@
-"""Know who draws an analysis in a notebook or as a page.
+"""Keep the renderer that draws an analysis in a notebook or as a page.
 
 The analysis imports no renderer. ``memprof`` hands one in when it hands out ``analyze`` or ``Analysis``.
 """
@@ -40,7 +40,7 @@ def drawing() -> Drawing:
     """Return the renderer.
 
     Raises:
-        RuntimeError: nobody handed one in: the analysis was not obtained through ``memprof``.
+        RuntimeError: there is none, because the analysis was not obtained through ``memprof``.
     """
     if not _drawing:
         raise RuntimeError("no renderer is known; use `from memprof import analyze`.")

@@ -1,4 +1,4 @@
-"""Tell by its call site what a model ran for where no phase is named: policy, old policy, reference or generation."""
+"""Tell by the call site why a model ran, where no phase is named: policy, old policy, reference or generation."""
 
 from __future__ import annotations
 

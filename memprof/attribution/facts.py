@@ -97,7 +97,7 @@ class Facts:
 
     @cached_property
     def whole_numbers(self) -> Bools:
-        """Flag rows whose recorded dtype is of whole numbers or bytes: logits and hidden states are none."""
+        """Flag rows whose recorded dtype is of whole numbers or bytes: these are no logits or hidden states."""
         of_tag = np.isin(np.array(self.tags.column("dtype")), _WHOLE_NUMBERS)
         found: Bools = of_tag[self.timeline.metadata]
         return found

@@ -375,7 +375,7 @@ def _freed_by_step(facts: Facts) -> Bools:
 
 
 def _replaced_state(facts: Facts, draft: Draft, trained: Counter[int], freed: Bools) -> None:
-    """Decide the state that a step replaces: it frees it, but for what the program's own variables still hold."""
+    """Decide the state that a step frees and replaces, except what the program's own variables still hold."""
     replaced = replaced_by_step(facts)
     if not replaced and not _gradients_are_new(facts, draft, trained):
         return

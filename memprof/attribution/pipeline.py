@@ -148,7 +148,7 @@ def _apply_context(facts: Facts, draft: Draft) -> None:
 def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) -> None:
     """Decide those of ``rows`` that a pass makes before its model runs: its inputs.
 
-    CUDA's history tells no dtype, and nothing but the place would speak for a mask or a kernel's scratch as a loss.
+    CUDA's history has no dtypes, so a mask or a kernel's scratch would be taken for a loss by its place alone.
     """
     early = np.zeros(len(rows), bool)
     for phase in (Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.FORWARD):

@@ -239,9 +239,9 @@ def _patterns(value: object, where: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class FunctionNames:
-    """The FUNCTION part of a pattern: names that stand there as they are, and globs; made by :func:`function_names`.
+    """Hold the FUNCTION part of a pattern, plain names and globs; :func:`function_names` makes it.
 
-    ``*`` alone has no globs and no names: every function fits, which the callers ask before.
+    ``*`` alone, which every function fits, has neither: callers check for it first.
     """
 
     exact: frozenset[str]

@@ -42,7 +42,7 @@ def simulated(
     workers: int | None = None,
     use_cache: bool = True,
 ) -> dict[str, Any]:
-    """Return the report with its advice simulated, as far as ``seconds`` go; a note says why where that cannot be."""
+    """Return the report with its advice simulated for at most ``seconds``; a note says why where it cannot be."""
     from memprof.advice.advise import simulated_parts
     from memprof.cli.progress import progress
     from memprof.plan.cache import cache_folder
@@ -56,5 +56,5 @@ def simulated(
 
 
 def fits_asked_card(report: Mapping[str, Any]) -> bool:
-    """Say whether changes that make the run fit ``--gpu`` were found; True where nobody asked."""
+    """Tell whether changes that make the run fit ``--gpu`` were found; True without ``--gpu``."""
     return "combination" not in report or bool(report["combination"]["fits"])

@@ -26,7 +26,7 @@ def report_answer(
         kind: which renderers draw it, see :data:`memprof.reports.renderers.RENDERERS`.
         report: the run's report, redacted already where that was asked for.
         analysis: what it was made of, for a page with the timeline; None where only the report is there.
-        redact: leave out of the page, too, who made it where.
+        redact: leave out of the page, too, who made it and where.
     """
     from memprof.reports.document.build import build_document, document_of
 
@@ -51,7 +51,7 @@ def compared_document(analysis: Analysis | None, page: bool, redact: bool = Fals
 
 
 def redacted(data: Any, redact: bool, analysis: Analysis | None = None) -> Any:
-    """Return plain data as it is shared: a copy without paths, names and tokens where ``--redact`` asks for it.
+    """Return plain data ready to share: where ``--redact`` asks, a copy without paths, names and tokens.
 
     Args:
         data: a report, or a part of one.

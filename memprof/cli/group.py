@@ -49,7 +49,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; of a misspelt one say which was meant."""
+        """Find the command; suggest one where the name is misspelt."""
         from difflib import get_close_matches
 
         if args and args[0] not in _COMMANDS and (near := get_close_matches(args[0], _COMMANDS, 1)):
@@ -91,7 +91,7 @@ class _LazyGroup(click.Group):
             sys.exit(130)
         except MemoryError:
             _fail("memprof: not enough memory on this machine to do that.", 3)
-        code()  # somebody's script (memprof run), whose every ending is its own
+        code()  # a script under memprof run: it ends in its own way
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
@@ -101,7 +101,7 @@ def _fail(sentence: str, code: int) -> NoReturn:
 
 
 def _quiet_pipe() -> NoReturn:
-    """Say nothing when the reader went away, now or while Python flushes its streams on the way out."""
+    """Print no error when the reader of the pipe is gone, now or while Python flushes its streams at the end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
 

@@ -1,4 +1,4 @@
-"""Show a command's options in named groups: one long list of fifty is not read."""
+"""Show a command's options in named groups, because nobody reads a list of fifty."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def analysed(path: Path, device: int | None = None, rules: Path | None = None) -
 
 
 def read_run(path: Path, device: int | None = None) -> GivenRun:
-    """Read the run at ``path``: a snapshot, a report's JSON, or a folder, whose highest peak is taken.
+    """Read the run at ``path``: a snapshot, a report's JSON, or the recording with the highest peak in a folder.
 
     Raises:
         InputError: there is none, or it cannot be used.
@@ -78,7 +78,7 @@ def known_report(path: Path) -> dict[str, Any] | None:
 
 
 def file_of_run(folder: Path) -> Path:
-    """Return a folder's recording with the highest peak, by the reports beside the snapshots; a file is itself.
+    """Return a folder's recording with the highest peak, by the reports beside the snapshots; return a file as it is.
 
     Without reports the newest snapshot is taken.
 

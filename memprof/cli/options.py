@@ -1,4 +1,4 @@
-"""Options that several commands share, and what is checked of them."""
+"""Define the options that several commands share, and check them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ executor_option = click.option(
 
 
 def check_folder(folder: Path) -> None:
-    """Check, before a long run, that a folder can be made and written to; it is not made.
+    """Check, before a long run, that a folder can be made and written to, without making it.
 
     Raises:
         InputError: it cannot.

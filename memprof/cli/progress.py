@@ -25,7 +25,7 @@ def working(what: str) -> Iterator[None]:
 
 @contextmanager
 def progress(what: str = "Simulating") -> Iterator[Callable[[int, int], None] | None]:
-    """Show a bar; yields what is called with ``(done, asked)``, or None."""
+    """Show a bar; yield a function to call with ``(done, asked)``, or None."""
     if not sys.stderr.isatty():
         yield None
         return

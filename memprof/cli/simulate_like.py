@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["changes_of", "simulate_like"]
 
-# Settings for which "none" means that there is none of it.
+# Settings that "none" switches off.
 _OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
 # The compute capability that is assumed where no card is named.
 _GENERATION = (9, 0)
@@ -54,7 +54,7 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
     here = ran_on(given.report["source"], settings)
     its_own = _the_card(here) if here is not None else None
     measured = given.report["source"]["kind"] != "simulated"
-    # What a simulation took for another card, or for none, differs by the cards too.
+    # A simulation for another card, or for none, also differs by the card.
     elsewhere = not measured and card is not None and given.report["source"]["device_total_bytes"] != card.total_bytes
     unchanged = None
     if measured or same or elsewhere:
@@ -70,7 +70,7 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
 
 
 def _the_card(here: str) -> Gpu:
-    """Return the card that ran; one that is known by its size alone is taken for a recent one."""
+    """Return the card of the recorded run; take one known by its size alone for a recent one."""
     from memprof.config.gpus import find_gpu, known_gpus
 
     card = find_gpu(here)
@@ -113,7 +113,7 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
 
 
 def _evaluated(what: str, settings: Settings, card: Gpu | None, its_own: Gpu | None) -> Outcome:
-    """Simulate on the card that is asked about, else on the one that ran, where the simulation has to know it."""
+    """Simulate on the card of ``--gpu``, else on the recorded one where the simulation needs to know it."""
     from memprof.advice import estimated_advice
     from memprof.simulate.fit import evaluate, judge
     from memprof.simulate.run import simulate_settings
@@ -162,7 +162,7 @@ def _compared(
 
 
 def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: list[str]) -> dict[str, Any]:
-    """Say how far off the simulator is on the run that was measured; of a simulation, nothing."""
+    """Say how far off the simulator is on the measured run; return nothing for a simulated one."""
     if unchanged is None or given.report["source"]["kind"] == "simulated":
         return {}
     return {

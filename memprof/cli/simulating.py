@@ -22,7 +22,7 @@ __all__ = ["ScriptRun", "SettingsRun", "emit_simulated", "need_torch"]
 
 
 def need_torch() -> None:
-    """Refuse to simulate where what is to be executed is not installed.
+    """Refuse to simulate where a package that it executes is not installed.
 
     Raises:
         UsageError: it names what is missing and how to install it.
@@ -55,7 +55,7 @@ def emit_simulated(answer: Answer, outcome: Outcome, output: Output) -> None:
 
 
 class SettingsRun:
-    """Settings to simulate, and the GPU they are asked about."""
+    """Hold settings to simulate, and the GPU to judge them on."""
 
     def __init__(self, settings: Settings, gpu: str | None) -> None:
         need_torch()
@@ -79,7 +79,7 @@ class SettingsRun:
         return outcome
 
     def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None, executor: str | None) -> None:
-        """Simulate other lengths too, and keep what is found in the snapshot and in all that is made of it."""
+        """Simulate other lengths too, and put the results into the snapshot and all that is made from it."""
         from memprof.simulate.fit import summary_of
         from memprof.simulate.lengths import study
 
@@ -104,7 +104,7 @@ class SettingsRun:
 
 
 class ScriptRun(SettingsRun):
-    """A training script whose trainer is simulated instead of trained; ``changes`` replace its own settings."""
+    """Hold a training script whose trainer is simulated instead of trained; ``changes`` replace its own settings."""
 
     def __init__(
         self, script: Path, arguments: Sequence[str], changes: dict[str, Any], device: str, gpu: str | None

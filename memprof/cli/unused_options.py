@@ -51,7 +51,7 @@ _RULES = (
     _Rule(("alloc_conf",), "device", lambda s, _: s.device == "cuda", "--device cpu has no CUDA allocator"),
     _Rule(("attn",), "device", lambda s, _: s.device == "cuda", "the kernels are CUDA's, and --device cpu has none"),
 )  # fmt: skip
-# Asked for, they say what happens anyway.
+# Giving these says what happens anyway.
 _NOTHING_ASKED = ("none", "dynamic", "auto", "")
 
 

@@ -218,7 +218,7 @@ def _inner(name: str, part: Any) -> tuple[Any, int]:
 
 
 def _fields(key: str, part: dict[str, Any], kinds: dict[str, _Kinds]) -> tuple[dict[str, Any] | None, int]:
-    # An error's other figures are the report's own: they are reckoned, never read.
+    # An error's other figures are computed by the report, never read.
     good = {n: v for n, v in part.items() if (_fits(v, kinds[n]) if n in kinds else key != "oom")}
     dropped = len(part) - len(good)
     for name in ("thinned", "stack", "offloaded"):

@@ -152,16 +152,16 @@ class Snapshot:
     notes: list[str] = field(default_factory=list)
 
     def device_facts(self, device: int) -> dict[str, Any]:
-        """Return what was recorded of a device (``name``, ``total_bytes``); nothing where nothing was."""
+        """Return what was recorded of a device (``name``, ``total_bytes``); empty where nothing was."""
         recorded = [*(self.extra.get("devices") or []), self.extra.get("device") or {}]
         return next((dict(facts) for facts in recorded if facts.get("index", device) == device), {})
 
     def recorder_asked_about(self, device: int) -> bool:
-        """Tell whether what the recorder asked the driver and the counters is about this device: they are of one."""
+        """Tell whether the recorder's driver figures and counters are about this device: they cover only one."""
         return bool((self.extra.get("device") or {}).get("index", device) == device)
 
     def survived(self, failed_us: int) -> bool:
-        """Tell whether the run went on after an allocation that failed then: the error was caught."""
+        """Tell whether the run caught the error of an allocation that failed then, and went on."""
         return any(failed_us <= row["went_on_us"] for row in self.extra.get("survived") or [])
 
     @property

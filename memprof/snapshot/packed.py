@@ -18,7 +18,7 @@ PIECE = 1 << 18  # bytes read or unpacked at a time
 
 
 def is_packed(data: bytes) -> bool:
-    """Tell whether a file that begins so is packed."""
+    """Tell whether a file with these first bytes is packed."""
     return any(data.startswith(magic) for magic, _, _ in _KINDS)
 
 

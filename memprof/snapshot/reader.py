@@ -26,13 +26,13 @@ __all__ = ["load_snapshot", "snapshot_from_raw"]
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """Read a torch memory snapshot, at a path or a URL: a pickle or JSON, packed with gzip, xz or zstd or not.
 
-    Nothing in the file is executed: a pickle that names a global is refused. What the native scanner does not take, and
-    whatever is wrong, is left to the Python reader.
+    Nothing in the file is executed: a pickle that names a global is refused. The Python reader takes what the native
+    scanner leaves, and words every error.
 
     Raises:
         UnsafePickle: the pickle tries to load code.
         InputError: the file cannot be used; the message tells what is wrong and what to do.
-        UsageError: the URL is none, or the package that opens it is missing.
+        UsageError: the URL is not valid, or the package that opens it is missing.
     """
     file = place_of(path)
     with collector_paused():  # one collection over all the dicts would cost more than reading them

@@ -1,6 +1,6 @@
 """Read files that lie elsewhere: ``s3://``, ``gs://``, ``hf://``, ``https://`` and whatever else fsspec opens.
 
-A :class:`RemotePath` stands where a :class:`~pathlib.Path` does in all that reads recordings. It says what a path says
+A :class:`RemotePath` stands where a :class:`~pathlib.Path` does in all that reads recordings. It answers as a path does
 and reads a file piece by piece, without a copy on this disk. Each process opens it with its own credentials. A login or
 a signature in the URL opens the file and is printed nowhere.
 """
@@ -123,7 +123,7 @@ class RemotePath(_Base):
             return False
 
     def _is_a_pages_file(self) -> bool:
-        """Tell of a name on a web server: to ask whether it is a folder, fsspec would fetch all of it."""
+        """Tell by its ending whether a name on a web server is a file: fsspec would fetch all of it to ask."""
         return self.parts[0] in ("http:", "https:") and bool(self.suffix)
 
     def stat(self, **kwargs: Any) -> os.stat_result:

@@ -84,7 +84,7 @@ class Rows:
         return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
     def last_event(self, traces: list[tuple[int, int]]) -> set[str]:
-        """Return those keys that tell releases apart of the newest event of the first device that has one."""
+        """Return the keys that tell releases apart, from the newest event of the first device that has any."""
         flags = next((int(self.flags[end - 1]) for begin, end in traces if end > begin), None)
         return set() if flags is None else {"action", *(key for key, bit in _KEYS.items() if flags & bit)}
 

@@ -75,7 +75,7 @@ def read_shared(path: Path) -> tuple[Any, list[Any]]:
 
 
 def shared_from_bytes(data: bytes, name: str) -> tuple[Any, list[Any]] | None:
-    """Do :func:`read_shared` on a file's bytes; None where it has to be read as it is, errors told."""
+    """Do :func:`read_shared` on a file's bytes; None where :func:`plain_from_bytes` has to read it."""
     try:
         with collector_paused():
             found = share_stacks(without_frames(_whole(data, name), name))

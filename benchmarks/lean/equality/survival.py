@@ -74,16 +74,24 @@ def _told(run: dict[str, Any]) -> str:
 
 
 def table() -> str:
-    """Draw the kept rows."""
+    """Draw the kept rows: one for each configuration, another for what smaller pieces alone change."""
     lines = ["| run | steps | below | lived | pieces again | losses apart | parameters apart | CPU time |",
-             "| --- | --: | --: | --- | --: | --: | --: | --: |"]  # fmt: skip
+             "| --- | --: | --: | --: | --: | --: | --: | --: |"]  # fmt: skip
     for name, row in read_rows("survival").items():
-        for run in row["runs"]:
-            apart = ("–", "–", "–")
-            if run["lived"]:
-                apart = (f"{run['losses_apart']:.0e}", f"{run['parameters_apart']:.0e}", f"{run['cost']:.2f}")
-            lived = {"lived": "yes", "sentence": "ended in a sentence"}.get(_told(run), "no")
-            below = f"room, pieces of {run['pieces']}" if "pieces" in run else f"{run['shortage']} %"
-            cells = (name, row["steps"], below, lived, run["again"], *apart)
-            lines.append(f"| {' | '.join(map(str, cells))} |")
+        for room in (True, False):
+            if runs := [run for run in row["runs"] if ("pieces" in run) == room]:
+                lines.append(_line(name, row["steps"], runs))
     return "\n".join(lines)
+
+
+def _line(name: str, steps: int, runs: list[dict[str, Any]]) -> str:
+    lived = [run for run in runs if run["lived"]]
+    below = "room, pieces of " if "pieces" in runs[0] else ""
+    below += ", ".join(str(run.get("pieces", run.get("shortage"))) for run in runs) + ("" if below else " %")
+    died = sum(_told(run) == "DIED" for run in runs)
+    ends = f"{len(lived)} of {len(runs)}" + (f", {died} died" if died else "")
+    cells: list[object] = [name, steps, below, ends, max(run["again"] for run in runs)]
+    cells += [f"{max(run[key] for run in lived):.0e}" for key in ("losses_apart", "parameters_apart")]
+    cost = [f"{run['cost']:.2f}" for run in lived]
+    cells.append(" to ".join(dict.fromkeys((min(cost), max(cost)))))
+    return f"| {' | '.join(map(str, cells))} |"

@@ -176,13 +176,24 @@ def read() -> dict[str, Any]:
     return read_rows("edges")
 
 
+_FAR = 0.0325  # above the edge: a row of its own in the table
+
+
 def table(rows: dict[str, Any]) -> str:
-    """Write the table of docs/measurements.md."""
+    """Write the table of docs/measurements.md: every run whose verdict stands out, and the range of the others."""
     head = [
         "| run | compute capability of | survives from | fits from, make known | above | fits from, by size | above |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
-    return "\n".join([*head, *(line(name, row) for name, row in rows.items())])
+    far = [name for name, row in rows.items() if row["said"]["by_make"] > (1 + _FAR) * row["real"]["edge_bytes"]]
+    others = [row for name, row in rows.items() if name not in far]
+    spans = []
+    for kind in ("by_make", "by_size"):
+        pairs = [(row["said"][kind], row["real"]["edge_bytes"]) for row in others if row["said"][kind]]
+        least, most = (pick(pairs, key=lambda pair: pair[0] / pair[1]) for pick in (min, max))
+        spans.append(f"{_above(*least)} to {_above(*most)}")
+    last = f"| {len(others)} others | | | | {spans[0]} | | {spans[1]} |"
+    return "\n".join([*head, *(line(name, rows[name]) for name in far), last])
 
 
 def line(name: str, row: dict[str, Any]) -> str:

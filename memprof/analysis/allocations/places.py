@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["is_native", "is_torch", "listed_places", "place_of", "places_at_peak"]
 
-#: So many places are named at most; fewer where they hold half.
+#: Name at most so many places; fewer where they hold half.
 MOST = 4
 _HALF = 0.5
-# A place that holds less is no cause: the rest was made where no stack was recorded.
+# A place that holds less than this is not named as a cause.
 _SHOWN = 0.01
 
 # Frames outside Python: by their file's ending, or because there is no file.

@@ -20,8 +20,8 @@ class ReadableStacks:
     """Look up stacks of a snapshot as lines ``file:line function``, innermost first.
 
     memprof's own frames are left out, and the frames of click and Python that started ``memprof run``, the demo or a
-    simulation. Attribution reads whole stacks; the snapshot keeps them. A stack of nothing else is written whole where
-    memprof itself allocated; of what only started it, nothing.
+    simulation. Attribution reads whole stacks; the snapshot keeps them. A stack that holds only such frames is written
+    whole where memprof itself allocated, and is empty elsewhere.
 
     Args:
         snapshot: whose stacks they are; it names the folders of the memprof that recorded it.

@@ -14,7 +14,7 @@ from memprof.units import GIB
 
 __all__ = ["PARTS", "HostGrowth", "host_growth", "host_report"]
 
-#: What is told apart, and in which words. Arenas are part of private memory, pinned memory of none of the others.
+#: The parts of host memory, and their words. Arenas are part of private memory, pinned memory of none of the others.
 PARTS = {
     "host_children": "child processes (dataloader workers)",
     "host_shared": "shared memory (/dev/shm: Ray's object store, tensors of workers)",
@@ -26,7 +26,7 @@ PARTS = {
 # The first steps build caches and import code; what they add is no growth from step to step.
 _WARM_UP, _LEAST_STEPS = 3, 8
 _LEAST_BYTES, _LEAST_SHARE = GIB // 4, 0.05
-# So many of four quarters of the run have to have added something.
+# Memory must have grown in so many of the run's four quarters.
 _RISING = 3
 
 

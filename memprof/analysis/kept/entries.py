@@ -49,9 +49,9 @@ class Parts(NamedTuple):
 
 
 def entry_of(path: Any, device: int | None) -> Entry | None:
-    """Return where the parts of a snapshot's device are kept; None where they are not to be.
+    """Return the entry that keeps the parts of a snapshot's device; None where nothing is kept.
 
-    That is so where the cache is switched off, for a small file and for what is no file of this machine.
+    Nothing is kept where the cache is switched off, of a small file, and of a file elsewhere.
     """
     if cache_is_off() or not isinstance(path, Path) or "://" in str(path):
         return None
@@ -70,7 +70,7 @@ class Entry:
         self.path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
 
     def read(self) -> Parts | None:
-        """Return what is kept; None where there is nothing, or nothing that can be used."""
+        """Return the kept parts; None where there are none that can be used."""
         try:
             found = _parts(_content(self.path), self._key)
             os.utime(self.path)
@@ -142,7 +142,7 @@ def _digest(path: Path) -> str:
 
 
 def _sources() -> str:
-    """Return what tells one state of the source files from another: an entry of other code is never read."""
+    """Return a digest of the source files, so that an entry of other code is never read."""
     package = Path(__file__).parents[2]
     files = [file for room in _ROOMS for file in sorted((package / room).iterdir()) if file.suffix in (".py", ".toml")]
     found = [file.stat() for file in (*files, package / "vocabulary.py", *Path(__file__).parent.glob("*.py"))]

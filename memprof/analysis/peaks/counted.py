@@ -82,7 +82,7 @@ def counted_reserved(snapshot: Snapshot, timeline: Timeline) -> tuple[int, str, 
 
 
 def unseen_note(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
-    """Say what of the peak the history does not hold, why, and what to change."""
+    """Say which part of the peak the history lacks, why, and what to change."""
     seen = int(timeline.allocated[unseen.instant])
     step = "" if unseen.span.step is None else f" of step {unseen.span.step}"
     return (

@@ -1,4 +1,4 @@
-"""Sort the dumps of a folder: which are shown together, and a row of the report for every one that is there."""
+"""Sort the dumps of a folder: choose those to show together, and write a row of the report for each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DumpGroup:
         self.notes: list[str] = []
 
     def add(self, recording: Recording, report: dict[str, Any] | None, why: str) -> None:
-        """Take up what was read of a recording: its report, or why there is none."""
+        """Add a recording that was read: its report, or why there is none."""
         if report is None:
             self.refused[recording.path] = why
         else:
@@ -83,7 +83,7 @@ def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Record
 
 
 def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[dict[str, Any]]:
-    """Return a row for every recording in the folder: what its path says, its peak where it was read, why not shown."""
+    """Return a row for every recording in the folder: what its path says, its peak if read, why it is not shown."""
     shown = {recording.path for recording in group.shown}
     strangers, links = not_read(folder, found)
     if strangers:

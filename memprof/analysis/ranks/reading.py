@@ -40,7 +40,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class ReadRank:
-    """One recording as it was read: ``report``, or ``why`` it cannot be.
+    """Hold one recording that was read: its ``report``, or ``why`` there is none.
 
     ``from_json`` tells that the report's JSON was there, ``note`` why one that is there was not used.
     """
@@ -57,7 +57,7 @@ class RanksReader:
 
     Attributes:
         make: makes the report of a snapshot.
-        as_usual: the report is asked for as the JSON beside a snapshot has it: no other device or rules.
+        as_usual: no other device or rules are asked for than those of the JSON beside a snapshot.
         keep: writes the report beside a snapshot that has none; None where none is to be written.
     """
 
@@ -76,7 +76,7 @@ class RanksReader:
             return ReadRank(None, f"{recording.path}: cannot be read ({error.strerror or error}).")
 
     def ready(self, recording: Recording) -> tuple[ReadRank | None, str]:
-        """Return what the JSON of a recording's report says, else None and why it does not stand for the snapshot.
+        """Return the report from a recording's JSON, else None and why the JSON cannot replace the snapshot.
 
         Raises:
             InputError: there is no snapshot, and the JSON cannot be used.
@@ -135,7 +135,7 @@ def _size(path: Path) -> int:
 
 
 def _refuse_strangers(snapshot: Path) -> None:
-    """Refuse what lies under a snapshot's name and is none, by its first bytes."""
+    """Refuse a file that has a snapshot's name but not its first bytes."""
     with snapshot.open("rb") as file:
         first = file.read(len(_MEMRAY))
     if not first:
@@ -178,7 +178,7 @@ def read_ranks(
 
     Raises:
         InputError: files that cannot be read, or are not the ranks of one run.
-        UsageError: a folder among several files, a step or a role that nobody recorded.
+        UsageError: a folder among several files, or a step or role that was not recorded.
     """
     files = _Files(reader, executor)
     if len(places) == 1 and places[0].is_dir():

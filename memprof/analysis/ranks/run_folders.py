@@ -1,4 +1,4 @@
-"""Name the folders that recordings of a run are in: ``_memprof``, and ``_memprof-2`` where an earlier run has that."""
+"""Name the folders that hold a run's recordings: ``_memprof``, or ``_memprof-2`` where an earlier run used that."""
 
 from __future__ import annotations
 

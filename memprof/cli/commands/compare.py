@@ -23,7 +23,7 @@ __all__ = ["command"]
 
 @dataclass(frozen=True)
 class _Column:
-    """One run as it was read; ``label`` is empty where the file brings none, ``document`` has its timeline."""
+    """Hold one run that was read; ``label`` is empty where the file has none, ``document`` has its timeline."""
 
     path: Path
     label: str
@@ -152,7 +152,7 @@ def _published(name: str | None) -> list[_Column]:
 
 
 def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> list[Run]:
-    """Put the runs under their headings: the user's, the file's own, or what tells their paths apart."""
+    """Label the runs: by the user's words, the file's own, or the part in which their paths differ."""
     from dataclasses import replace
 
     from memprof.analysis.compare import distinct, short_names

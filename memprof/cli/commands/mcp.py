@@ -50,6 +50,6 @@ def command(folders: tuple[Path, ...], largest: str, seconds: float, characters:
 
 
 def _is_closed_pipe(ended: BaseException) -> bool:
-    """Tell whether every error, in whatever groups, is that the assistant is gone."""
+    """Tell whether every error, in nested groups too, means that the assistant is gone."""
     inner = getattr(ended, "exceptions", None)
     return isinstance(ended, BrokenPipeError) if inner is None else all(_is_closed_pipe(one) for one in inner)

@@ -1,4 +1,4 @@
-"""``memprof oom``: an out-of-memory message is enough to begin with."""
+"""``memprof oom``: explain an out-of-memory message or log."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def command(
         _serve(settings_of(config_file, given), gpu, serve_beside, max_model_len, max_num_seqs, output)
         return
     varied = _vary(vary)
-    # What adapters have is of the methods with one, whatever is given.
+    # An adapter's settings concern the methods with an adapter only.
     base = settings_of(
         config_file, {**given, **_most_gpus(varied)}, open_names=("lora_r", *(varied[:1] if varied is not None else ()))
     )

@@ -124,7 +124,7 @@ def _how_many(allocations: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Hold how the options ask to read files; ``listed``: how many allocations to list, None for all."""
+    """Hold the options that decide how files are read; ``listed``: how many allocations to list, None for all."""
 
     device: int | None
     rules: Path | None
@@ -162,7 +162,7 @@ def _read_one(path: Path, how: _Reading) -> GivenRun:
 def _read_ranks(
     places: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output
 ) -> GivenRun:
-    """Read the ranks of one run; the one shown is read whole where a page or more of its allocations is asked for."""
+    """Read the ranks of one run; read the shown rank's snapshot whole for a page or for more allocations."""
     from memprof.advice.advised import ReportOf
     from memprof.analysis.ranks.reading import RanksReader, read_ranks
     from memprof.reports.json import write_json

@@ -107,7 +107,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     """Translate the command's options into the callback's.
 
     Raises:
-        UsageError: a size that is none, now and not when the model is loaded.
+        UsageError: a size cannot be read. It is refused now, not when the model is loaded.
     """
     if given["steps"] and given["every"]:
         raise UsageError("--steps and --every exclude each other; give one.")

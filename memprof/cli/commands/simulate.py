@@ -150,7 +150,7 @@ def _changes_of(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unused_of_script(changes: dict[str, Any], device: str) -> None:
-    """Refuse what is of CUDA alone on a CPU; the rest depends on the script's own settings, still unknown."""
+    """Refuse CUDA-only options on a CPU; the others depend on the script's settings, which are not known yet."""
     from memprof.config.settings import Settings
 
     asked = {name: changes.get(name) for name in ("alloc_conf", "attn")}
@@ -161,7 +161,7 @@ def _within(
     settings: Settings, budget: str, gpu: str | None, known: dict[str, Any], workers: int | None,
     executor: str,
 ) -> tuple[Settings, str | None]:
-    """Choose settings for a budget and say them on stderr; returns them and what the run is judged on."""
+    """Choose settings for a budget and print them on stderr; return them and the card to judge the run on."""
     from memprof.config.gpus import find_gpu
     from memprof.plan.ladder import CHOSEN, choose, sentences
     from memprof.plan.subprocess_runner import runner
@@ -172,7 +172,7 @@ def _within(
         raise UsageError("--memory-budget is a GPU's; drop --device cpu.")
     auto = budget.strip().lower() == "auto"
     card = find_gpu(str(gpu or budget))
-    if gpu is not None and not auto:  # that card, of whose memory so much may be used
+    if gpu is not None and not auto:  # that card, with the budget as its memory
         card = replace(card, total_bytes=find_gpu(budget).total_bytes)
     fixed = [name for name in CHOSEN if known.get(name) is not None]
     opened = runner(card, workers=workers, executor=executor)

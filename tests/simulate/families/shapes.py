@@ -1,4 +1,4 @@
-"""Shrink each family of the table in ``docs/models.md`` to four layers of its own default shapes."""
+"""Shrink each family that ``docs/models.md`` lists to four layers of its own default shapes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the table: a model type, and why it is not simulated; empty where it is."""
+    """A family of the page: a model type, and why it is not simulated; empty where it is."""
 
     kind: str
     reason: str
@@ -43,8 +43,10 @@ class Family:
 
 
 def _rows() -> list[Family]:
-    table = re.findall(r"^\| `(\w+)` \|[^|]*\| (.+?) \|$", _PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    return [Family(kind, "" if said.startswith("yes") else said) for kind, said in table]
+    """Read the list of families that are simulated, then the table of those that are not."""
+    simulated, _, refused = _PAGE.read_text(encoding="utf-8").partition("\nThese are not.")
+    table = re.findall(r"^\| `(\w+)` \|[^|]*\| (.+?) \|$", refused, re.MULTILINE)
+    return [Family(kind, "") for kind in re.findall(r"`(\w+)`\s+\(", simulated)] + [Family(*row) for row in table]
 
 
 FAMILIES = _rows()
