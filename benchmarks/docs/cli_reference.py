@@ -25,7 +25,8 @@ page.
 
 - An option that several commands have is described at the first of them.
 - Sizes: `24GB` is 24 × 10⁹ bytes, `24GiB` is 24 × 2³⁰.
-- Exit codes: 0 done, 2 wrong usage, 3 the input cannot be used, 4 the run does not fit.
+- Exit codes: 0 done, 1 above a limit (`compare --fail-above`), 2 wrong usage, 3 the input cannot be used, 4 the run
+  does not fit.
 """
 
 

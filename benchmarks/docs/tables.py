@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from memprof.reports.document.text import CATEGORY_WORDS
 
 from benchmarks.lean import tables as lean_tables
 from benchmarks.lean.equality import survival
@@ -26,7 +27,7 @@ from examples import published_tables
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, Category
 
-_FILLED = "accuracy advice emulate faq grpo-memory lean-techniques lean-trainer measurements oom"
+_FILLED = "accuracy advice emulate faq glossary grpo-memory lean-techniques lean-trainer measurements oom"
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in _FILLED.split()),
@@ -38,6 +39,11 @@ _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def _claim(name: str) -> dict[str, Any]:
     found: dict[str, Any] = read("claims")["claims"][name]["found"]
     return found
+
+
+def categories() -> str:
+    """Show what each category is for."""
+    return table(("category", "what for"), [(f"`{name}`", words) for name, words in CATEGORY_WORDS.items()])
 
 
 def qlora() -> str:
@@ -178,6 +184,7 @@ def advice(part: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "categories": categories,
     "qlora": qlora,
     "sharing": sharing,
     "adam": adam,

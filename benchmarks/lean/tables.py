@@ -46,7 +46,7 @@ def _price(row: Mapping[str, Any]) -> str:
 
 _SHORT = {
     "8B LoRA, 8 x 20480, TRL's defaults": "TRL's trainer, its defaults",
-    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": "TRL's trainer, tuned by hand",
+    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": "TRL's, tuned, patched to offload checkpoints",
     "8B LoRA, 8 x 20480, lean": "the lean trainer",
 }
 

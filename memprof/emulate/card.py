@@ -17,6 +17,6 @@ def find_card(card: str | None) -> Gpu:
         UsageError: neither, or no card of NVIDIA's.
     """
     found = find_gpu(card or _DEFAULT)
-    if found.name.startswith("MI"):
+    if found.maker != "nvidia":
         raise UsageError(f"--gpu {card!r}: memprof emulate pretends NVIDIA's cards only.")
     return found

@@ -10,6 +10,7 @@ import pytest
 
 from memprof.emulate import headers, launch, torch_build
 from memprof.emulate.build import _compiler, build
+from memprof.emulate.card import find_card
 from memprof.emulate.torch_build import TorchBuild
 from memprof.errors import UsageError
 from tests.cli.test_cli import shell
@@ -122,3 +123,10 @@ def test_a_card_named_behind_the_command_is_said_to_be_the_commands(tmp_path: Pa
         command = [*before, "--", "python", "train.py", "--gpu", "24GB"]
         done = emulate(*command, path=tmp_path, MEMPROF_EMULATOR=str(tmp_path))
         assert ("--gpu behind the command is the command's own; the card is H100" in done.stderr) is said
+
+
+def test_a_card_of_another_maker_is_refused() -> None:
+    for name in ("MI300X", "Arc A770"):
+        with pytest.raises(UsageError, match="pretends NVIDIA's cards only"):
+            find_card(name)
+    assert find_card("24GB").maker == "nvidia"
