@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memprof.reports.document.blocks import Line, Part, Words, table
+from memprof.reports.document.blocks import Part
 from memprof.reports.document.plan import PlanDocument, PlanRow
-from memprof.reports.document.text import amount, thousands, time_taken
+from memprof.reports.document.text import amount, thousands
 from memprof.reports.html.elements import (
     Markup,
     bar,
@@ -142,23 +142,8 @@ _SEARCHED = {
 
 
 def _table(plan: PlanDocument) -> Markup:
-    searched, timed = plan.largest_title, plan.timed
-    heads = ["Method|Verdict|Needed>", *([f"{searched}>|needs then>~"] if searched else []), "Held>~|Host>~"]
-    heads += [*(["Step>~"] if timed else []), "Highest in|Largest"]
-    rows = table("|".join(heads), [_line(plan, row) for row in plan.rows], "")
-    note = _SEARCHED[plan.data["maximized"]] if searched else ""
-    return section("rows", "Side by side", note, draw_table(rows))
-
-
-def _line(plan: PlanDocument, row: PlanRow) -> Line:
-    best = row.method == plan.best
-    name = Words(row.method, badges=("best",) if plan.largest_title and best else ())
-    largest = (row.largest_words, row.largest_bytes or None) if plan.largest_title else ()
-    took = Words(time_taken(row.step_us, estimated=True), badges=("front",) if row.on_front else ())
-    verdict, sizes = Words(row.verdict, "ok" if row.fits else "bad"), (row.held_bytes, row.host_bytes)
-    times = (took,) if plan.timed else ()
-    cells = (name, verdict, row.needed_bytes, *largest, *sizes, *times, row.phase_label, row.largest_label)
-    return Line(cells, best)
+    note = _SEARCHED[plan.data["maximized"]] if plan.largest_title else ""
+    return section("rows", "Side by side", note, draw_table(plan.table))
 
 
 def _notes(plan: PlanDocument) -> Markup | None:

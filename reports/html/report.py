@@ -17,7 +17,7 @@ from memprof.reports.html.ranks import ranks_section, recordings_section
 from memprof.reports.html.summary import oom_banner, prediction_section, room_section, summary
 from memprof.reports.html.tables import (
     allocation_table,
-    component_table,
+    component_section,
     device_peak_table,
     phases_section,
     steps_table,
@@ -63,7 +63,7 @@ def _body(document: Document, opened: Opened) -> Markup:
             prediction_section(document.prediction),
             advice_section(document.advice),
             recordings_section(document.recordings) if not document.ranks else None,
-            component_table(document.rows),
+            component_section(document.rows),
             timeline_section(document, opened),
             icicle_section(document.icicle, opened),
             allocation_table(document, opened),

@@ -10,7 +10,7 @@ import pytest
 from memprof.reports.document.advice import advised
 from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html, write_html
-from memprof.reports.terminal.advice import render_advice
+from memprof.reports.renderers import draw
 
 from memprof.advice.ranking import ranked
 from memprof.analysis.headline import headline_of
@@ -103,7 +103,7 @@ _TOGETHER = {
 def test_the_terminal_says_what_to_paste() -> None:
     report = _report(_entry("Halve the batch", 1.0, exact=True), combination=_TOGETHER)
     for width in (60, 80, 120):
-        shown = render_advice(build_document(report), width)
+        shown = draw("advise", build_document(report), width=width)
         assert max(map(len, shown.split("\n"))) <= width
         assert "2 changes make it fit" in shown
         assert "  a=1\n  b=2" in shown
