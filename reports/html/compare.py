@@ -14,17 +14,17 @@ from memprof.reports.html.elements import (
     Markup,
     bar,
     cap_mark,
-    colour_class,
     draw_table,
     el,
     fact_list,
     join,
+    legend,
+    notes_section,
     section,
-    swatch,
 )
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
 from memprof.reports.html.opened import Opened, opened_data
-from memprof.reports.html.page import page_header, render_page
+from memprof.reports.html.page import render_page
 from memprof.reports.html.summary import headline_lines, room_bar
 
 from memprof.files import write_text
@@ -52,26 +52,18 @@ def render_comparison(comparison: Comparison) -> str:
             timeline_data(d.timeline, d, most, o) for d, o in zip(drawn, opened, strict=True) if d.timeline
         ]
         data["opened"] = opened_data(opened)
-    return render_page(comparison.title, _body(comparison, opened), data, "timeline" if drawn else None)
-
-
-def _body(comparison: Comparison, opened: Sequence[Opened]) -> Markup:
-    """Make everything above the page's footer."""
     subtitle = [f"{column.label}: {column.badge}" for column in comparison.columns]
-    drawn = [(c.label, c.document) for c in comparison.columns if c.document and c.document.timeline]
-    return join(
-        page_header(comparison.title, subtitle),
-        el(
-            "main",
-            {"id": "main"},
-            _cards(comparison),
-            _settings(comparison),
-            _table(comparison),
-            timelines_section(drawn, opened),
-            _only_in(comparison.only_in),
-            _bottom(comparison),
-        ),
-    )
+    lined = [(c.label, c.document) for c in comparison.columns if c.document and c.document.timeline]
+    notes = notes_section(comparison.notes)
+    sections = [
+        _cards(comparison),
+        _settings(comparison),
+        _table(comparison),
+        timelines_section(lined, opened),
+        _only_in(comparison.only_in),
+        el("div", {"class": "columns"}, section("reproduce", "Reproduce", "", fact_list(comparison.reproduce)), notes),
+    ]
+    return render_page(comparison.title, subtitle, sections, data, "timeline" if drawn else None)
 
 
 # ---- cards -----------------------------------------------------------------------------------------------------------
@@ -127,10 +119,9 @@ def _fits(comparison: Comparison, index: int) -> Markup | None:
 
 
 def _card_bar(comparison: Comparison, column: ComparedRun) -> Markup:
-    described = ", ".join(f"{p.label} {amount(p.bytes)}" for p in column.parts)
     scale = comparison.rows.scale
     end = cap_mark(comparison.capacity_bytes, scale)
-    return el("div", {"class": "capped"}, bar(column.parts, scale, described=described), end)
+    return el("div", {"class": "capped"}, bar(column.parts, scale), end)
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -156,15 +147,7 @@ def _table(comparison: Comparison) -> Markup:
     note = "at each run's own peak, on one scale; rows add up to the total, own peaks need not coincide"
     if any(c.document is None for c in comparison.columns):
         note += "; a published total is the sum of its components"
-    return section("components", "Side by side", note, draw_table(comparison.rows), _legend(comparison))
-
-
-def _legend(comparison: Comparison) -> Markup:
-    return el(
-        "ul",
-        {"class": "legend"},
-        *[el("li", {"data-category": colour_class(p.id)}, swatch(p.id), p.label) for p in comparison.legend],
-    )
+    return section("components", "Side by side", note, draw_table(comparison.rows), legend(comparison.legend))
 
 
 # ---- what only one holds ---------------------------------------------------------------------------------------------
@@ -199,18 +182,3 @@ def _only_in_part(entry: OnlyIn, index: int, n_entries: int) -> Markup:
 
 def _only_in_table(entry: OnlyIn) -> Markup:
     return join(el("p", {"class": "muted fine"}, entry.note), draw_table(entry.allocations.part(0, 12)))
-
-
-# ---- the rest --------------------------------------------------------------------------------------------------------
-
-
-def _bottom(comparison: Comparison) -> Markup:
-    notes = None
-    if comparison.notes:
-        items = [el("li", {}, note) for note in comparison.notes]
-        notes = section("notes", "Notes", "", el("ul", {"class": "notes"}, *items))
-    return el("div", {"class": "columns"}, _reproduce(comparison), notes)
-
-
-def _reproduce(comparison: Comparison) -> Markup:
-    return section("reproduce", "Reproduce", "", fact_list(comparison.reproduce))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Union
 
@@ -25,6 +25,8 @@ __all__ = [
     "el",
     "fact_list",
     "join",
+    "legend",
+    "notes_section",
     "scrolling",
     "section",
     "stack_details",
@@ -89,7 +91,8 @@ def colour_class(identifier: str) -> str:
 
 
 def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: str = "") -> Markup:
-    """Draw parts side by side, ``scale`` bytes wide; ``described`` says the same to a screen reader."""
+    """Draw parts side by side, ``scale`` bytes wide; a screen reader is told their sizes, after ``described``."""
+    described += ", ".join(f"{p.label} {amount(p.bytes)}" for p in parts)
     segments = []
     for part in parts:
         width = 100 * (part.bytes - part.guessed) / scale
@@ -102,6 +105,22 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
             style = f"width:{100 * part.guessed / scale:.4f}%"
             segments.append(el("span", {"class": f"{kind} guess", "style": style, "title": title}))
     return el("div", {"class": "bar big" if labels else "bar", "role": "img", "aria-label": described}, *segments)
+
+
+def legend(parts: Iterable[Part], figures: bool = False) -> Markup:
+    """Say what the colours are; those of categories can be hidden, where no ``figures`` stand with them."""
+    entries = [
+        el("li", {}, swatch(p.id), p.label, " ", amount(p.bytes)) if figures else
+        el("li", {"data-category": colour_class(p.id)}, swatch(p.id), p.label)
+        for p in parts
+    ]  # fmt: skip
+    return el("ul", {"class": "legend"}, *entries)
+
+
+def notes_section(notes: Sequence[str], title: str = "Notes") -> Markup | None:
+    """List sentences; nothing where there are none."""
+    items = [el("li", {}, note) for note in notes]
+    return section("notes", title, "", el("ul", {"class": "notes"}, *items)) if items else None
 
 
 def stack_details(frames: Sequence[str], title: str) -> Markup | None:
@@ -193,7 +212,7 @@ def _cell(cell: Cell, line: Line, place: int, rows: Table) -> Markup:
     if isinstance(cell, tuple) and line.path:
         return el(tag, {"class": f"{_kind(above)} fills".strip()}, _thin_bar(cell, rows.scale))
     if isinstance(cell, tuple):
-        return el(tag, kind, bar(cell, rows.scale, described=", ".join(f"{p.label} {amount(p.bytes)}" for p in cell)))
+        return el(tag, kind, bar(cell, rows.scale))
     if isinstance(cell, Curve):
         return el(tag, kind)
     return el(tag, kind, "–" if cell is None else amount(cell) if isinstance(cell, int) else cell)
