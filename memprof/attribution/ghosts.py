@@ -292,6 +292,10 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
         return
     _by_death(facts, draft, trained, parameters)
     _workspaces(facts, draft, trained)
+    # Blocks keep the stack of their birth: what a module's forward made is no weight.
+    made = facts.ghost & draft.open & facts.module & facts.stacks.has_python[facts.timeline.stack]
+    draft.fill(made, Category.ACTIVATIONS, Evidence.STACK, "ghost.made-in-forward",
+               alternatives=(Category.KV_CACHE, Category.INPUTS))  # fmt: skip
     if trained:
         copies_of_trained(facts, draft, trained)
     else:
