@@ -63,7 +63,10 @@ def test_after_a_failed_step_savings_say_what_they_count_from() -> None:
     oom = {
         "requested_bytes": GIB, "device_free_bytes": 0, "phase": "optimizer_step", "step": 1, "stack": [],
         "fits_defragmented": False,
-        "ahead": {"still": {"optimizer_state": 2 * GIB}, "short_bytes": GIB, "needed_bytes": needed},
+        "ahead": {
+            "still": {"optimizer_state": 2 * GIB}, "moment": "optimizer_step", "short_bytes": GIB,
+            "needed_bytes": needed,
+        },
     }  # fmt: skip
     entry = _entry("Keep moments in 8 bits", 3.0, peak_after_bytes=needed - 3 * GIB)
     report = _report(entry, _entry("Halve the batch", 0.5), oom=oom)
