@@ -1,6 +1,7 @@
-"""The renderers: which function draws which kind of answer in which format.
+"""The renderers: what each kind of answer shows, and what draws it in which format.
 
-To add one, write ``<format>/<answer>.py`` and name its function in :data:`RENDERERS`.
+To add an answer, write ``answers/<answer>.py`` and name its function in :data:`ANSWERS`: every format draws it. A kind
+with a page of its own is in :data:`PAGES` too.
 """
 
 from __future__ import annotations
@@ -10,33 +11,33 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-__all__ = ["FORMATS", "RENDERERS", "Answer", "formats_of", "render", "renderer"]
+__all__ = ["ANSWERS", "FORMATS", "PAGES", "Answer", "draw", "formats_of", "render"]
 
 FORMATS = ("text", "json", "markdown", "html")
 
-_REPORT = {"text": "terminal.report:render_terminal", "markdown": "markdown.report:render_markdown"}
-_PAGE = "html.report:render_html"
-
-# kind of answer -> format -> module:function below this package. JSON is the answer itself, the same for every kind.
-RENDERERS: dict[str, dict[str, str]] = {
-    "report": {**_REPORT, "html": _PAGE},
-    "report_and_changes": {**_REPORT, "text": "terminal.advice:render_report_and_changes", "html": _PAGE},
-    "simulate": {**_REPORT, "html": _PAGE},
-    "advise": {"text": "terminal.advice:render_advice", "markdown": "markdown.advice:render_advice", "html": _PAGE},
-    "compare": {
-        "text": "terminal.compare:render_comparison",
-        "markdown": "markdown.compare:render_comparison",
-        "html": "html.compare:render_comparison",
-    },
-    "explain": {"text": "terminal.explain:render_allocations", "markdown": "markdown.explain:render_allocations"},
-    "plan": {
-        "text": "terminal.plan:render_plan",
-        "markdown": "markdown.plan:render_plan",
-        "html": "html.plan:render_plan",
-    },
-    "serving": {"text": "terminal.serving:render_serving", "markdown": "markdown.serving:render_serving"},
-    "oom": {"text": "terminal.oom:render_failures", "markdown": "markdown.oom:render_failures"},
-    "watch": {"text": "terminal.watch:render_counters"},
+# kind of answer -> module:function below this package: from a document to a sheet of blocks.
+ANSWERS: dict[str, str] = {
+    "report": "answers.report:report",
+    "report_and_changes": "answers.report:report_and_changes",
+    "short_report": "answers.report:short_report",
+    "simulate": "answers.report:report",
+    "advise": "answers.advice:advice",
+    "compare": "answers.compare:comparison",
+    "explain": "answers.explain:explained",
+    "plan": "answers.plan:plan",
+    "serving": "answers.serving:serving",
+    "oom": "answers.oom:failures",
+    "watch": "answers.watch:counters",
+}
+_REPORT = "html.report:render_html"
+# kind of answer -> module:function below this package: from a document to a page.
+PAGES: dict[str, str] = {
+    "report": _REPORT,
+    "report_and_changes": _REPORT,
+    "simulate": _REPORT,
+    "advise": _REPORT,
+    "compare": "html.compare:render_comparison",
+    "plan": "html.plan:render_plan",
 }
 
 
@@ -58,30 +59,40 @@ class Answer:
 
 def formats_of(kind: str) -> tuple[str, ...]:
     """Return the formats a kind of answer can be rendered in."""
-    return tuple(name for name in FORMATS if name == "json" or name in RENDERERS[kind])
-
-
-def renderer(kind: str, style: str) -> Callable[..., str]:
-    """Load the function that renders a kind of answer in a format.
-
-    Text takes ``(document, width, colour)``, Markdown and HTML ``(document)``, JSON the plain data.
-
-    Raises:
-        KeyError: there is none.
-    """
-    name = "json:dumps" if style == "json" else RENDERERS[kind][style]
-    module, _, function = name.partition(":")
-    found: Callable[..., str] = getattr(import_module(f"memprof.reports.{module}"), function)
-    return found
+    return tuple(name for name in FORMATS if name != "html" or kind in PAGES)
 
 
 def render(answer: Answer, style: str, width: int = 100, colour: bool = False) -> str:
-    """Render an answer; ``width`` and ``colour`` matter to text only."""
-    draw = renderer(answer.kind, style)
+    """Render an answer; ``width`` and ``colour`` matter to text only. JSON is the answer itself."""
     if style == "json":
-        return draw(answer.data)
-    if style == "text":
-        return draw(answer.document(), width, colour)
+        from memprof.reports.json import dumps
+
+        return dumps(answer.data)
     if style == "html" and answer.page is not None:
-        return draw(answer.page())
-    return draw(answer.document())
+        return draw(answer.kind, answer.page(), style)
+    return draw(answer.kind, answer.document(), style, width, colour)
+
+
+def draw(kind: str, document: Any, style: str = "text", width: int = 100, colour: bool = False) -> str:
+    """Draw a kind of answer's document.
+
+    Raises:
+        KeyError: there is no such kind, or it has no page.
+    """
+    if style == "html":
+        page: str = _function(PAGES[kind])(document)
+        return page
+    sheet = _function(ANSWERS[kind])(document)
+    if style == "markdown":
+        from memprof.reports.markdown.draw import draw as draw_markdown
+
+        return draw_markdown(sheet)
+    from memprof.reports.terminal.draw import draw as draw_text
+
+    return draw_text(sheet, width, colour)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(import_module(f"memprof.reports.{module}"), function)
+    return found

@@ -68,7 +68,6 @@ _COMMANDS = {
 }  # fmt: skip
 
 
-
 class Invalid(Exception):
     """An answer is not what its schema says."""
 
@@ -251,13 +250,13 @@ def _read_comparison(path: Path, draw: random.Random) -> Iterator[str]:
 
 
 def _read_counters(path: Path, draw: random.Random) -> Iterator[str]:
-    from memprof.reports.terminal.watch import render_counters
+    from memprof.reports.renderers import draw
 
     from memprof.analysis.counters import find_counters, read_counters
 
     found = [read_counters(p) for p in find_counters(path.parent)]
     if draw.random() < 0.25:
-        yield render_counters(found)
+        yield draw("watch", found)
 
 
 def _read_any(path: Path, draw: random.Random) -> Iterator[str]:
@@ -348,8 +347,6 @@ def _places(value: Any) -> Any:
     for key, inner in items:
         yield value, key
         yield from _places(inner)
-
-
 
 
 def _changed(data: bytes, draw: random.Random) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from memprof.reports.terminal.oom import render_failures
+from memprof.reports.renderers import draw
 
 from memprof.oom import explain_log
 from memprof.units import GIB
@@ -67,7 +67,7 @@ def main(folder: Path, answers: bool) -> None:
         if answers:
             said = json.dumps({k: v for k, v in entry["expect"].items() if k != "say"})
             print(f"{'=' * 79}\n{entry['n']:02d} expected: {said}\nexpert: {entry['expect'].get('say', '-')}\n")
-            print(render_failures(answer) if answer["failures"] else f"no failure. {' '.join(answer['notes'])}\n")
+            print(draw("oom", answer, width=80) if answer["failures"] else f"no failure. {' '.join(answer['notes'])}\n")
         for name, ok in checked(entry["expect"], answer["failures"]):
             asked[name] += 1
             right[name] += ok

@@ -110,12 +110,14 @@ def _places(context: Any) -> list[tuple[str, Path]]:
 
 
 def _headline(recording: Recording) -> dict[str, Any]:
-    """Return the peak from the report's JSON where it exists, so that listing recordings analyses nothing."""
+    """Return peak and headline from the report's JSON where it exists, so that listing recordings analyses nothing."""
     if recording.json is None:
         return {}
     try:
         with open(recording.json, "rb") as file:
-            peak = json.loads(file.read(64 * 2**20))["peak"]
-        return {"peak_bytes": int(peak["allocated_bytes"]), "phase": str(peak["phase"])}
+            report = json.loads(file.read(64 * 2**20))
+        peak = report["peak"]
+        headline = {"headline": report["headline"]} if "headline" in report else {}
+        return {"peak_bytes": int(peak["allocated_bytes"]), "phase": str(peak["phase"]), **headline}
     except Exception:
         return {}

@@ -155,7 +155,7 @@ def _verdict(report: Mapping[str, Any]) -> str:
     source, peak = report["source"], report["peak"]
     if fit := report.get("fit"):
         return _judged(fit)
-    held = f"{gib(peak['allocated_bytes'])} GiB{_in(peak_phase(report), peak['step'])}"
+    held = f"{amount(peak['allocated_bytes'])}{_in(peak_phase(report), peak['step'])}"
     words = f"{peak_words(source)}: {held}"
     capacity = _capacity(report)
     return f"{words}, {percent(peak['allocated_bytes'], capacity)} of the device" if capacity else words
@@ -210,18 +210,31 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
     largest = max(held, key=lambda c: held[c])
     whole = "it" if _is_dump(report["source"]) else "the peak"
     named = [largest] if largest == category else [largest, category]
-    parts = [f"{amount(held[c])} of {_label(c)} ({percent(held[c], active)})" for c in named]
+    beside = _to_half(held, named, active)
+    parts = [f"{amount(held[c])} of {_label(c)} ({percent(held[c], active)})" for c in (*named, *beside)]
     parts[0] = f"{parts[0][:-1]} of {whole})"
     whose = ": " if largest == category else ", the latter "
     made = f"{whose}{_places(places)}" if places else ""
-    sentence = f"{' and '.join(parts)}{made}."
+    more = f"; beside {'it' if len(named) < 2 else 'them'} {' and '.join(parts[len(named) :])}" if beside else ""
+    sentence = f"{' and '.join(parts[: len(named)])}{made}{more}."
     counted = peak.get("guessed") or {}
-    if guessed := [_label(c) for c in named if counted.get(c, 0) >= _GUESSED * held[c]]:
+    if guessed := [_label(c) for c in (*named, *beside) if counted.get(c, 0) >= _GUESSED * held[c]]:
         sentence += f" Guessed: {' and '.join(guessed)}."
     if waiting := peak["pending_free_bytes"]:
         sentence += f" {gib(waiting)} GiB more were freed by the program and wait for a stream: phases, shares and the"
         sentence += f" total, {gib(active)} GiB, count them."
     return sentence
+
+
+def _to_half(held: Mapping[str, int], named: Sequence[str], active: int) -> list[str]:
+    """Return the next largest categories, two at most, where those named hold less than half: that says little."""
+    found: list[str] = []
+    for category in sorted(held, key=lambda c: -held[c]):
+        if sum(held[c] for c in (*named, *found)) >= active / 2 or len(found) == 2:
+            break
+        if category not in named and held[category] >= _WORTH * active:
+            found.append(category)
+    return found
 
 
 def _label(category: str) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "copies_of_trained",
     "known_copies",
     "replaced_by_step",
+    "weights_twice",
     "whole_models",
 ]
 
@@ -248,6 +249,19 @@ def _equal_models(sizes: Counter[int]) -> int:
     return 1
 
 
+def weights_twice(facts: Facts, draft: Draft) -> int:
+    """Return the bytes of one of two copies that guessed weights may be; 0 where a size says that there is one.
+
+    A model has its embeddings once and an odd number of norms. Strays of a hundredth of the bytes are no parameters.
+    """
+    guessed = (draft.category == Category.WEIGHTS.code) & (draft.evidence == Evidence.FINGERPRINT.code)
+    sizes = multiset(facts.size[guessed & (facts.size >= 512)])
+    total, odd = sum(s * c for s, c in sizes.items()), sum(s for s, c in sizes.items() if c % 2)
+    if len(sizes) < 4 or total < NOTICEABLE or odd > 0.01 * total or any(c % 2 for c in sizes.values() if c > 2):
+        return 0
+    return (total - odd) // 2
+
+
 def _accumulates(facts: Facts, draft: Draft, sizes: Mapping[int, int]) -> bool:
     """Tell whether the gradients are older than the history: a backward makes none and adds to those there are.
 
@@ -292,6 +306,10 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
         return
     _by_death(facts, draft, trained, parameters)
     _workspaces(facts, draft, trained)
+    # Blocks keep the stack of their birth: what a module's forward made is no weight.
+    made = facts.ghost & draft.open & facts.module & facts.stacks.has_python[facts.timeline.stack]
+    draft.fill(made, Category.ACTIVATIONS, Evidence.STACK, "ghost.made-in-forward",
+               alternatives=(Category.KV_CACHE, Category.INPUTS))  # fmt: skip
     if trained:
         copies_of_trained(facts, draft, trained)
     else:

@@ -23,7 +23,7 @@ def report_answer(
     """Make the answer of a command that reports one run.
 
     Args:
-        kind: which renderers draw it, see :data:`memprof.reports.renderers.RENDERERS`.
+        kind: what is shown of it, see :data:`memprof.reports.renderers.ANSWERS`.
         report: the run's report, redacted already where that was asked for.
         analysis: what it was made of, for a page with the timeline; None where only the report is there.
         redact: leave out of the page, too, who made it and where.

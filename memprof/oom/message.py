@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.frame_paths import text_path
 from memprof.units import format_bytes
-from memprof.vocabulary import CATEGORY_LABELS, EXPANDABLE_SEGMENTS
+from memprof.vocabulary import CATEGORY_LABELS, EXPANDABLE_SEGMENTS, ahead_words
 
 __all__ = ["oom_lines"]
 
@@ -111,9 +111,7 @@ def _step(oom: Mapping[str, Any]) -> str | None:
     ahead = oom.get("ahead")
     if not ahead:
         return None
-    parts = [f"{format_bytes(n)} of {_LABELS.get(c, c).lower()}" for c, n in ahead["still"].items()]
-    short = f", {format_bytes(ahead['short_bytes'])} more than there was" if ahead["short_bytes"] else ""
-    return f"had still to make {' and '.join(parts)}: {format_bytes(ahead['needed_bytes'])} in all{short}"
+    return ahead_words(ahead)
 
 
 def _short(oom: Mapping[str, Any]) -> int:

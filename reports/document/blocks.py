@@ -1,12 +1,23 @@
-"""The table that answers are made of: filled once, drawn for a terminal, as Markdown and on a page by one function each
-(``terminal.elements.draw_table``, ``markdown.elements.draw_table``, ``html.elements.draw_table``)."""
+"""The blocks that answers are made of: filled once in ``answers/``, drawn by ``terminal.draw``, ``markdown.draw`` and,
+where a page shows them, ``html.elements``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Union
 
-__all__ = ["GUESS", "Cell", "Column", "Line", "Part", "Table", "Words", "table"]
+from memprof.reports.document.text import plain
+
+__all__ = [
+    "GUESS", "Bars", "Block", "Cell", "Code", "Column", "Curve", "Fact", "Facts", "Figure", "Headline", "Line", "Notes",
+    "Part", "Said", "Sheet", "Table", "Words", "table",
+]  # fmt: skip
+
+#: What stands behind a guessed row where there is no pattern to draw.
+GUESS = " ?"
+
+# ---- cells -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -24,17 +35,14 @@ class Part:
         return f"{self.label}{GUESS}" if self.guessed * 10 >= self.bytes > 0 else self.label
 
 
-#: What stands behind a guessed row where there is no pattern to draw.
-GUESS = " ?"
-
-
 @dataclass(frozen=True)
 class Words:
     """A cell of words.
 
-    ``category`` or ``phase`` is what a square before them has the colour of, ``badges`` stand behind them; ``tone`` is
-    ``ok``, ``bad``, ``muted``, ``code`` or nothing. On a page ``folded`` opens below them (the page's script finds more
-    under ``opens``), and ``small`` stands there.
+    ``category`` or ``phase`` is what a square before them has the colour of, ``badges`` stand behind them and are never
+    cut; ``tone`` is ``ok``, ``bad``, ``muted``, ``strong``, ``code`` or nothing; a terminal shows ``short`` where there
+    is one. On a page ``folded`` opens below them (the page's script finds more under ``opens``), and ``small`` stands
+    there.
     """
 
     text: str
@@ -45,19 +53,42 @@ class Words:
     small: str = ""
     folded: tuple[str, ...] = ()
     opens: str | None = None
+    short: str = ""
 
 
-#: Words, bytes (``None``: not known), or a bar of parts on the table's scale.
-Cell = Union[str, int, None, Words, "tuple[Part, ...]"]
+@dataclass(frozen=True)
+class Figure:
+    """Bytes with, on a page, a bar beside them, and ``small`` words below; ``capped``: the bar shows the card's end."""
+
+    bytes: int | None
+    parts: tuple[Part, ...] = ()
+    small: str = ""
+    capped: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values in their order, drawn as a line of blocks; None where one is not known."""
+
+    values: tuple[int | None, ...]
+
+
+#: Words, bytes (``None``: not known), a bar of parts on the table's scale, or a curve.
+Cell = Union[str, int, None, Words, Figure, Curve, "tuple[Part, ...]"]
+
+
+# ---- blocks: ``on`` are the kinds of screens one is for: ``t``, ``m`` and ``p`` for terminal, Markdown and page ------
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading.
+    """A column's heading, a ``short`` one for narrow places, a ``page``'s own, and a ``note`` that terminals leave out.
 
     ``wide`` ones are left out of narrow screens. Where there is no room, words of those that ``wrap`` go over several
-    lines, those of ``whole`` ones stay as they are, and others are cut short. ``on`` are the kinds of screens it is
-    for: ``t``, ``m`` and ``p`` for terminal, Markdown and page.
+    lines, those of ``whole`` ones stay as they are, others are cut: at their beginning where ``cut_left``, after the
+    first word where ``keeps_first``, never below ``least``. Columns with a ``rank`` are left out where there is no room
+    still, the highest first; those of the later ``group`` stand in a table below. A ``folds`` heading may take two
+    lines, a ``named`` one may be cut.
     """
 
     title: str
@@ -66,37 +97,73 @@ class Column:
     wraps: bool = False
     whole: bool = False
     on: str = "tmp"
+    page: str = ""
+    note: str = ""
+    short: str = ""
+    rank: int = 0
+    group: int = 0
+    least: int = 6
+    cut_left: bool = False
+    keeps_first: bool = False
+    folds: bool = False
+    named: bool = False
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row; the one that matters most is ``strong``."""
+    """A row; the one that matters most is ``strong``.
+
+    Of rows within rows ``path`` holds the ids, outermost first, ``parts`` those of the rows right below, ``hint`` what
+    it is; ``kind`` is ``total``, ``beside``, ``zero``, ``fits`` or nothing.
+    """
 
     cells: tuple[Cell, ...]
     strong: bool = False
+    path: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    kind: str = ""
+    hint: str = ""
+    on: str = "tmp"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings. ``scale`` is the bytes of a full bar; a page calls the table ``kind`` in its styles."""
+    """Rows under headings.
+
+    ``scale`` is the bytes of a full bar, ``capacity`` the card's; a page calls the table ``kind`` in its styles.
+    ``units``: headings above sizes say GiB. ``elsewhere`` says where columns are that a terminal has no room for. In
+    Markdown a ``folded`` table opens below these words.
+    """
 
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     kind: str = "plain"
     scale: int = field(default=1, kw_only=True)
+    capacity: int | None = field(default=None, kw_only=True)
+    units: bool = field(default=True, kw_only=True)
+    elsewhere: str = field(default="", kw_only=True)
+    folded: str = field(default="", kw_only=True)
+    on: str = field(default="tmp", kw_only=True)
 
-    def on(self, kind: str, wide: bool = True) -> Table:
+    def seen(self, kind: str, wide: bool = True) -> Table:
         """Return what a kind of screen shows of it."""
         shown = [i for i, column in enumerate(self.columns) if kind in column.on and (wide or not column.wide)]
-        lines = tuple(Line(tuple(line.cells[i] for i in shown), line.strong) for line in self.lines)
-        return Table(tuple(self.columns[i] for i in shown), lines, self.kind, scale=self.scale)
+        lines = tuple(line for line in self.lines if kind in line.on)
+        return replace(self, lines=lines).only(shown)
+
+    def only(self, columns: Sequence[int]) -> Table:
+        """Return some of its columns."""
+        lines = tuple(replace(line, cells=tuple(line.cells[i] for i in columns)) for line in self.lines)
+        return replace(self, columns=tuple(self.columns[i] for i in columns), lines=lines)
 
     def part(self, first: int, end: int | None = None) -> Table:
         """Return some of its rows."""
-        return Table(self.columns, self.lines[first:end], self.kind, scale=self.scale)
+        return replace(self, lines=self.lines[first:end])
 
     def heads(self) -> list[str]:
         """Return the headings, those above sizes with their unit: for screens whose sizes have none of their own."""
+        if not self.units:
+            return [column.title for column in self.columns]
         sized = [any(isinstance(line.cells[i], int) for line in self.lines) for i in range(len(self.columns))]
         return [
             ("GiB" if column.title in ("GiB", "Size") else f"{column.title}, GiB") if has else column.title
@@ -104,16 +171,141 @@ class Table:
         ]
 
 
-def table(heads: str, lines: list[Line], kind: str = "plain", scale: int = 1) -> Table | None:
+_MARKS = {
+    ">": "right", "~": "wide", "+": "wraps", "!": "whole", "<": "cut_left", "=": "keeps_first", "/": "folds",
+}  # fmt: skip
+
+
+def table(heads: str, lines: Sequence[Line], kind: str = "plain", scale: int = 1, on: str = "tmp") -> Table | None:
     """Make a table of headings such as ``Phase|Peak>|Held by~p``; None without rows.
 
     Behind a heading ``>`` sets figures to the right, ``~`` leaves it out of narrow screens, ``+`` lets words go over
-    several lines, ``!`` keeps them whole, and letters after ``@`` say what kinds of screens it is for.
+    several lines, ``!`` keeps them whole, ``<`` cuts their beginning, ``=`` keeps the first, ``/`` lets the heading
+    take two lines, a digit is its rank, and letters after ``@`` say what kinds of screens it is for.
     """
     columns = []
     for head in heads.split("|"):
-        title, _, on = head.partition("@")
-        name = title.rstrip(">~+!")
+        title, _, where = head.partition("@")
+        name = title.rstrip("".join(_MARKS) + "123456789")
         marks = title[len(name) :]
-        columns.append(Column(name, ">" in marks, "~" in marks, "+" in marks, "!" in marks, on or "tmp"))
-    return Table(tuple(columns), tuple(lines), kind, scale=scale or 1) if lines else None
+        rank = next((int(mark) for mark in marks if mark.isdigit()), 0)
+        flags = {_MARKS[mark]: True for mark in marks if mark in _MARKS}
+        columns.append(Column(name, on=where or "tmp", rank=rank, **flags))  # type: ignore[arg-type]
+    return Table(tuple(columns), tuple(lines), kind, scale=scale or 1, on=on) if lines else None
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A labelled figure; ``bytes`` where it is a size, ``value`` its words, ``note`` a line below it."""
+
+    label: str
+    value: str
+    note: str = ""
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Labelled figures, one a line."""
+
+    facts: tuple[Fact, ...]
+    on: str = "tmp"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A paragraph of some ``tone`` (as of :class:`Words`): ``lead`` begins it in bold, ``after`` ends it muted.
+
+    A terminal begins it with a category's square, and indents it.
+    """
+
+    text: str
+    tone: str = ""
+    lead: str = ""
+    after: str = ""
+    category: str = ""
+    indent: int = 0
+    on: str = "tmp"
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars on one scale, ``(name, parts, words)`` a line, and what their parts are, ``figures`` with them.
+
+    A mark stands where the card of ``capacity`` bytes ends; where each has a card of its own, at the bar's of ``ends``.
+    """
+
+    lines: tuple[tuple[str, tuple[Part, ...], str], ...]
+    scale: int
+    capacity: int | None = None
+    ends: tuple[int | None, ...] = ()
+    figures: bool = False
+    on: str = "t"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to paste or to look up, never wrapped; ``language`` is the fence's in Markdown, ``indent`` a terminal's.
+
+    Where ``paths`` are too long for a terminal, their beginnings are left out.
+    """
+
+    lines: tuple[str, ...]
+    language: str = "text"
+    indent: int = 0
+    paths: bool = False
+    on: str = "tmp"
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Sentences that stand last, one a line; a terminal begins each with ``word``."""
+
+    notes: tuple[str, ...]
+    word: str = "Note: "
+    on: str = "tmp"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The answer in sentences, as the JSON's ``headline`` has them; ``bad`` where memory ran out or does not suffice.
+
+    Renderers draw them as they are; a part may be empty.
+    """
+
+    verdict: str
+    cause: str = ""
+    action: str = ""
+    assumed: str = ""
+    bad: bool = False
+    on: str = "tmp"
+
+    @classmethod
+    def of(cls, found: dict[str, object], *, bad: bool = False) -> Headline:
+        """Take a JSON's ``headline``."""
+        told = found["assumed"]
+        assumed = f"Assumed: {'; '.join(told)}." if isinstance(told, list) and told else ""
+        verdict, cause, action = (plain(found[name]) for name in ("verdict", "cause", "action"))
+        return cls(verdict, cause, action, plain(assumed), bad)
+
+    @property
+    def sentences(self) -> str:
+        """The whole answer in a line."""
+        verdict = self.verdict if self.verdict.endswith((".", "!", "?")) else f"{self.verdict}."
+        return " ".join(part for part in (verdict, self.cause, self.action, self.assumed) if part)
+
+
+Block = Headline | Said | Facts | Bars | Table | Code | Notes
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """An answer: headline, title, and sections of blocks, an empty line between two; None and empty ones are nothing.
+
+    The first section stands right below the title.
+    """
+
+    sections: tuple[tuple[Block | None, ...], ...]
+    title: str = ""
+    subtitle: tuple[str, ...] = ()
+    headline: Headline | None = None

@@ -55,7 +55,7 @@ from memprof._version import __version__
 from memprof.analysis.allocations.alike import fold
 from memprof.analysis.headline import headline_of
 from memprof.analysis.host.growth import PARTS as HOST_PARTS
-from memprof.vocabulary import EMULATED
+from memprof.vocabulary import EMULATED, ahead_words
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
@@ -292,17 +292,8 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
         verdict = "Joined to it, the request would fit." if fits else "Even joined to it, the request would not fit."
         sentence += f" {size(idle)} lay free inside the allocator. {verdict}"
     if ahead:
-        sentence += f" {_ahead_words(ahead)}"
+        sentence += f" The step {plain(ahead_words(ahead))}."
     return Oom(asked, free, where, sentence, shown_stack(oom.get("stack") or []))
-
-
-def _ahead_words(ahead: Mapping[str, Any]) -> str:
-    """Say what the step had still to make, and what it would have needed in all."""
-    parts = sentence_list(f"{size(n)} of {category_label(c).lower()}" for c, n in ahead["still"].items())
-    words = f"The step had still to make {parts}: it needs {size(ahead['needed_bytes'])} in all"
-    if ahead["short_bytes"]:
-        words += f", {size(ahead['short_bytes'])} more than there was"
-    return plain(words) + "."
 
 
 def _limited(oom: Mapping[str, Any]) -> str:

@@ -4,18 +4,30 @@ are shown. Every string is one harmless line."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.reports.document.blocks import Column, Line, Part, Table, Words, table
+from memprof.reports.document.blocks import (
+    Cell,
+    Column,
+    Fact,
+    Figure,
+    Headline,
+    Line,
+    Part,
+    Table,
+    Words,
+    table,
+)  # fmt: skip
 from memprof.reports.document.build import Document, build_document
-from memprof.reports.document.model import Fact, Headline, Room
+from memprof.reports.document.model import Room
 from memprof.reports.document.summary import room_of
 from memprof.reports.document.tables import call_site, shown_stack
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
     GROUP_WORDS,
+    amount,
     category_label,
     gib,
     group_label,
@@ -28,17 +40,7 @@ from memprof.reports.document.text import (
 from memprof._version import __version__
 from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
 
-__all__ = [
-    "Compared",
-    "ComparedRun",
-    "Comparison",
-    "OnlyIn",
-    "Verdict",
-    "build_comparison",
-    "change_words",
-    "children_worth_a_line",
-    "ratio_words",
-]
+__all__ = ["ComparedRun", "Comparison", "OnlyIn", "Verdict", "build_comparison", "change_words", "ratio_words"]
 
 
 @dataclass(frozen=True)
@@ -55,24 +57,6 @@ class ComparedRun:
     parts: tuple[Part, ...]
     where: str = ""
     room: Room | None = None
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One row: a figure a column, ``None`` where it is not known.
-
-    ``differences``, ``ratios`` and ``changes`` are words, one for each column after the first.
-    """
-
-    id: str
-    label: str
-    words: str
-    at_peak: tuple[int | None, ...]
-    own_peak: tuple[int | None, ...]
-    differences: tuple[str, ...]
-    ratios: tuple[str, ...]
-    changes: tuple[str, ...]
-    children: tuple[Compared, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +80,8 @@ class OnlyIn:
 class Comparison:
     """Runs side by side. ``scale_bytes`` is the one scale of every bar; ``data`` is the JSON it was made from.
 
+    ``totals`` are the runs' own, ``rows`` has a line for each component, with a terminal's and a page's figures.
+
     ``settings`` differ and memory is known to depend on them, ``others`` differ too. ``unchanged`` says how far off
     the simulator is on a recorded run as it was; empty where none was simulated.
     """
@@ -104,9 +90,10 @@ class Comparison:
     headline: Headline
     unchanged: str
     columns: tuple[ComparedRun, ...]
-    rows: tuple[Compared, ...]
-    beside: tuple[Compared, ...]
+    totals: tuple[int | None, ...]
+    rows: Table
     capacity_bytes: int | None
+    device: str
     verdicts: tuple[Verdict, ...]
     scale_bytes: int
     settings: Table | None
@@ -139,21 +126,23 @@ def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] 
     runs = data["runs"]
     known = list(documents) or [None] * len(runs)
     columns = tuple(_column(run, document, data["capacity"]) for run, document in zip(runs, known, strict=True))
-    rows = tuple(_line(row, GROUP_WORDS) for row in data["rows"])
-    beside = _beside_rows(data["beside"])
     labels = [column.label for column in columns]
-    capacity = data["capacity"]
-    highest = max((n or 0 for line in (rows[-1], *_stacked(beside)) for n in line.at_peak), default=0)
+    capacity, totals = data["capacity"], tuple(data["rows"][-1]["at_peak"])
+    beside = _beside_rows(data["beside"])
+    devices = [n for row in beside if row["id"] == "device_peak" for n in row["values"]]
+    scale = max(1, *(n or 0 for n in (*totals, *devices)))
+    verdicts, device = _verdicts(capacity), _device(capacity)
     return Comparison(
         title=_title(data, labels),
         headline=_headline(data),
         unchanged=_unchanged(data),
         columns=columns,
-        rows=rows,
-        beside=beside,
+        totals=totals,
+        rows=_Rows(columns, scale, capacity, device, verdicts).table(data["rows"], beside),
         capacity_bytes=capacity["bytes"] if capacity else None,
-        verdicts=_verdicts(capacity),
-        scale_bytes=max(highest, 1),
+        device=device,
+        verdicts=verdicts,
+        scale_bytes=scale,
         settings=_settings("What changed", labels, [line for line in data["config_diff"] if line["matters"]]),
         others=_settings("Setting", labels, [line for line in data["config_diff"] if not line["matters"]]),
         only_in=tuple(_only_in(entry, labels) for entry in data["allocations_only_in"] if entry["allocations"]),
@@ -171,10 +160,6 @@ def _title(data: Mapping[str, Any], labels: Sequence[str]) -> str:
     if not settings or all(run["report"] is None for run in data["runs"]):
         return title
     return f"{title} (published for {'; '.join(settings)})"
-
-
-def _stacked(beside: Sequence[Compared]) -> list[Compared]:
-    return [line for line in beside if line.id == "device_peak"]
 
 
 def _column(run: Mapping[str, Any], document: Document | None, capacity: Mapping[str, Any] | None) -> ComparedRun:
@@ -243,55 +228,118 @@ def _sized(n_bytes: int) -> str:
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
-
-def _line(row: Mapping[str, Any], words: Mapping[str, str]) -> Compared:
-    figures, own = tuple(row["at_peak"]), row.get("own_peak") or ()
-    children = row.get("categories") or row.get("details") or []
-    differences, ratios, changes = _changes(row, figures, own)
-    return Compared(
-        id=plain(row["id"]),
-        label=plain(row["label"]),
-        words=words.get(row["id"], ""),
-        at_peak=figures,
-        own_peak=tuple(own or (None,) * len(figures)),
-        differences=differences,
-        ratios=ratios,
-        changes=changes,
-        children=tuple(_line(child, CATEGORY_WORDS) for child in children) if row["id"] != "unattributed" else (),
-    )
+# Groups that can hold one category only: where each line costs one, the group says it all.
+_ALONE = ("grpo_loss", "inference", "kv_cache")
+# Sums and figures of the device: their bars are plain.
+_PLAIN = ("total", "device_peak", "reserved", "non_torch")
 
 
-def _beside_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Compared, ...]:
+def _beside_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Leave out what was reserved where nothing else is known beside it."""
     outside = any(row["id"] == "non_torch" for row in rows)
-    return tuple(_beside(row) for row in rows if outside or row["id"] != "reserved")
+    return [row for row in rows if outside or row["id"] != "reserved"]
 
 
-def _beside(row: Mapping[str, Any]) -> Compared:
-    figures = tuple(row["values"])
-    nothing = (None,) * len(figures)
-    return Compared(row["id"], plain(row["label"]), "", figures, nothing, *_changes(row, figures))
+@dataclass(frozen=True)
+class _Rows:
+    """Draw up the components: a line each, its categories and their details below it, what lies beside them last."""
+
+    runs: tuple[ComparedRun, ...]
+    highest: int
+    capacity: Mapping[str, Any] | None
+    device: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def scale(self) -> int:
+        """Count the bytes of a full bar, the capacity among them unless everything would look tiny beside it."""
+        capacity = self.capacity["bytes"] if self.capacity else 0
+        return int(max(self.highest, capacity if capacity <= 4 * self.highest else 0))
+
+    def table(self, rows: Sequence[Mapping[str, Any]], beside: Sequence[Mapping[str, Any]]) -> Table:
+        lines = [line for row in rows for line in self._lines(row, GROUP_WORDS, ())]
+        lines += [line for row in beside for line in self._lines({**row, "at_peak": row["values"]}, {}, (), "beside")]
+        lines += [self._fits()] if self.capacity else []
+        limit = self.capacity["bytes"] if self.capacity else None
+        columns = tuple(self._columns())
+        return Table(columns, tuple(lines), "components compared", scale=self.scale, capacity=limit, units=False)
+
+    def _columns(self) -> Iterator[Column]:
+        two = len(self.runs) == 2
+        yield Column("GiB at the peak", page="Component", least=26)
+        for i, run in enumerate(self.runs):
+            yield Column(run.label, right=True, note=run.badge, group=i, named=True)
+            if run.document:
+                yield Column("own peak", right=True, wide=True, rank=3, group=i)
+        for i, run in enumerate(self.runs[1:], 1):
+            more: dict[str, Any] = {"group": i, "note": "" if two else run.label}
+            yield Column("Difference", right=True, rank=2, on="tm", **more)
+            yield Column("Difference", right=True, on="p" if two else "", **more)
+            yield Column("Ratio", right=True, rank=4, wide=True, on="tmp" if two else "tm", **more)
+            yield Column("Change", rank=1, whole=True, on="tm", **more)
+            yield Column("Change", on="p" if two else "", **more)
+
+    def _lines(
+        self, row: Mapping[str, Any], words: Mapping[str, str], above: tuple[str, ...], kind: str = ""
+    ) -> Iterator[Line]:
+        figures, own = tuple(row["at_peak"]), tuple(row.get("own_peak") or (None,) * len(self.runs))
+        path, label = (*above, plain(row["id"])), plain(row["label"])
+        below = () if path[-1] == "unattributed" else row.get("categories") or row.get("details") or ()
+        cells: list[Cell] = [Words(label, category=path[-1] if len(path) == 2 else "")]
+        for i, (run, n) in enumerate(zip(self.runs, figures, strict=True)):
+            small = f"{_difference(figures, i)}, {_change(figures, own, i)}" if i and len(self.runs) > 2 else ""
+            small = "" if small.endswith((", –", ", same")) else small
+            cells.append(Figure(n, self._parts(path, label, n, below, i), small, path[-1] in _PLAIN[:2]))
+            cells += ["" if own[i] is None else own[i]] if run.document else []
+        for i in range(1, len(self.runs)):
+            change = row["difference"][i]
+            cells += ["–" if change is None else signed_gib(change), _difference(figures, i)]
+            cells += [ratio_words(row["ratio"][i]), change_words(figures[0], figures[i], own[0], own[i])]
+            cells.append(_change(figures, own, i))
+        kind = "total" if path == ("total",) else kind or ("" if any(figures) or any(own) else "zero")
+        alone = len(path) > 2 or (len(path) == 2 and path[0] in _ALONE)
+        ids = tuple(plain(child["id"]) for child in below)
+        yield Line(
+            tuple(cells), path=path, parts=ids, kind=kind, hint=words.get(path[-1], ""), on="p" if alone else "tmp"
+        )
+        for child in below:
+            yield from self._lines(child, CATEGORY_WORDS, path)
+
+    def _parts(
+        self, path: tuple[str, ...], label: str, n: int | None, below: Sequence[Mapping[str, Any]], run: int
+    ) -> tuple[Part, ...]:
+        """Draw a figure: a group's bar is made of its categories, the total's and the device's are plain."""
+        if not n or path[-1].endswith("_bytes"):
+            return ()
+        if path[-1] in _PLAIN or path[-1].startswith("phase:"):
+            return (Part("total", label, n),)
+        if len(path) == 1 and any(child["at_peak"][run] for child in below):
+            return tuple(Part(plain(c["id"]), plain(c["label"]), c["at_peak"][run] or 0) for c in below)
+        if len(path) == 1 and self.runs[run].document is None:
+            return tuple(part for part in self.runs[run].parts if part.label == label)
+        return (Part(path[1] if len(path) > 2 else path[-1], label, n),)
+
+    def _fits(self) -> Line:
+        limit = self.capacity["bytes"] if self.capacity else 0
+        small = "the dashed line" if limit <= self.scale else ""
+        cells: list[Cell] = [Words(f"Fits in {self.device}", small=small, short=f"Fits {gib(limit)}")]
+        for run, verdict in zip(self.runs, self.verdicts, strict=True):
+            tone, short = ("ok", "yes") if verdict.fits else ("bad", "no")
+            cells += [Words(verdict.words, tone, short=short), *([""] if run.document else [])]
+        return Line((*cells, *[""] * (5 * (len(self.runs) - 1))), kind="fits")
 
 
-def _changes(
-    row: Mapping[str, Any], figures: Sequence[int | None], own: Sequence[int | None] = ()
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Put differences, ratios and changes in words; ``own`` are the highest figures at any time, where known."""
-    most = own or (None,) * len(figures)
-    return (
-        tuple("–" if d is None else signed_gib(d) for d in row["difference"][1:]),
-        tuple(ratio_words(r) for r in row["ratio"][1:]),
-        tuple(change_words(figures[0], n, most[0], m) for n, m in zip(figures[1:], most[1:], strict=True)),
-    )
+def _difference(figures: Sequence[int | None], run: int) -> str:
+    """Write how much more a later run holds than the first, with its unit; ``–`` where one is not known."""
+    first, other = figures[0], figures[run]
+    if first is None or other is None:
+        return "–"
+    return f"+{amount(other - first)}" if other > first else amount(other - first)
 
 
-# Groups that can hold one category only: the row says it all.
-_ALONE = ("grpo_loss", "inference", "kv_cache")
-
-
-def children_worth_a_line(row: Compared) -> tuple[Compared, ...]:
-    """List a row's parts where each costs a line, without one that only repeats its row."""
-    return () if row.id in _ALONE else row.children
+def _change(figures: Sequence[int | None], own: Sequence[int | None], run: int) -> str:
+    """Put in words how a later run differs from the first, sizes with their unit."""
+    return change_words(figures[0], figures[run], own[0], own[run], amount)
 
 
 def ratio_words(ratio: float | None) -> str:
@@ -320,6 +368,12 @@ def _unchanged(data: Mapping[str, Any]) -> str:
 def _headline(data: Mapping[str, Any]) -> Headline:
     """Take the comparison's headline; one that was written before comparisons had one gets it here."""
     return Headline.of(data.get("headline") or headline_of_comparison(data))
+
+
+def _device(capacity: Mapping[str, Any] | None) -> str:
+    """Write the capacity as it was given: 24 GB are not 24 GiB."""
+    n = capacity["bytes"] if capacity else 0
+    return f"{n / 1e9:g} GB" if n % 10**8 == 0 else f"{gib(n)} GiB"
 
 
 def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[Verdict, ...]:

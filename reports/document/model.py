@@ -6,88 +6,21 @@ Frozen and plain, in bytes and microseconds. Every string is one harmless line (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.reports.document.blocks import GUESS, Part, Table
-from memprof.reports.document.text import plain
+from memprof.reports.document.blocks import GUESS, Fact, Headline, Part, Table
 
 from memprof.vocabulary import GUESSES
 
 __all__ = [
-    "GUESS",
-    "AddsUp",
-    "Advice",
-    "Advised",
-    "Allocation",
-    "Check",
-    "Combination",
-    "DevicePeak",
-    "Document",
-    "EvidenceShare",
-    "Fact",
-    "Growth",
-    "Leftover",
-    "Node",
-    "Oom",
-    "Part",
-    "PhaseRow",
-    "Prediction",
-    "RankCell",
-    "RankRow",
-    "Ranks",
-    "Room",
-    "Row",
-    "Span",
-    "Step",
-    "Steps",
-    "Summary",
-    "Timeline",
-]
-
-
-# ---- shared pieces ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A labelled figure; ``bytes`` where it is a size, ``value`` its words, ``note`` a line below it."""
-
-    label: str
-    value: str
-    note: str = ""
-    bytes: int | None = None
+    "GUESS", "AddsUp", "Advice", "Advised", "Allocation", "Check", "Combination", "DevicePeak", "Document",
+    "EvidenceShare", "Fact", "Growth", "Headline", "Leftover", "Node", "Oom", "Part", "PhaseRow", "Prediction",
+    "RankCell", "RankRow", "Ranks", "Room", "Row", "Span", "Step", "Steps", "Summary", "Timeline",
+]  # fmt: skip
 
 
 # ---- the first screen ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Headline:
-    """The answer in sentences, as the JSON's ``headline`` has them; ``bad`` where memory ran out or does not suffice.
-
-    Renderers draw them as they are; a part may be empty.
-    """
-
-    verdict: str
-    cause: str = ""
-    action: str = ""
-    assumed: str = ""
-    bad: bool = False
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any], *, bad: bool = False) -> Headline:
-        """Take a JSON's ``headline``."""
-        assumed = f"Assumed: {'; '.join(found['assumed'])}." if found["assumed"] else ""
-        verdict, cause, action = (plain(found[name]) for name in ("verdict", "cause", "action"))
-        return cls(verdict, cause, action, plain(assumed), bad)
-
-    @property
-    def sentences(self) -> str:
-        """The whole answer in a line."""
-        verdict = self.verdict if self.verdict.endswith((".", "!", "?")) else f"{self.verdict}."
-        return " ".join(part for part in (verdict, self.cause, self.action, self.assumed) if part)
 
 
 @dataclass(frozen=True)

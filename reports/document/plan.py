@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.reports.document.model import Headline, Part
+from memprof.reports.document.blocks import Cell, Column, Headline, Line, Part, Table, Words
 from memprof.reports.document.text import (
     STACK_ORDER,
     category_label,
@@ -17,8 +17,6 @@ from memprof.reports.document.text import (
     thousands,
     time_taken,
 )
-
-from memprof.units import format_gib
 
 __all__ = ["PlanDocument", "PlanRow", "Priced", "build_plan"]
 
@@ -104,13 +102,22 @@ class PlanDocument:
     room: str = ""
     varied: str = ""
 
-    def cells(self) -> list[tuple[str, ...]]:
-        """Write the rows as a table of words, its head first."""
-        step = ("Step",) if self.timed else ()
-        head = ("Method", "Verdict", "Needed GiB", "Allocated GiB", "Host GiB", *step, "Highest in", "Largest")
-        if not self.largest_title:
-            return [head, *(_cells(row, self.timed) for row in self.rows)]
-        return [(*head, self.largest_title), *((*_cells(row, self.timed), row.largest_words) for row in self.rows)]
+    @property
+    def table(self) -> Table:
+        """Write the rows as a table."""
+        searched = self.largest_title
+        more = (
+            Column(searched, right=True, rank=1, folds=True), Column("needs then", right=True, on="p"),
+        ) if searched else ()  # fmt: skip
+        step = (Column("Step", right=True, rank=2, on="tm"), Column("Step", right=True, on="p")) if self.timed else ()
+        columns = (
+            Column("Method"), Column("Verdict", whole=True), Column("Needed", right=True, folds=True), *more,
+            Column("Allocated", right=True, rank=5, folds=True, page="Held"),
+            Column("Host", right=True, rank=6, folds=True), *step,
+            Column("Highest in", whole=True, rank=4, folds=True), Column("Largest", whole=True, rank=3),
+        )  # fmt: skip
+        lines = tuple(_line(row, searched, self.timed, row.method == self.best) for row in self.rows)
+        return Table(columns, lines, "", elsewhere="a wider terminal, the page and the JSON have them")
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -123,10 +130,14 @@ class PlanDocument:
         return any(row.step_us is not None for row in self.rows)
 
 
-def _cells(row: PlanRow, timed: bool) -> tuple[str, ...]:
-    sizes = (format_gib(n) for n in (row.needed_bytes, row.held_bytes, row.host_bytes))
-    took = (time_taken(row.step_us, estimated=True) + (" *" if row.on_front else "  "),) if timed else ()
-    return (row.method, "fits" if row.fits else "OOM", *sizes, *took, row.phase_label, row.largest_label)
+def _line(row: PlanRow, searched: str, timed: bool, best: bool) -> Line:
+    name = Words(row.method, badges=("best",) if searched and best else (), short=row.method)
+    verdict = Words(row.verdict, "ok" if row.fits else "bad", short="fits" if row.fits else "OOM")
+    largest: tuple[Cell, ...] = (row.largest_words, row.largest_bytes or None) if searched else ()
+    took = time_taken(row.step_us, estimated=True)
+    times = (took + (" *" if row.on_front else "  "), Words(took, badges=("front",) if row.on_front else ()))
+    sizes, where = (row.held_bytes, row.host_bytes), (row.phase_label, row.largest_label)
+    return Line((name, verdict, row.needed_bytes, *largest, *sizes, *(times if timed else ()), *where), best)
 
 
 def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:

@@ -37,7 +37,7 @@ def _needs(fit: Mapping[str, Any]) -> Table | None:
     for need in fit["phases"]:
         decides = ("decides",) if need["phase"] == fit["phase"] else ()
         cached = not need["fits"] and need["allocated_bytes"] <= room
-        verdict = "what it holds fits, with what is cached not" if cached else _FITS[need["fits"]]
+        verdict = "It fits only if cached memory is released." if cached else _FITS[need["fits"]]
         name = Words(plain(phase_label(need["phase"])), badges=decides)
         lines.append(Line((name, need["allocated_bytes"], need["needed_bytes"], verdict)))
     return table("Does it fit?|Held>|Needed>|Alone+", lines)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from memprof.reports.document.blocks import Line, Table, Words, table
+from memprof.reports.document.blocks import Column, Line, Table, Words, table
 from memprof.reports.document.model import Allocation, EvidenceShare, Node, Part, PhaseRow, Row
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
@@ -21,6 +21,7 @@ from memprof.reports.document.text import (
     duration,
     group_label,
     humanise,
+    percent,
     phase_label,
     plain,
     sentence_list,
@@ -43,6 +44,7 @@ __all__ = [
     "brief_stack",
     "call_site",
     "category_parts",
+    "component_table",
     "evidence_shares",
     "fold_shared",
     "group_rows",
@@ -126,6 +128,32 @@ def _details(category: str, peak: Mapping[str, Any]) -> tuple[Row, ...]:
     if rows and rest:
         rows.append(Row("", "not broken down", "", rest, None))
     return tuple(sorted(rows, key=lambda r: -r.at_peak))
+
+
+def component_table(rows: Sequence[Row]) -> Table:
+    """Draw up the published table's rows, their categories, and for pages their details; the total last."""
+    columns = (
+        Column("GiB", page="Component"), Column("At the peak", right=True), Column("", wide=True, on="t"),
+        Column("Share", wide=True, on="p"), Column("of peak", right=True, wide=True, page="% of peak"),
+        Column("Own peak", right=True),
+    )  # fmt: skip
+    whole = rows[-1].at_peak
+    lines = tuple(line for row in rows for line in _component(row, (), whole))
+    return Table(columns, lines, "components", scale=whole or 1, units=False)
+
+
+def _component(row: Row, above: tuple[str, ...], whole: int) -> Iterator[Line]:
+    path = (*above, row.id)
+    colour = path[1] if len(path) > 2 else row.id
+    bar: tuple[Part, ...] = (Part(colour, row.label, row.at_peak, row.guessed),)
+    made = tuple(Part(c.id, c.label, c.at_peak, c.guessed) for c in row.children) if len(path) == 1 else ()
+    name = Words(row.marked, "" if above else "strong", category=row.id if len(path) == 2 else "")
+    drawn = bar if above or row.id == Group.UNATTRIBUTED else ()
+    cells = (name, row.at_peak, drawn, made or bar, percent(row.at_peak, whole), row.own_peak)
+    kind, parts = "total" if row.id == Group.TOTAL else "", tuple(child.id for child in row.children)
+    yield Line(cells, path=path, parts=parts, kind=kind, hint=row.words, on="p" if len(path) > 2 else "tmp")
+    for child in row.children:
+        yield from _component(child, path, whole)
 
 
 def phase_rows(report: Mapping[str, Any]) -> tuple[PhaseRow, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Union
 
-from memprof.reports.document.blocks import Cell, Column, Table, Words
-from memprof.reports.document.model import Allocation, Fact, Part
+from memprof.reports.document.blocks import Cell, Column, Curve, Fact, Figure, Line, Part, Table, Words
+from memprof.reports.document.model import Allocation
 from memprof.reports.document.text import CATEGORY_WORDS, amount, thousands
 from memprof.reports.palette import slug
 
@@ -17,7 +17,7 @@ __all__ = [
     "Markup",
     "bar",
     "breakable",
-    "categories_of_row",
+    "cap_mark",
     "colour_class",
     "column",
     "copyable",
@@ -25,6 +25,8 @@ __all__ = [
     "el",
     "fact_list",
     "join",
+    "legend",
+    "notes_section",
     "scrolling",
     "section",
     "stack_details",
@@ -35,7 +37,7 @@ __all__ = [
 # HTML's only: an SVG shape without an end tag would hold every shape that follows.
 _VOID = {"br", "col", "hr", "input", "link", "meta", "wbr"}
 # Parts of a device that have a colour and are no category.
-_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free", "held", "request"}
+_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free", "held", "request", "total"}
 
 
 class Markup(str):
@@ -88,20 +90,9 @@ def colour_class(identifier: str) -> str:
     return identifier if identifier in _OWN_COLOUR else slug(identifier)
 
 
-def categories_of_row(level: int, identifier: str, colour: str, parts: Sequence[str]) -> dict[str, object]:
-    """Say which categories a row of components is about, for the script that hides them.
-
-    A group is about its ``parts``; one without parts (unattributed, an empty KV cache) about the category of its name.
-    """
-    if level:
-        return {"data-category": colour_class(colour)}
-    if parts:
-        return {"data-categories": " ".join(colour_class(part) for part in parts)}
-    return {"data-category": colour_class(identifier)} if identifier in CATEGORY_WORDS else {}
-
-
 def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: str = "") -> Markup:
-    """Draw parts side by side, ``scale`` bytes wide; ``described`` says the same to a screen reader."""
+    """Draw parts side by side, ``scale`` bytes wide; a screen reader is told their sizes, after ``described``."""
+    described += ", ".join(f"{p.label} {amount(p.bytes)}" for p in parts)
     segments = []
     for part in parts:
         width = 100 * (part.bytes - part.guessed) / scale
@@ -114,6 +105,22 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
             style = f"width:{100 * part.guessed / scale:.4f}%"
             segments.append(el("span", {"class": f"{kind} guess", "style": style, "title": title}))
     return el("div", {"class": "bar big" if labels else "bar", "role": "img", "aria-label": described}, *segments)
+
+
+def legend(parts: Iterable[Part], figures: bool = False) -> Markup:
+    """Say what the colours are; those of categories can be hidden, where no ``figures`` stand with them."""
+    entries = [
+        el("li", {}, swatch(p.id), p.label, " ", amount(p.bytes)) if figures else
+        el("li", {"data-category": colour_class(p.id)}, swatch(p.id), p.label)
+        for p in parts
+    ]  # fmt: skip
+    return el("ul", {"class": "legend"}, *entries)
+
+
+def notes_section(notes: Sequence[str], title: str = "Notes") -> Markup | None:
+    """List sentences; nothing where there are none."""
+    items = [el("li", {}, note) for note in notes]
+    return section("notes", title, "", el("ul", {"class": "notes"}, *items)) if items else None
 
 
 def stack_details(frames: Sequence[str], title: str) -> Markup | None:
@@ -146,29 +153,97 @@ def draw_table(rows: Table | None, label: str = "") -> Markup | None:
     """Draw a table, its first cells as headings of their rows; nothing where there is none."""
     if rows is None:
         return None
-    shown = rows.on("p")
-    head = [column(c.title, c.right, "wide" if c.wide else "") for c in shown.columns]
-    headed = any(c.title for c in shown.columns)
-    body = [
-        el(
-            "tr",
-            {"class": "chosen" if line.strong else None},
-            *[_cell(cell, shown.columns[i], not i, rows.scale) for i, cell in enumerate(line.cells)],
-        )
-        for line in shown.lines
-    ]
-    top = el("thead", {}, el("tr", {}, *head)) if headed else None
+    shown = rows.seen("p")
+    n_runs = sum(column.named for column in shown.columns)
+    head = [_heading(above, n_runs) for above in shown.columns]
+    body = [_line(line, shown) for line in shown.lines]
+    top = el("thead", {}, el("tr", {}, *head)) if any(c.title for c in shown.columns) else None
     return scrolling(el("table", {"class": shown.kind or None}, top, el("tbody", {}, *body)), label)
 
 
-def _cell(cell: Cell, above: Column, first: bool, scale: int) -> Markup:
-    kind: object = " ".join(name for name, has in (("num", above.right), ("wide", above.wide)) if has) or None
-    tag, place = "th" if first else "td", {"scope": "row" if first else None, "class": kind}
+# Columns that matter less are left out of narrow screens.
+_WIDE_RANK = 5
+
+
+def _kind(above: Column) -> str:
+    wide = above.wide or above.rank >= _WIDE_RANK
+    return " ".join(name for name, has in (("num", above.right), ("wide", wide)) if has)
+
+
+def _heading(above: Column, n_runs: int) -> Markup:
+    if not above.named:
+        return column(
+            above.page or above.title, above.right, f"{_kind(above).removeprefix('num')} {_word(above)}".strip()
+        )
+    # A share in a calculation counts for nothing in a table's columns, so it is written out: bars must compare.
+    attributes: dict[str, object] = {"scope": "col", "class": "figure", "style": f"width:{40 / n_runs:.2f}%"}
+    return el("th", attributes, above.title, " ", el("span", {"class": f"badge {above.note}"}, above.note))
+
+
+def _word(above: Column) -> str:
+    """Name a column that the page's styles treat in their own way."""
+    return above.title.lower() if above.title in ("Difference", "Change") else ""
+
+
+def _line(line: Line, rows: Table) -> Markup:
+    """Draw a row; one of rows within rows says where it belongs and which categories it is about, for the scripts."""
+    path = line.path
+    attributes: dict[str, object] = {"class": line.kind or ("chosen" if line.strong else None)}
+    if path:
+        level, own = len(path) - 1, path[1] if len(path) > 1 else path[0]
+        attributes = {"class": f"level{level} {line.kind}".strip(), "data-path": "/".join(path)}
+        attributes["data-parent"] = "/".join(path[:-1]) or None
+        if not level and line.parts:
+            attributes["data-categories"] = " ".join(colour_class(part) for part in line.parts)
+        elif level or own in CATEGORY_WORDS:
+            attributes["data-category"] = colour_class(own)
+    return el("tr", attributes, *[_cell(cell, line, i, rows) for i, cell in enumerate(line.cells)])
+
+
+def _cell(cell: Cell, line: Line, place: int, rows: Table) -> Markup:
+    above = rows.columns[place]
+    kind: dict[str, object] = {"class": f"{_kind(above)} {_word(above)}".strip() or None}
+    tag = "td" if place else "th"
+    kind = kind if place else {"scope": "row", **kind, "title": line.hint or None}
     if isinstance(cell, Words):
-        return el(tag, place, *_words(cell))
+        return el(tag, kind, *_words(cell))
+    if isinstance(cell, Figure):
+        return _figure(cell, rows)
+    if isinstance(cell, tuple) and line.path:
+        return el(tag, {"class": f"{_kind(above)} fills".strip()}, _thin_bar(cell, rows.scale))
     if isinstance(cell, tuple):
-        return el(tag, place, bar(cell, scale, described=", ".join(f"{p.label} {amount(p.bytes)}" for p in cell)))
-    return el(tag, place, "–" if cell is None else amount(cell) if isinstance(cell, int) else cell)
+        return el(tag, kind, bar(cell, rows.scale))
+    if isinstance(cell, Curve):
+        return el(tag, kind)
+    return el(tag, kind, "–" if cell is None else amount(cell) if isinstance(cell, int) else cell)
+
+
+def _figure(figure: Figure, rows: Table) -> Markup:
+    """Draw a figure with its bar, the card's end in it where it is capped, and small words below."""
+    shown = "–" if figure.bytes is None else amount(figure.bytes)
+    cap = cap_mark(rows.capacity, rows.scale) if figure.capped and figure.bytes is not None else None
+    small = el("small", {}, figure.small) if figure.small else None
+    number = el("span", {"class": "num"}, shown)
+    return el("td", {"class": "figure"}, number, _thin_bar(figure.parts, rows.scale, "capped", cap), small)
+
+
+def cap_mark(capacity: int | None, scale: int) -> Markup | None:
+    """Mark where the device ends; nothing where that is beyond the scale."""
+    if not capacity or capacity > scale:
+        return None
+    style = f"left:{100 * capacity / scale:.3f}%"
+    return el("i", {"class": "cap", "style": style, "title": f"{amount(capacity)}, the device", "aria-hidden": "true"})
+
+
+def _thin_bar(parts: Sequence[Part], scale: int, kind: str = "", cap: Markup | None = None) -> Markup:
+    """Draw a bar beside its figure, which says what it shows."""
+    segments = [
+        el("span", {"class": f"seg c-{colour_class(part.id)}{mark}", "style": f"width:{100 * share / scale:.4f}%"})
+        for part in parts
+        for share, mark in ((part.bytes - part.guessed, ""), (part.guessed, " guess"))
+        if share
+    ]
+    return el("div", {"class": f"bar thin {kind}".strip()}, *segments, cap)
 
 
 def _words(words: Words) -> list[Child]:

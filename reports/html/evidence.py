@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memprof.reports.document.blocks import Line, Table, Words, table
 from memprof.reports.document.model import AddsUp, Document, EvidenceShare, Fact
-from memprof.reports.html.elements import Markup, draw_table, el, fact_list, join, section
+from memprof.reports.html.elements import Markup, draw_table, el, fact_list, join, notes_section, section
 
 __all__ = ["bottom"]
 
@@ -19,7 +19,7 @@ def bottom(document: Document) -> Markup:
             "div",
             {"class": "columns"},
             _adds_up(document.adds_up),
-            join(_evidence(document.evidence), _notes(document.notes)),
+            join(_evidence(document.evidence), notes_section(document.notes, "What could not be known")),
         ),
         el("div", {"class": "columns"}, _reproduce(document), join(_outside(document.outside), _host(document.host))),
     )
@@ -41,14 +41,6 @@ def _evidence(shares: Sequence[EvidenceShare]) -> Markup:
     ]
     note = "bytes at the peak by kind of evidence"
     return section("evidence", "How it is known", note, draw_table(table("|>|>|", lines)))
-
-
-def _notes(notes: Sequence[str]) -> Markup | None:
-    if not notes:
-        return None
-    return section(
-        "notes", "What could not be known", "", el("ul", {"class": "notes"}, *[el("li", {}, note) for note in notes])
-    )
 
 
 def _reproduce(document: Document) -> Markup:

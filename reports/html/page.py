@@ -10,13 +10,13 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from memprof.reports.html.elements import Markup, el, join
+from memprof.reports.html.elements import Child, Markup, el, join
 from memprof.reports.json import dumps
 from memprof.reports.palette import DARK, LIGHT, PHASES, css_variables
 
 from memprof._version import __version__
 
-__all__ = ["page_header", "render_page"]
+__all__ = ["render_page"]
 
 # Plotly sets inline styles.
 _POLICY = (
@@ -31,12 +31,14 @@ _DRAWING = ("timeline", "front")
 _READY = 'root.dataset.ready = "yes";'
 
 
-def render_page(title: str, body: Markup, data: dict[str, Any], chart: str | None) -> str:
+def render_page(
+    title: str, subtitle: Sequence[str], sections: Sequence[Child], data: dict[str, Any], chart: str | None
+) -> str:
     """Render a whole page as text.
 
     Args:
-        title: what the browser's tab shows.
-        body: everything between the page's start and its footer.
+        title: what the page and the browser's tab are called; ``subtitle`` is what was recorded.
+        sections: everything between the page's header and its footer.
         data: what the page's script reads; ``data["report"]`` is what the download button saves.
         chart: what plotly draws of ``data``: its timelines (``timeline``), a plan's points (``front``), or nothing.
     """
@@ -51,14 +53,14 @@ def render_page(title: str, body: Markup, data: dict[str, Any], chart: str | Non
         policy=_POLICY.format(hashes=hashes),
         title=join(f"{title} · memprof"),
         style=_style(),
-        body=body,
+        body=join(_header(title, subtitle), el("main", {"id": "main"}, *sections)),
         footer=_footer(chart is not None),
         data=_packed(data),
         scripts=join(*[Markup(f"<script>{script}</script>") for script in scripts]),
     )
 
 
-def page_header(title: str, subtitle: Sequence[str]) -> Markup:
+def _header(title: str, subtitle: Sequence[str]) -> Markup:
     """Make the header: title, what was recorded, and the buttons."""
     buttons = (
         el("button", {"id": "theme", "type": "button", "class": "needs-js"}, "Theme: auto"),

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from memprof.reports.document.blocks import Line, Part, Words, table
 from memprof.reports.document.plan import PlanDocument, PlanRow
-from memprof.reports.document.text import amount, thousands, time_taken
-from memprof.reports.html.elements import (
-    Markup,
-    bar,
-    colour_class,
-    copyable,
-    draw_table,
-    el,
-    join,
-    section,
-    swatch,
-)
-from memprof.reports.html.page import page_header, render_page
+from memprof.reports.document.text import amount, thousands
+from memprof.reports.html.elements import Markup, bar, copyable, draw_table, el, legend, notes_section, section
+from memprof.reports.html.page import render_page
 from memprof.reports.html.summary import headline_lines
 
 __all__ = ["render_plan"]
@@ -27,12 +16,12 @@ __all__ = ["render_plan"]
 def render_plan(plan: PlanDocument) -> str:
     """Render a plan's page as text."""
     room = f"{amount(plan.total_bytes)}, of which {amount(plan.limit_bytes)} may be used"
-    body = join(
-        page_header(plan.title, ["simulated, nothing was run on a GPU", room]),
-        el("main", {"id": "main"}, _best(plan), _chart(plan), _prices(plan), _table(plan), _notes(plan)),
-    )
+    searched = _SEARCHED[plan.data["maximized"]] if plan.largest_title else ""
+    rows = section("rows", "Side by side", searched, draw_table(plan.table))
+    sections = (_best(plan), _chart(plan), _prices(plan), rows, notes_section(plan.notes))
+    subtitle = ("simulated, nothing was run on a GPU", room)
     data = {"report": plan.data, **({"front": _points(plan)} if plan.priced else {})}
-    return render_page(plan.title, body, data, "front" if plan.priced else None)
+    return render_page(plan.title, subtitle, sections, data, "front" if plan.priced else None)
 
 
 def _best(plan: PlanDocument) -> Markup:
@@ -50,16 +39,13 @@ def _chart(plan: PlanDocument) -> Markup:
     """Draw one bar a row, all on one scale, with the card's limit and how far off each may be."""
     scale = round(max(plan.scale_bytes, *(r.needed_bytes * plan.error_band[1] for r in plan.rows)) * 1.01)
     rows = [_bar(plan, row, scale) for row in plan.rows]
-    used: dict[str, Part] = {part.id: part for row in plan.rows for part in row.parts}
-    entries = [
-        el("li", {"data-category": colour_class(part.id)}, swatch(part.id), part.label) for part in used.values()
-    ]
+    used = {part.id: part for row in plan.rows for part in row.parts}
     return section(
         "growth",
         "What each needs",
         "as given, before anything is made larger; whiskers: how far off programs on GPUs were",
         el("div", {"class": "growth"}, _limit_label(plan, scale), *rows),
-        el("ul", {"class": "legend"}, *entries),
+        legend(used.values()),
         el("p", {"class": "muted fine"}, plan.error),
     )
 
@@ -112,7 +98,6 @@ def _limit_label(plan: PlanDocument, scale: int) -> Markup:
 
 
 def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
-    described = f"{row.method}, {row.verdict}: " + ", ".join(f"{p.label} {amount(p.bytes)}" for p in row.parts)
     low, high = (100 * row.needed_bytes * factor / scale for factor in plan.error_band)
     return el(
         "div",
@@ -121,7 +106,7 @@ def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
         el(
             "div",
             {"class": "track"},
-            bar(row.parts, scale, described=described),
+            bar(row.parts, scale, described=f"{row.method}, {row.verdict}: "),
             el("i", {"class": "cap", "style": f"left:{100 * plan.limit_bytes / scale:.2f}%", "aria-hidden": "true"}),
             el("i", {"class": "whisker", "style": f"left:{low:.2f}%;width:{high - low:.2f}%", "aria-hidden": "true"}),
         ),
@@ -139,28 +124,3 @@ _SEARCHED = {
     "batch": "what is largest was simulated too",
     "speed": "where a method does not fit as given, smaller micro-batches were simulated too",
 }
-
-
-def _table(plan: PlanDocument) -> Markup:
-    searched, timed = plan.largest_title, plan.timed
-    heads = ["Method|Verdict|Needed>", *([f"{searched}>|needs then>~"] if searched else []), "Held>~|Host>~"]
-    heads += [*(["Step>~"] if timed else []), "Highest in|Largest"]
-    rows = table("|".join(heads), [_line(plan, row) for row in plan.rows], "")
-    note = _SEARCHED[plan.data["maximized"]] if searched else ""
-    return section("rows", "Side by side", note, draw_table(rows))
-
-
-def _line(plan: PlanDocument, row: PlanRow) -> Line:
-    best = row.method == plan.best
-    name = Words(row.method, badges=("best",) if plan.largest_title and best else ())
-    largest = (row.largest_words, row.largest_bytes or None) if plan.largest_title else ()
-    took = Words(time_taken(row.step_us, estimated=True), badges=("front",) if row.on_front else ())
-    verdict, sizes = Words(row.verdict, "ok" if row.fits else "bad"), (row.held_bytes, row.host_bytes)
-    times = (took,) if plan.timed else ()
-    cells = (name, verdict, row.needed_bytes, *largest, *sizes, *times, row.phase_label, row.largest_label)
-    return Line(cells, best)
-
-
-def _notes(plan: PlanDocument) -> Markup | None:
-    items = [el("li", {}, note) for note in plan.notes]
-    return section("notes", "Notes", "", el("ul", {"class": "notes"}, *items)) if items else None

@@ -8,16 +8,16 @@ from typing import Any
 from memprof.reports.document.model import Document
 from memprof.reports.html.advice import advice_section
 from memprof.reports.html.charts import icicle_section, timeline_section
-from memprof.reports.html.elements import Markup, el, join
+from memprof.reports.html.elements import Markup, el
 from memprof.reports.html.evidence import bottom
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
 from memprof.reports.html.opened import Opened, opened_data
-from memprof.reports.html.page import page_header, render_page
+from memprof.reports.html.page import render_page
 from memprof.reports.html.ranks import ranks_section, recordings_section
 from memprof.reports.html.summary import oom_banner, prediction_section, room_section, summary
 from memprof.reports.html.tables import (
     allocation_table,
-    component_table,
+    component_section,
     device_peak_table,
     phases_section,
     steps_table,
@@ -44,35 +44,30 @@ def render_html(document: Document) -> str:
     """Render a report's page as text."""
     opened = Opened(document)
     chart = "timeline" if document.timeline else None
-    return render_page(document.title, _body(document, opened), _data(document, opened), chart)
+    return render_page(document.title, document.subtitle, _sections(document, opened), _data(document, opened), chart)
 
 
-def _body(document: Document, opened: Opened) -> Markup:
-    """Make everything above the page's footer."""
-    return join(
-        page_header(document.title, document.subtitle),
-        el(
-            "main",
-            {"id": "main"},
-            oom_banner(document.oom),
-            ranks_section(document.ranks),
-            recordings_section(document.recordings) if document.ranks else None,
-            el("h2", {"id": "in-full", "class": "in-full"}, document.ranks.in_full) if document.ranks else None,
-            summary(document.summary, document.badge, document.headline, document.rows),
-            room_section(document.room),
-            prediction_section(document.prediction),
-            advice_section(document.advice),
-            recordings_section(document.recordings) if not document.ranks else None,
-            component_table(document.rows),
-            timeline_section(document, opened),
-            icicle_section(document.icicle, opened),
-            allocation_table(document, opened),
-            phases_section(document.phase_table),
-            device_peak_table(document.device_peak, opened),
-            steps_table(document.steps, opened),
-            bottom(document),
-        ),
-    )
+def _sections(document: Document, opened: Opened) -> list[Markup | None]:
+    """Make everything between the page's header and its footer."""
+    return [
+        oom_banner(document.oom),
+        ranks_section(document.ranks),
+        recordings_section(document.recordings) if document.ranks else None,
+        el("h2", {"id": "in-full", "class": "in-full"}, document.ranks.in_full) if document.ranks else None,
+        summary(document.summary, document.badge, document.headline, document.rows),
+        room_section(document.room),
+        prediction_section(document.prediction),
+        advice_section(document.advice),
+        recordings_section(document.recordings) if not document.ranks else None,
+        component_section(document.rows),
+        timeline_section(document, opened),
+        icicle_section(document.icicle, opened),
+        allocation_table(document, opened),
+        phases_section(document.phase_table),
+        device_peak_table(document.device_peak, opened),
+        steps_table(document.steps, opened),
+        bottom(document),
+    ]
 
 
 def _data(document: Document, opened: Opened) -> dict[str, Any]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from memprof.reports.document.model import Fact, Headline, Oom, Part, Prediction, Room, Row, Summary
 from memprof.reports.document.text import amount, percent
-from memprof.reports.html.elements import Markup, bar, colour_class, draw_table, el, section, stack_details, swatch
+from memprof.reports.html.elements import (
+    Markup,
+    bar,
+    colour_class,
+    draw_table,
+    el,
+    legend,
+    section,
+    stack_details,
+    swatch,
+)
 
 __all__ = ["headline_lines", "oom_banner", "prediction_section", "room_bar", "room_section", "summary"]
 
@@ -47,7 +57,7 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
             ),
             el("dl", {"class": "facts"}, *[_fact_card(fact) for fact in summary.facts], _guess_card(summary.guessed)),
         ),
-        bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described=_bar_words(summary)),
+        bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described="At the peak: "),
         _bar_axis(summary),
         el("ul", {"class": "legend"}, *[_legend(p) for p in (*summary.bar, *others, *summary.rest)]),
     )
@@ -88,10 +98,6 @@ def _guess_card(guessed: Fact | None) -> Markup | None:
     )
 
 
-def _bar_words(summary: Summary) -> str:
-    return "At the peak: " + ", ".join(f"{p.label} {amount(p.bytes)}" for p in (*summary.bar, *summary.rest))
-
-
 def _bar_axis(summary: Summary) -> Markup:
     allocated = sum(p.bytes for p in summary.bar)
     ends = amount(summary.capacity_bytes or summary.scale_bytes)
@@ -111,21 +117,17 @@ def room_section(room: Room | None) -> Markup | None:
     """Draw how far the run was from out of memory: one bar, with a mark where the card ends."""
     if room is None:
         return None
-    legend = [el("li", {}, swatch(p.id), p.label, " ", amount(p.bytes)) for p in room.parts]
-    title = "How far from out of memory"
-    return section(
-        "room", title, "", el("p", {}, room.sentence), room_bar(room), el("ul", {"class": "legend"}, *legend)
-    )
+    title, words = "How far from out of memory", el("p", {}, room.sentence)
+    return section("room", title, "", words, room_bar(room), legend(room.parts, figures=True))
 
 
 def room_bar(room: Room) -> Markup:
     """Draw the bar alone."""
-    words = ", ".join(f"{p.label} {amount(p.bytes)}" for p in room.parts)
     end = None
     if room.capacity_bytes:
         left = f"left:{100 * room.capacity_bytes / room.scale_bytes:.4f}%"
         end = el("span", {"class": "card-end", "style": left, "title": f"The card: {amount(room.capacity_bytes)}"})
-    return el("div", {"class": "room"}, bar(room.parts, room.scale_bytes, described=words), end)
+    return el("div", {"class": "room"}, bar(room.parts, room.scale_bytes), end)
 
 
 def prediction_section(prediction: Prediction | None) -> Markup | None:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from memprof.reports.document.blocks import Line, Table, Words, table
 from memprof.reports.document.model import Allocation, DevicePeak, Document, Row, Steps
+from memprof.reports.document.tables import component_table
 from memprof.reports.document.text import amount, percent, size, thousands
 from memprof.reports.html.elements import (
-    Child,
     Markup,
     breakable,
-    categories_of_row,
     colour_class,
     column,
     copyable,
@@ -24,68 +23,13 @@ from memprof.reports.html.elements import (
 )
 from memprof.reports.html.opened import Opened, particulars
 
-__all__ = ["allocation_table", "component_table", "device_peak_table", "phases_section", "steps_table"]
+__all__ = ["allocation_table", "component_section", "device_peak_table", "phases_section", "steps_table"]
 
 
-def component_table(rows: Sequence[Row]) -> Markup:
+def component_section(rows: Sequence[Row]) -> Markup:
     """Draw the published table's rows, down to categories and details."""
-    total = rows[-1].at_peak or 1
-    body: list[Child] = []
-    for row in rows:
-        body.append(_row(row, 0, total, ""))
-        for child in row.children:
-            body.append(_row(child, 1, total, row.id))
-            body += [_row(detail, 2, total, f"{row.id}/{child.id}") for detail in child.children]
-    head = el(
-        "tr",
-        {},
-        column("Component"),
-        column("At the peak", True),
-        column("Share", extra="wide"),
-        column("% of peak", True, "wide"),
-        column("Own peak", True),
-    )
-    return section(
-        "components",
-        "What the peak is made of",
-        "values at the peak add up; own peaks are each row's highest at any time and need not coincide",
-        scrolling(el("table", {"class": "components"}, el("thead", {}, head), el("tbody", {}, *body))),
-    )
-
-
-def _row(row: Row, level: int, total: int, parent: str) -> Markup:
-    path = f"{parent}/{row.id}" if parent else row.id
-    colour = parent.rpartition("/")[2] if level == 2 else row.id
-    own = "–" if row.own_peak is None else amount(row.own_peak)
-    return el(
-        "tr",
-        {
-            "class": f"level{level}" + (" total" if row.id == "total" else ""),
-            "data-path": path,
-            "data-parent": parent or None,
-            **categories_of_row(level, row.id, colour, [child.id for child in row.children]),
-        },
-        el("th", {"scope": "row", "title": row.words or None}, swatch(colour) if level == 1 else None, row.marked),
-        el("td", {"class": "num"}, amount(row.at_peak)),
-        el("td", {"class": "wide fills"}, el("div", {"class": "bar thin"}, *_row_bar(row, colour, level, total))),
-        el("td", {"class": "num wide"}, percent(row.at_peak, total)),
-        el("td", {"class": "num"}, own),
-    )
-
-
-def _row_bar(row: Row, colour: str, level: int, total: int) -> list[Markup]:
-    """Draw a row's bar: a group's is made of its categories, the total's is plain."""
-    if level == 0 and row.children:
-        parts = [(child.id, child.at_peak, child.guessed) for child in row.children]
-    else:
-        parts = [(colour, row.at_peak, row.guessed)]
-    segments = []
-    for category, n_bytes, guessed in parts:
-        kind = "seg c-total" if category == "total" else f"seg c-{colour_class(category)}"
-        for share, extra in ((n_bytes - guessed, ""), (guessed, " guess")):
-            if share:
-                segments.append(el("span", {"class": kind + extra, "style": f"width:{100 * share / total:.4f}%"}))
-    return segments
+    note = "values at the peak add up; own peaks are each row's highest at any time and need not coincide"
+    return section("components", "What the peak is made of", note, draw_table(component_table(rows)))
 
 
 def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:

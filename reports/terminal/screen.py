@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["abilities", "console_of", "text_of", "write_to"]
+__all__ = ["abilities", "console_of", "text_of", "writable", "write_to"]
 
 _PIPE_WIDTH = 100
 # Stand-ins where the encoding is not Unicode.
@@ -27,11 +27,16 @@ def abilities(stream: TextIO) -> tuple[int, bool]:
 
 def write_to(stream: TextIO, text: str) -> None:
     """Write text, with ASCII stand-ins and question marks for what the stream's encoding lacks."""
-    encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
-    if not encoding.startswith("utf"):
-        text = text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
-    stream.write(text)
+    stream.write(writable(text, stream))
     stream.flush()
+
+
+def writable(text: str, stream: TextIO) -> str:
+    """Return the text with stand-ins for what the stream's encoding lacks."""
+    encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
+    if encoding.startswith("utf"):
+        return text
+    return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
 
 
 def console_of(width: int, colour: bool) -> Console:

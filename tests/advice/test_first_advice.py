@@ -26,7 +26,7 @@ FIRST = {
     "linear-grad-t24": ("made_here", "profile_grad.py:11"),
     "linear-nograd-t24": ("made_here", "profile_no_grad.py:13"),
     "resnet50-pytorchblog-t22": ("micro_batch_half", "(an estimate)."),
-    "sd-guidance-legacy-list-t22": ("smaller_weights", "in bfloat16 if they are float32"),
+    "sd-guidance-legacy-list-t22": ("made_here", "attention_processor.py:1262"),
     "select_n-llama-infer-offload-t21": ("smaller_weights", "saves 6.91 GiB"),
     "sketchkv-llama-kvcache-t24": ("smaller_weights", "saves 6.28 GiB"),  # half of the model alone, not of its cache
     "tomi-opt-toy-t23": (None, ""),  # 17 MiB, nearly all cuBLAS's workspace

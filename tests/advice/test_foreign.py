@@ -118,7 +118,10 @@ def test_two_lines_that_make_nearly_everything_are_named() -> None:
         made("activations", 38 * GIB, "/home/me/model.py:44 attend"),
     ]  # fmt: skip
     found = estimated_advice(foreign({"forward": held}, *lines))[0]
-    assert found["action"] == "Halve what model.py:31 forward and model.py:44 attend make: 78.00 GiB of activations"
+    assert found["action"] == (
+        "Halve the batch or the length that model.py:31 forward and model.py:44 attend see: "
+        "78.00 GiB of activations are made there"
+    )
     assert found["saves_bytes"] == 39 * GIB
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from memprof.reports.document.build import build_document
-from memprof.reports.terminal.watch import render_counters
+from memprof.reports.renderers import draw
 
 from memprof.analysis.counters import CountersFile, read_counters
 from memprof.analysis.host.growth import host_growth, host_report
@@ -60,7 +60,7 @@ def test_watch_says_it(tmp_path: Path) -> None:
     file = CountersFile(tmp_path, 0, {})
     for row in rows(host_children=0.5):
         file.append({"time": time.time(), **row})
-    text = render_counters([read_counters(file.path)])
+    text = draw("watch", [read_counters(file.path)])
     assert "Host memory grows by 0.500 GiB a step" in text
     assert "dataloader workers" in text
     assert json.loads(file.path.read_text().splitlines()[1])["host_anon"] == 8 * G

@@ -32,7 +32,7 @@ def test_only_the_answer_goes_to_standard_output(tmp_path: Path, capsys: pytest.
     file = tmp_path / "answer.json"
     emit(ANSWER, Output("markdown", file), "a verdict")
     said = capsys.readouterr()
-    assert said.out == "> ×\n"
+    assert said.out == "- ×\n"
     assert said.err == f"JSON: {file}\nabove\na verdict\n"
     emit(ANSWER, Output("json"))
     said = capsys.readouterr()

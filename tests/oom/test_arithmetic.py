@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from memprof.reports.terminal.oom import render_failures as render_text
+from memprof.reports.renderers import draw
 
 from memprof.oom import explain_log
 from tests.oom.wordings import gib, mib
@@ -201,7 +201,7 @@ def test_figures_that_contradict_torch_are_reported_and_not_used() -> None:
     assert "0 B in use" in failure["contradictions"][0]
     assert failure["in_use_bytes"] is None
     assert failure["sum"] is None
-    assert "Contradiction: the driver says" in render_text({"failures": [failure], "notes": []})
+    assert "Contradiction: the driver says" in draw("oom", {"failures": [failure], "notes": []})
 
 
 @pytest.mark.parametrize("who", ["Process 12 has", "Including non-PyTorch memory, this process has"])

@@ -11,8 +11,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memprof.reports.markdown.oom import render_failures as render_markdown
-from memprof.reports.terminal.oom import render_failures as render_text
+from memprof.reports.renderers import draw
 
 from memprof.oom import explain_log, find_failures
 from memprof.oom.form import Form
@@ -85,7 +84,7 @@ def test_interleaved_ranks_are_read_apart_and_counted_once_each() -> None:
     assert event["requested_bytes"] == gib(2)
     found = [(row["rank"], row["device"], row["requested_bytes"]) for row in event["ranks"]]
     assert found == [(r, r, gib(2 + r / 100)) for r in range(4)]
-    assert "rank 0 (likewise ranks 1, 2, 3)" in render_text(answer)
+    assert "rank 0 (likewise ranks 1, 2, 3)" in draw("oom", answer)
     assert "4 ranks" in answer["notes"][0]
     # The rank that asked for most, of equally full devices, was missing most.
     assert "rank 3 first" in answer["notes"][0]
@@ -225,8 +224,8 @@ def test_no_text_takes_long(parts: list[str], times: int) -> None:
     text = ("".join(parts) * times)[:100_000]
     started = time.process_time()
     answer = explain_log(text)
-    render_text(answer)
-    render_markdown(answer)
+    draw("oom", answer)
+    draw("oom", answer, "markdown")
     assert time.process_time() - started < 3
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from memprof.reports.markdown.oom import render_failures as render_markdown
-from memprof.reports.terminal.oom import render_failures as render_text
+from memprof.reports.markdown.draw import text as escaped
+from memprof.reports.renderers import draw
 
 from memprof.oom import explain_log, find_failures
 from memprof.oom.messages import FORMS, NOT_MEMORY
@@ -37,8 +37,8 @@ def test_a_form_is_explained_and_drawn(name: str) -> None:
     (failure,) = answer["failures"]
     assert failure["because"]
     assert len(failure["try"]) >= 1
-    assert all(len(line) <= 80 or " " not in line.strip() for line in render_text(answer).splitlines())
-    assert failure["try"][0]["why"] in render_markdown(answer)
+    assert all(len(line) <= 80 or " " not in line.strip() for line in draw("oom", answer, width=80).splitlines())
+    assert escaped(failure["try"][0]["why"]) in draw("oom", answer, "markdown")
     json.dumps(answer)
 
 

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memprof.reports.markdown.oom import render_failures as render_markdown
-from memprof.reports.terminal.oom import render_failures as render_text
+from memprof.reports.renderers import draw
 
 from memprof.cli import main
 from memprof.oom import explain_log, find_failures
@@ -49,7 +48,7 @@ def test_every_wording_is_explained_and_drawn(name: str) -> None:
     (failure,) = answer["failures"]
     assert failure["try"]
     assert failure["because"]
-    for text in (render_text(answer), render_markdown(answer)):
+    for text in (draw("oom", answer), draw("oom", answer, "markdown")):
         assert failure["try"][0]["why"] in " ".join(text.split())
         assert all(row["name"] in text for row in failure["numbers"])
     json.dumps(answer)
@@ -202,8 +201,8 @@ def test_nothing_crashes_it(parts: list[str], cut: int, drop: int) -> None:
     text = text[:cut] + text[cut + drop :]
     answer = explain_log(text)
     json.dumps(answer)
-    render_text(answer)
-    render_markdown(answer)
+    draw("oom", answer)
+    draw("oom", answer, "markdown")
 
 
 def test_a_large_log_is_read_in_time_that_grows_with_it() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from memprof.reports.terminal.oom import render_failures as render_text
+from memprof.reports.renderers import draw
 
 from benchmarks.oom.texts import checked
 from memprof.oom import explain_log
@@ -19,6 +19,6 @@ def test_every_text_is_read_as_an_expert_reads_it(shared: Path) -> None:
     wrong = []
     for entry in json.loads(index.read_text(encoding="utf-8")):
         answer = explain_log((shared / "oom" / f"{entry['n']:02d}.txt").read_text(encoding="utf-8"))
-        render_text(answer)
+        draw("oom", answer)
         wrong += [(entry["n"], name) for name, right in checked(entry["expect"], answer["failures"]) if not right]
     assert wrong == []

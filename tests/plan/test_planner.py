@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 from memprof.reports.document.plan import PlanDocument, build_plan
 from memprof.reports.html.plan import render_plan as render_page
-from memprof.reports.markdown.plan import render_plan as render_markdown
-from memprof.reports.terminal.plan import render_bars
-from memprof.reports.terminal.plan import render_plan as render_text
+from memprof.reports.renderers import draw
 
 from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN
@@ -122,8 +120,8 @@ def test_every_method_has_its_own_longest(known: list[_Known]) -> None:
             assert 0.9 < row.largest.settings.sequence_length / ((24 / (1 + MARGIN) - floor) * GB / (token * 8)) <= 1
     assert plan.rows[0].largest is None  # full fine-tuning does not fit at any length
     shown = build_plan({**plan.to_dict(), "code": None})
-    assert shown.cells()[0][-1] == "Longest completion"
-    assert shown.cells()[1][-1] == "none"
+    at = [column.title for column in shown.table.columns].index("Longest completion")
+    assert shown.table.lines[0].cells[at] == "none"
 
 
 def test_a_search_ends_where_the_card_is_nearly_full(known: list[_Known]) -> None:
@@ -232,7 +230,7 @@ def test_where_nothing_fits_the_micro_batch_is_divided(known: list[_Known]) -> N
 def test_nothing_is_said_to_fit_that_does_not(known: list[_Known]) -> None:
     plan = make_plan(_base(), "4GB")
     assert plan.best is None
-    assert "Nothing tried fits" in render_text(_document(plan))
+    assert "Nothing tried fits" in draw("plan", _document(plan))
 
 
 def test_what_the_user_fixed_stays(known: list[_Known]) -> None:
@@ -345,7 +343,7 @@ def test_a_card_without_bfloat16_is_said_to_fail_in_it(known: list[_Known]) -> N
     plan = make_plan(_base(), "T4", fixed={"mixed_precision"})
     assert any("gemm input type" in note for note in plan.notes)
     document = _document(plan)
-    for shown in (render_text(document, width=80), render_markdown(document), render_page(document)):
+    for shown in (draw("plan", document, width=80), draw("plan", document, "markdown"), render_page(document)):
         assert "gemm input type" in " ".join(shown.split())
     assert not any("bfloat16" in note for note in make_plan(_base(), "RTX 4090").notes)
 
@@ -390,8 +388,8 @@ def test_a_configuration_can_be_pasted(known: list[_Known]) -> None:
     exec(code, names)
     assert names["args"]["max_completion_length"] == plan.best.settings.completion_length
     assert names["peft_config"]["r"] == 16
-    assert code in render_markdown(_document(plan))
-    assert code in render_text(_document(plan))
+    assert code in draw("plan", _document(plan), "markdown")
+    assert code in draw("plan", _document(plan))
     yaml = pytest.importorskip("yaml")
     assert yaml.safe_load(as_yaml(plan.best.settings))["num_generations"] == 8
 
@@ -457,13 +455,13 @@ def test_a_plan_is_drawn(known: list[_Known]) -> None:
     assert boxes[2] / boxes[0] == pytest.approx(
         rows[2].categories["activations"] / rows[0].categories["activations"], rel=0.02
     )
-    drawn = render_bars(document)
+    drawn = draw("plan", document)
+    drawn = drawn[drawn.rindex("\n\nnum_generations") :]
     lengths = [line.count("X") for line in drawn.splitlines() if line.startswith("num_generations")]
     assert len(lengths) == 3
     assert lengths == sorted(lengths)
     assert "may be used" in drawn
-    assert "If these settings are what runs" in render_text(document)
-    assert drawn in render_text(document)
+    assert "If these settings are what runs" in draw("plan", document)
 
 
 def _timed(method: str, gib: float, seconds: float | None, fits: bool = True, **changes: Any) -> search.Row:
@@ -548,7 +546,7 @@ def test_without_a_search_the_fastest_is_the_best(known: list[_Known], monkeypat
 
 def test_what_is_varied_is_said_and_each_row_is_shown_by_its_own_margin(known: list[_Known]) -> None:
     plan = make_plan(_base(), "24GB", vary=("num_generations", [2, 4, 16]))
-    shown = render_text(_document(plan), width=80)
+    shown = draw("plan", _document(plan), width=80)
     assert "Varied: num_generations, and per_device_train_batch_size with it. All other" in shown
     assert "settings are the same in every row." in shown
     assert shown.count("Varied:") == 1
@@ -558,7 +556,7 @@ def test_what_is_varied_is_said_and_each_row_is_shown_by_its_own_margin(known: l
     told = _document(replace(plan, rows=[plan.rows[0], less, plan.rows[2]]))
     assert told.limit_bytes == plan.rows[0].limit_bytes
     assert told.room == "Rows with a part that was never compared may use less: 20.00 GiB by num_generations=4."
-    assert "may use less: 20.00 GiB" in render_text(told)
+    assert "may use less: 20.00 GiB" in draw("plan", told)
     assert told.room in told.notes
     validate(told.data)
     every = _document(replace(plan, rows=[less]))

@@ -9,11 +9,11 @@ import re
 from typing import Any
 
 import pytest
-from memprof.reports.document.comparison import build_comparison, change_words, ratio_words
+from memprof.reports.document.comparison import Comparison, build_comparison, change_words, ratio_words
 from memprof.reports.document.text import gib, plain
 from memprof.reports.html.compare import render_comparison as render_page
-from memprof.reports.markdown.compare import render_comparison as render_markdown
-from memprof.reports.terminal.compare import print_comparison, render_comparison
+from memprof.reports.renderers import draw
+from memprof.reports.terminal.screen import write_to
 
 from memprof.analysis.compare import Run, compare
 from memprof.analysis.published import published_columns
@@ -21,6 +21,14 @@ from tests.reports.compared import as_run, hostile_comparison, leaner, published
 from tests.reports.html.test_html import Page, packed
 from tests.reports.sample import HOSTILE, sample
 from tests.reports.test_terminal import same
+
+
+def render_comparison(found: Comparison, width: int = 100, colour: bool = False) -> str:
+    return draw("compare", found, "text", width, colour)
+
+
+def render_markdown(found: Comparison) -> str:
+    return draw("compare", found, "markdown")
 
 
 def test_runs_whose_names_differ_in_the_middle_have_columns_of_their_own() -> None:
@@ -159,7 +167,7 @@ def test_figures_are_never_cut_short_and_every_run_is_shown(width: int, n_runs: 
 def test_ascii_terminals() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    print_comparison(build_comparison(*sample_comparison()), stream)
+    write_to(stream, render_comparison(build_comparison(*sample_comparison())))
     text = raw.getvalue().decode("ascii")
     assert "31 % less" in text
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from memprof.reports.document.tables import allocation_rows, brief_stack, fold_shared
-from memprof.reports.markdown.explain import render_allocations as markdown
-from memprof.reports.terminal.explain import render_allocations as terminal
+from memprof.reports.renderers import draw
 
 OUTER = ("train.py:9 step", "train.py:31 main")
 
@@ -23,9 +22,10 @@ def listed(*stacks: tuple[str, ...]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("draw", [terminal, markdown])
-def test_frames_that_all_share_stand_once_above_the_list(draw: Any) -> None:
-    text = draw(allocation_rows(listed(("a.py:1 f", *OUTER), ("b.py:2 g", *OUTER), ()), 3 * 2**20))
+@pytest.mark.parametrize("style", ["text", "markdown"])
+def test_frames_that_all_share_stand_once_above_the_list(style: str) -> None:
+    rows = allocation_rows(listed(("a.py:1 f", *OUTER), ("b.py:2 g", *OUTER), ()), 3 * 2**20)
+    text = draw("explain", rows, style)
     assert text.startswith("All share:\n")
     assert [text.count(frame) for frame in (*OUTER, "a.py:1 f", "b.py:2 g")] == [1, 1, 1, 1]
     assert text.index(OUTER[1]) < text.index("Activations")

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memprof.reports.answers.report import largest
 from memprof.reports.document.build import build_document, document_of
 from memprof.reports.document.model import Allocation
 from memprof.reports.document.tables import allocation_rows
 from memprof.reports.document.text import gib
 from memprof.reports.markdown.report import render_markdown
-from memprof.reports.terminal.largest import largest_table, shorten_left
 from memprof.reports.terminal.report import render_terminal
 from memprof.reports.terminal.screen import console_of, text_of
+from memprof.reports.terminal.table import draw_table, shorten_left
 
 from memprof.analysis.allocations.alike import fold
 from memprof.analysis.analysis import Analysis, analyze
@@ -53,7 +54,9 @@ def peft() -> tuple[Allocation, ...]:
 
 def drawn(rows: tuple[Allocation, ...], width: int, colour: bool = False) -> str:
     console = console_of(width, colour)
-    console.print(largest_table(rows, width, colour))
+    found = largest(rows)
+    assert found is not None
+    console.print(*draw_table(found, width, colour))
     return text_of(console)
 
 

@@ -6,9 +6,9 @@ import re
 
 from memprof.reports.document.build import build_document
 from memprof.reports.document.tables import allocation_rows
-from memprof.reports.markdown.elements import code, text
-from memprof.reports.markdown.explain import render_allocations
+from memprof.reports.markdown.draw import code, text
 from memprof.reports.markdown.report import render_markdown
+from memprof.reports.renderers import draw
 
 from tests.reports.sample import hostile, sample
 from tests.reports.test_terminal import same
@@ -40,7 +40,7 @@ def test_hostile_names_are_text() -> None:
     report, series = hostile()
     markdown = render_markdown(build_document(report, series))
     listed = report["peak"]["allocations"]
-    markdown += render_allocations(allocation_rows(listed, sum(a["bytes"] for a in listed)))
+    markdown += draw("explain", allocation_rows(listed, sum(a["bytes"] for a in listed)), "markdown")
     outside = re.sub(
         r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"^ *(```+)text$.*?^ *\1$", "", markdown, flags=re.M | re.S)
     )

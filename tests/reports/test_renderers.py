@@ -1,9 +1,10 @@
-"""The registry: every line of it loads, every renderer is on it, JSON needs no document."""
+"""The registry: every line of it loads, every answer is on it, JSON needs no document."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,42 +12,31 @@ from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html
 from memprof.reports.markdown.report import render_markdown
 from memprof.reports.notebook import document_fragment
-from memprof.reports.renderers import FORMATS, RENDERERS, Answer, formats_of, render, renderer
+from memprof.reports.renderers import ANSWERS, FORMATS, PAGES, Answer, draw, formats_of, render
 from memprof.reports.terminal.report import render_terminal
 
 from tests.reports.sample import sample
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
-# Files that several renderers share.
-SHARED = {
-    "html": {"advice", "charts", "elements", "evidence", "interactive_timeline", "opened", "page", "ranks",
-             "static_timeline", "summary", "tables"},
-    "markdown": {"elements"},
-    "terminal": {"elements", "largest", "room", "screen"},
-}  # fmt: skip
-ENTRIES = [(kind, style) for kind, styles in RENDERERS.items() for style in styles]
 
 
-@pytest.mark.parametrize(("kind", "style"), ENTRIES, ids=str)
-def test_every_entry_can_be_called_as_render_calls_it(kind: str, style: str) -> None:
-    function = renderer(kind, style)
-    size = (80, False) if style == "text" else ()
-    inspect.signature(function).bind(object(), *size)
-    assert function.__name__.startswith("render_")
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_every_answer_and_every_page_is_a_function_of_its_document(kind: str) -> None:
+    for name in filter(None, (ANSWERS[kind], PAGES.get(kind))):
+        module, _, function = name.partition(":")
+        inspect.signature(getattr(import_module(f"memprof.reports.{module}"), function)).bind(object())
 
 
-@pytest.mark.parametrize("room", sorted(SHARED))
-def test_every_file_of_a_format_is_registered_or_shared(room: str) -> None:
-    names = {name for styles in RENDERERS.values() for name in styles.values() if name.startswith(f"{room}.")}
-    registered = {name.removeprefix(f"{room}.").split(":")[0] for name in names}
-    files = {path.stem for path in (REPORTS / room).glob("*.py")} - {"__init__"}
-    assert files == registered | SHARED[room]
+def test_every_answer_is_registered() -> None:
+    registered = {name.removeprefix("answers.").split(":")[0] for name in ANSWERS.values()}
+    assert {path.stem for path in (REPORTS / "answers").glob("*.py")} - {"__init__"} == registered
 
 
-def test_every_kind_has_text_and_json() -> None:
-    assert all({"text", "json"} <= set(formats_of(kind)) <= set(FORMATS) for kind in RENDERERS)
+def test_every_kind_has_all_formats_but_a_page() -> None:
+    for kind in ANSWERS:
+        assert set(formats_of(kind)) == set(FORMATS).difference(() if kind in PAGES else ("html",))
     with pytest.raises(KeyError):
-        renderer("watch", "html")
+        draw("watch", [], "html")
 
 
 def test_json_asks_for_no_document_and_a_page_for_its_own() -> None:

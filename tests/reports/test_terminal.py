@@ -11,10 +11,11 @@ import pytest
 from memprof.reports.document.blocks import Line, table
 from memprof.reports.document.build import build_document
 from memprof.reports.document.tables import allocation_rows
-from memprof.reports.terminal.elements import LETTERS, draw_table
-from memprof.reports.terminal.explain import render_allocations
+from memprof.reports.renderers import draw
+from memprof.reports.terminal.bars import LETTERS
 from memprof.reports.terminal.report import print_document, render_short, render_terminal
 from memprof.reports.terminal.screen import console_of, text_of
+from memprof.reports.terminal.table import draw_table
 
 from memprof.vocabulary import Category
 from tests.reports.sample import hostile, sample
@@ -48,7 +49,7 @@ def test_snapshot_with_colour(width: int) -> None:
 
 def test_snapshot_of_explanations() -> None:
     listed = sample()[0]["peak"]["allocations"][:6]
-    same("explain-80.txt", render_allocations(allocation_rows(listed, sum(a["bytes"] for a in listed)), 80))
+    same("explain-80.txt", draw("explain", allocation_rows(listed, sum(a["bytes"] for a in listed)), width=80))
 
 
 def test_trace_report_fits_and_names_no_device() -> None:
@@ -67,7 +68,7 @@ def test_hostile_names_reach_the_terminal_as_text() -> None:
     report, series = hostile()
     text = render_terminal(build_document(report, series), 100)
     listed = report["peak"]["allocations"]
-    text += render_allocations(allocation_rows(listed, sum(a["bytes"] for a in listed)), 100)
+    text += draw("explain", allocation_rows(listed, sum(a["bytes"] for a in listed)))
     assert not set(text) & {"\x1b", "\x07", "\x00", "\r", "\u202e", "\u2028"}
     assert "[bold red]markup[/bold red]" in text
     assert "\\x1b[31mred" in text
@@ -101,6 +102,6 @@ def test_the_widest_column_of_words_gives_way_first() -> None:
     )
     assert found is not None
     console = console_of(50, colour=False)
-    console.print(draw_table(found, 50, colour=False))
+    console.print(*draw_table(found, 50, colour=False))
     first = text_of(console).splitlines()[1]
     assert first == f"{'a' * 18}…  short  2 × 152.50 MiB    1.50"

@@ -79,6 +79,7 @@ def test_the_tab_is_offered_with_every_recording(board: str, reports: dict[str, 
     assert set(found) == {"full", "lora"}
     for run, report in reports.items():
         assert found[run]["peak_bytes"] == report["peak"]["allocated_bytes"]
+        assert found[run]["headline"] == report["headline"]
         assert (found[run]["step"], found[run]["rank"]) == (2, 0)
     status, headers, _ = get(f"{board}{PLUGIN}/static/index.js")
     assert status == 200
@@ -210,6 +211,8 @@ def test_the_report_is_in_the_tab(tab: Tab, board: str, reports: dict[str, Any])
     tab.picker.select_option("#first-run", "lora")
     assert tab.report("/page?run=lora").locator("h1").count() == 1
 
+    words = tab.picker.locator("#first-step option").first.inner_text()
+    assert words == f"step 2 · {reports['lora']['headline']['verdict']}"
     tab.picker.select_option("#second-run", "full")
     both = tab.report("/compare").locator("body").inner_text()
     assert "lora" in both

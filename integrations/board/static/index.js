@@ -86,8 +86,8 @@ class Tab {
   words(part, value, among) {
     if (part === "rank") return "rank " + value;
     if (part === "run") return value;
-    const peaks = among.filter((r) => String(r.step) === value && r.peak_bytes).map((r) => r.peak_bytes);
-    return "step " + value + (peaks.length ? " · " + (Math.max(...peaks) / 2 ** 30).toFixed(2) + " GiB" : "");
+    const told = among.filter((r) => String(r.step) === value && r.headline).sort((a, b) => b.peak_bytes - a.peak_bytes);
+    return "step " + value + (told.length ? " · " + told[0].headline.verdict : "");
   }
 
   async load(again = false) {

@@ -48,16 +48,18 @@ def _read(folder: Path) -> list[Counters]:
 def _live(folder: Path, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
-    from memprof.reports.terminal.watch import frame
+    from memprof.reports.renderers import draw
+    from memprof.reports.terminal.screen import writable
 
     console = Console(highlight=False, emoji=False, markup=False)
     colour = console.color_system is not None and not console.no_color
-    unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             ranks = _read(folder)
-            live.update(frame(ranks, console.width, colour, ascii_only=not unicode), refresh=True)
+            shown = draw("watch", ranks, "text", console.width, colour)
+            live.update(Text.from_ansi(writable(shown, sys.stdout)), refresh=True)
             if all(r.ended is not None for r in ranks):
                 return
             time.sleep(interval)

@@ -258,7 +258,7 @@ def test_256_ranks_are_on_one_screen() -> None:
     report = many_ranks(256, missing=(17,))
     lines = render_terminal(build_document(report), 80).split("\n")
     begin = next(i for i, line in enumerate(lines) if line.startswith("Peaks of all ranks in order"))
-    digits = "".join(line[7:] for line in lines[begin + 1 : begin + 5])
+    digits = "".join(line[7:] for line in lines[begin + 1 : begin + 7])
     assert begin < 25
     assert (len(digits), digits[17], digits.count(".")) == (256, ".", 1)
     peaks = {r["rank"]: r["peak"]["active_bytes"] for r in report["ranks"]}

@@ -10,7 +10,7 @@ import pytest
 from memprof.reports.document.advice import advised
 from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html, write_html
-from memprof.reports.terminal.advice import render_advice
+from memprof.reports.renderers import draw
 
 from memprof.advice.ranking import ranked
 from memprof.analysis.headline import headline_of
@@ -63,7 +63,10 @@ def test_after_a_failed_step_savings_say_what_they_count_from() -> None:
     oom = {
         "requested_bytes": GIB, "device_free_bytes": 0, "phase": "optimizer_step", "step": 1, "stack": [],
         "fits_defragmented": False,
-        "ahead": {"still": {"optimizer_state": 2 * GIB}, "short_bytes": GIB, "needed_bytes": needed},
+        "ahead": {
+            "still": {"optimizer_state": 2 * GIB}, "moment": "optimizer_step", "short_bytes": GIB,
+            "needed_bytes": needed,
+        },
     }  # fmt: skip
     entry = _entry("Keep moments in 8 bits", 3.0, peak_after_bytes=needed - 3 * GIB)
     report = _report(entry, _entry("Halve the batch", 0.5), oom=oom)
@@ -103,7 +106,7 @@ _TOGETHER = {
 def test_the_terminal_says_what_to_paste() -> None:
     report = _report(_entry("Halve the batch", 1.0, exact=True), combination=_TOGETHER)
     for width in (60, 80, 120):
-        shown = render_advice(build_document(report), width)
+        shown = draw("advise", build_document(report), width=width)
         assert max(map(len, shown.split("\n"))) <= width
         assert "2 changes make it fit" in shown
         assert "  a=1\n  b=2" in shown

@@ -216,7 +216,7 @@ def test_cached_memory_is_not_said_to_be_what_a_phase_needs() -> None:
     assert document.prediction.needs is not None
     assert ["cached" in str(line.cells[-1]) for line in document.prediction.needs.lines] == [False, True]
     for rendered in (render_markdown(document), render_terminal(document, 100), render_html(document)):
-        assert "what it holds fits, with what is cached not" in rendered
+        assert "It fits only if cached memory is released." in rendered
 
 
 def test_a_simulation_without_a_snapshot_is_made_again_from_its_json() -> None:

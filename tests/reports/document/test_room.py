@@ -139,6 +139,6 @@ def test_the_sentence_looks_ahead_and_names_the_piece() -> None:
     assert room.sentence.endswith("For the whole step 500.00 MiB were missing.")
     assert found.sentence == (
         "Out of memory in backward, step 1: 8.31 MiB were asked for, which takes 20.00 MiB in one piece, 10.00 MiB "
-        "were free on the device. The step had still to make 850.00 MiB of optimizer state: it needs 6.84 GiB in all, "
-        "500.00 MiB more than there was."
+        "were free on the device. The step had still to make 850.00 MiB of optimizer state beside 6.01 GiB that it "
+        "keeps: 6.84 GiB in all, 500.00 MiB more than there was."
     )

@@ -1,0 +1,1 @@
+"""What each answer shows, as blocks: written once, drawn in every format."""

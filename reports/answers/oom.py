@@ -1,0 +1,47 @@
+"""Explained out-of-memory texts: for each failure its numbers, its cause and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.reports.document.blocks import Block, Headline, Line, Notes, Said, Sheet, Words, table
+from memprof.reports.document.text import plain
+
+from memprof.units import format_bytes
+
+__all__ = ["failures"]
+
+_MOST_LISTED = 8
+
+
+def failures(answer: Mapping[str, Any]) -> Sheet:
+    """Show every failure, then the notes."""
+    notes = tuple(plain(note) for note in answer["notes"])
+    return Sheet((*map(_failure, answer["failures"]), (Notes(notes) if notes else None,)))
+
+
+def _failure(failure: Mapping[str, Any]) -> tuple[Block | None, ...]:
+    found = failure["headline"]
+    numbers = [Line((row["name"], format_bytes(row["bytes"]), plain(row["meaning"]))) for row in failure["numbers"]]
+    tried: list[Line] = []
+    for i, row in enumerate(failure["try"], 1):
+        tried += [Line((f"{i}.", Words(plain(row["action"]), "code"))), Line(("", plain(row["why"])))]
+    return (
+        Headline(plain(found["verdict"]), plain(found["cause"])),
+        table("Figure!|Size>!|What it is+", [*numbers, *_processes(failure)]),
+        Said(f"{failure['sum']}.") if failure["sum"] else None,
+        *(Said(f"Contradiction: {plain(words)}.") for words in failure["contradictions"]),
+        table("|Try, in this order+", tried),
+    )
+
+
+def _processes(failure: Mapping[str, Any]) -> list[Line]:
+    """List the processes, the rest of many in one row."""
+    listed = failure["processes"]
+    lines = [
+        Line((f"process {p['pid']}", format_bytes(p["bytes"]) if p["bytes"] else "not told", "on the same device"))
+        for p in listed[:_MOST_LISTED]
+    ]
+    rest = len(listed) - _MOST_LISTED
+    return [*lines, Line((f"{rest} more", "", "processes on the same device"))] if rest > 0 else lines

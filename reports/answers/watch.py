@@ -1,0 +1,123 @@
+"""The newest counters of a run, by rank, phase and category: what ``memprof watch`` shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memprof.reports.document.blocks import Block, Curve, Line, Part, Said, Sheet, Table, Words, table
+from memprof.reports.document.text import category_label, gib, percent, phase_label, plain
+
+from memprof.analysis.host.growth import host_growth
+
+if TYPE_CHECKING:
+    from memprof.analysis.counters import Counters
+
+__all__ = ["counters"]
+
+_QUIET_SECONDS = 120
+_LEVELS = (
+    ("peak_allocated", "Peak allocated"), ("peak_reserved", "Peak reserved"), ("allocated", "Allocated"),
+    ("reserved", "Reserved"), ("cached", "Cached"), ("inactive_split", "Inactive split"),
+    ("non_torch", "Outside torch"), ("host_rss", "Host, resident"), ("host_rss_peak", "Host, highest"),
+    ("host_pinned", "Host, pinned"),
+)  # fmt: skip
+
+
+def counters(ranks: Sequence[Counters]) -> Sheet:
+    """Show what is known now."""
+    run = ranks[0]
+    first: tuple[Block, ...] = (Said("", lead=_title(run)), _state(ranks))
+    if run.newest is None:
+        return Sheet(((*first, Said("No step has ended yet.")),))
+    growth = host_growth(run.steps)
+    grown = Said(growth.sentence) if growth is not None else None
+    return Sheet((first, (_levels(run),), (_ranks(ranks),), (_phases(run),), (grown,), (_categories(run),)))
+
+
+def _title(run: Counters) -> str:
+    words = [plain(str(run.about[k])) for k in ("model_name", "device") if run.about.get(k)]
+    total = run.about.get("device_total_bytes")
+    words += [f"{gib(total)} GiB"] if isinstance(total, int) else []
+    words += [f"{run.world_size} ranks"] if run.world_size > 1 else []
+    return " · ".join(words) or plain(str(run.path))
+
+
+def _state(ranks: Sequence[Counters]) -> Said:
+    run = ranks[0]
+    step, last = (run.newest or {}).get("step", 0), run.about.get("max_steps")
+    words = f"Step {step}" + (f" of {last}" if isinstance(last, int) and last > 0 else "")
+    if run.ended is not None:
+        return Said(f"{words} · " + ("ended by an error" if run.ended.get("error") else "finished"))
+    changed = max((_time(r.newest) or _time(r.about, "started") or 0.0) for r in ranks)
+    age = max(0, round(time.time() - changed))
+    quiet = age >= max(_QUIET_SECONDS, 5 * _pace(run))
+    stopped = "; it may have been stopped" if quiet else ""
+    return Said(f"{words} · last heard {_ago(age)} ago{stopped}", tone="strong" if quiet else "")
+
+
+def _pace(run: Counters) -> float:
+    """Say how many seconds a step has taken so far, loading included."""
+    begun, last = _time(run.about, "started"), _time(run.newest)
+    return (last - begun) / len(run.steps) if begun is not None and last is not None and run.steps else 0.0
+
+
+def _levels(run: Counters) -> Table | None:
+    lines = []
+    for name, label in _LEVELS:
+        values = tuple(_size(row.get(name)) for row in run.steps)
+        known = [v for v in values if v is not None]
+        if known:
+            lines.append(Line((label, _size((run.newest or {}).get(name)), max(known), Curve(values))))
+    return table("GiB|Newest>|Highest>|Of the run", lines)
+
+
+def _ranks(ranks: Sequence[Counters]) -> Table | None:
+    names = ("peak_reserved", "peak_allocated", "host_rss")
+    rows = [(run.rank, run.newest or {}) for run in ranks] if len(ranks) > 1 else []
+    lines = [Line((str(n), str(row.get("step", "–")), *(_size(row.get(k)) for k in names))) for n, row in rows]
+    return table("Rank|Step>|Peak reserved>|Peak allocated>|Resident>", lines)
+
+
+def _phases(run: Counters) -> Table | None:
+    """Show the last step that says what its phases peaked at: with no allocator, only recorded steps do."""
+    rows = [row for row in run.steps if isinstance(row.get("phases"), dict) and row["phases"]]
+    highest: dict[str, int] = {}
+    for row in rows:
+        for phase, peak in row["phases"].items():
+            highest[phase] = max(_size(peak) or 0, highest.get(phase, 0))
+    newest = {phase: peak for phase, peak in (rows[-1]["phases"] if rows else {}).items() if isinstance(peak, int)}
+    lines = [
+        Line((phase_label(plain(phase)), peak, highest[phase], (Part("total", "", peak),)))
+        for phase, peak in newest.items()
+    ]
+    step = rows[-1]["step"] if rows else ""
+    return table(f"Phase, step {step}|Peak>|Highest>|~", lines, scale=max(highest.values(), default=0))
+
+
+def _categories(run: Counters) -> Table | None:
+    row: Mapping[str, Any] = run.categories or {"categories": {}}
+    sizes = {plain(k): v for k, v in row["categories"].items() if isinstance(v, int) and v > 0}
+    total = sum(sizes.values())
+    lines = [
+        Line((Words(category_label(c), category=c), n, percent(n, total), (Part(c, category_label(c), n),)), path=(c,))
+        for c, n in sorted(sizes.items(), key=lambda item: -item[1])
+    ]
+    head = f"Category at the peak, step {row.get('step', '–')}|GiB>|Share>|~"
+    return table(head, [*lines, Line(("Total", total, "", ()), strong=True)], scale=total) if lines else None
+
+
+def _size(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _time(row: Mapping[str, Any] | None, name: str = "time") -> float | None:
+    value = (row or {}).get(name)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _ago(seconds: int) -> str:
+    if seconds < 90:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 5400 else f"{seconds // 3600} h"

@@ -1,0 +1,84 @@
+"""Draw an answer for a terminal: text of a given width, categories by letter or colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memprof.reports.document.blocks import Bars, Block, Code, Facts, Headline, Notes, Said, Sheet, Table
+from memprof.reports.document.text import short_path
+from memprof.reports.terminal.bars import bar_lines, swatch
+from memprof.reports.terminal.screen import console_of, text_of
+from memprof.reports.terminal.table import draw_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+__all__ = ["draw"]
+
+_STYLES = {"strong": "bold", "muted": "dim", "bad": "bold red"}
+
+
+def draw(sheet: Sheet, width: int = 100, colour: bool = False) -> str:
+    """Draw an answer as text of at most ``width`` columns; code alone may be wider."""
+    from rich.text import Text
+
+    console = console_of(width, colour)
+    sections = [[block for block in section if block is not None and "t" in block.on] for section in sheet.sections]
+    if sheet.headline is not None:
+        console.print(*_block(sheet.headline, width, colour), sep="\n")
+        console.print()
+    if sheet.title:
+        console.print(Text(sheet.title, style="bold"))
+    if sheet.subtitle:
+        console.print(Text(" · ".join(sheet.subtitle), style="dim"))
+    for number, section in enumerate(sections):
+        if section and number:
+            console.print()
+        for block in section:
+            for line in _block(block, width, colour):
+                console.print(line)
+    return text_of(console)
+
+
+def _block(block: Block, width: int, colour: bool) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    if isinstance(block, Headline):
+        yield Text(block.verdict, style="bold red" if block.bad else "bold")
+        for words, style in ((block.cause, ""), (block.action, "bold"), (block.assumed, "dim")):
+            yield from [Text(words, style=style)] if words else []
+    elif isinstance(block, Said):
+        yield _said(block, colour)
+    elif isinstance(block, Facts):
+        for fact in block.facts:
+            yield Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}" if fact.note else "", "dim"))
+    elif isinstance(block, Bars):
+        yield from bar_lines(block, width, colour)
+    elif isinstance(block, Table):
+        yield from draw_table(block, width, colour)
+    elif isinstance(block, Code):
+        room = width - block.indent
+        for words in block.lines:
+            shown = _shortened(words, room) if block.paths else words
+            yield Text(" " * block.indent + shown, no_wrap=True, overflow="ellipsis" if block.paths else "ignore")
+    elif isinstance(block, Notes):
+        yield from (Text(f"{block.word}{note}", style="dim") for note in block.notes)
+
+
+def _said(block: Said, colour: bool) -> RenderableType:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    before: list[Text | str] = [swatch(block.category, colour), " "] if block.category else []
+    words = (block.lead, "bold"), (block.text, _STYLES.get(block.tone, "")), (block.after, "dim")
+    return Padding(Text.assemble(*before, *words), (0, 0, 0, block.indent))
+
+
+def _shortened(frame: str, room: int) -> str:
+    """Leave out the beginning of a path that is too long: the line and the function are what a reader looks for."""
+    for keep in range(frame.count("/"), 0, -1) if len(frame) > room else ():
+        if len(short := f"…/{short_path(frame, keep)}") <= room:
+            return short
+    return frame
