@@ -30,7 +30,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/
 
 setup: $(READY) $(DEMO_READY)
 
-$(READY): pyproject.toml constraints.txt memprof/_native/scan.c
+$(READY): pyproject.toml constraints.txt $(wildcard memprof/_native/*.c)
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || \
 	{ echo "No Python 3.11 or later with venv was found (Debian: apt-get install python3-venv)." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

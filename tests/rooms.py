@@ -18,10 +18,10 @@ FIRST_FLOOR = ("_version", "errors", "files", "frame_paths", "redact", "units", 
 
 #: Each room, what it is for, and the rooms it may import. A room comes after all that it imports: no circles.
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "_native": ("run the slowest loop in C, where it could be built", ()),
+    "_native": ("run the slowest loops in C, where they could be built", ()),
     "executors": ("run work in other processes and on clusters", ()),
     "snapshot": ("read and write snapshot files, safely", ("_native",)),
-    "allocator": ("model the caching allocator: its rules and settings", ()),
+    "allocator": ("model the caching allocator: its rules and settings", ("_native",)),
     "timeline": ("rebuild lifetimes, block sizes and reserved memory", ("snapshot", "allocator")),
     "attribution": ("decide what each allocation is for: evidence and rules", ("timeline", "snapshot")),
     "config": ("hold a run's settings, model shapes, GPUs, optimizers; say what fits", ()),

@@ -42,22 +42,27 @@ def main(files: tuple[Path, ...], inputs: int, seed: int) -> None:
         fuzz(Path(os.environ[_BUILT]), files, inputs, seed)
         return
     with tempfile.TemporaryDirectory() as folder:
-        module, compiler = Path(folder) / "scan.so", os.environ.get("CC", "gcc")
-        include = f"-I{sysconfig.get_paths()['include']}"
-        command = [compiler, "-g", "-O1", "-shared", "-fPIC", *SANITIZERS, include, str(SOURCE), "-o", str(module)]
-        subprocess.run(command, check=True)
-        found = [compiler, "-print-file-name=libasan.so"]
-        library = subprocess.run(found, check=True, capture_output=True, text=True).stdout.strip()
-        checks = {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1", "PYTHONMALLOC": "malloc"}
-        environment = {**os.environ, **checks, "LD_PRELOAD": library, _BUILT: str(module)}
+        module = Path(folder) / "scan.so"
+        environment = {**sanitized(SOURCE, module), _BUILT: str(module)}
         again = [sys.executable, "-m", "benchmarks.reading", "fuzz-scan", *map(str, files)]
         again += ["--inputs", str(inputs), "--seed", str(seed)]
         sys.exit(subprocess.run(again, env=environment).returncode)
 
 
+def sanitized(source: Path, module: Path) -> dict[str, str]:
+    """Build an extension under the sanitizers; return the environment in which Python can load it."""
+    compiler, include = os.environ.get("CC", "gcc"), f"-I{sysconfig.get_paths()['include']}"
+    command = [compiler, "-g", "-O1", "-shared", "-fPIC", *SANITIZERS, include, str(source), "-o", str(module)]
+    subprocess.run(command, check=True)
+    found = [compiler, "-print-file-name=libasan.so"]
+    library = subprocess.run(found, check=True, capture_output=True, text=True).stdout.strip()
+    checks = {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1", "PYTHONMALLOC": "malloc"}
+    return {**os.environ, **checks, "LD_PRELOAD": library}
+
+
 def fuzz(module: Path, files: tuple[Path, ...], inputs: int, seed: int) -> None:
     """Try inputs on the scanner built at ``module``."""
-    _install(module)
+    install("scan", module)
     dice, seeds = random.Random(seed), _seeds(files)
     accepted, begun = 0, time.process_time()
     for number in range(inputs):
@@ -127,18 +132,15 @@ def mutated(dice: random.Random, seeds: list[bytes]) -> bytes:
     return bytes(data)
 
 
-def _install(module: Path) -> None:
-    """Let memprof use the scanner built at ``module``."""
-    import memprof._native
-
-    name = "memprof._native.scan"
+def install(name: str, module: Path) -> None:
+    """Let memprof use the extension of this name built at ``module``."""
+    name = f"memprof._native.{name}"
     spec = importlib.util.spec_from_file_location(name, module)
     assert spec is not None, module
     assert spec.loader is not None, module
     built = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(built)
     sys.modules[name] = built
-    vars(memprof._native)["scan"] = built
 
 
 def _seeds(files: tuple[Path, ...]) -> list[bytes]:

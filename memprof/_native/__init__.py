@@ -1,17 +1,20 @@
-"""Run in C the one loop that Python is too slow for: a snapshot's pickle to columns (``scan.c``).
+"""Run in C the two loops that Python is too slow for: a snapshot's pickle to columns (``scan.c``), and the allocator's
+model (``replay.c``).
 
-The extension is optional: where it was not built, or ``MEMPROF_NATIVE=0`` is set, the Python reader gives the same
-answers. It is also what reads every file that the scanner gives up on.
+The extensions are optional: where one was not built, or ``MEMPROF_NATIVE=0`` is set, Python gives the same answers. It
+also reads every file that the scanner gives up on, and models every setting that ``replay.c`` does not know.
 """
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-__all__ = ["scanner"]
+__all__ = ["replayer", "scanner"]
 
-_VERSION = 1  # of what scan.c returns; an older build is left alone
+_VERSION = 1  # of what the extensions return; an older build is left alone
 
 
 def scanner() -> Any | None:
@@ -20,10 +23,20 @@ def scanner() -> Any | None:
     ``feed(data)`` takes the bytes of a pickle piece by piece and tells whether to go on. ``finish()`` returns the data
     in it, each trace as the ``(begin, end)`` of its rows, and the columns of all rows; None where it gave up.
     """
+    module = _built("scan")
+    return module.Scanner() if module is not None else None
+
+
+def replayer() -> ModuleType | None:
+    """Return the module whose ``Heap`` is the allocator's model; None where it is switched off or was not built."""
+    return _built("replay")
+
+
+def _built(name: str) -> ModuleType | None:
     if os.environ.get("MEMPROF_NATIVE") == "0":
         return None
     try:
-        from memprof._native import scan  # type: ignore[attr-defined]
+        module = import_module(f"{__name__}.{name}")
     except ImportError:
         return None
-    return scan.Scanner() if scan.VERSION == _VERSION else None
+    return module if module.VERSION == _VERSION else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memprof.allocator.replay import reserved_peak
+from memprof.allocator.native import reserved_within
 from memprof.allocator.settings import settings_of
 
 if TYPE_CHECKING:
@@ -32,5 +32,5 @@ def saved_by_growing(analysis: Views) -> int | None:
     if recorded.expandable_segments:
         return None
     settings = replace(recorded, expandable_segments=True)
-    needed = max(reserved_peak(timeline.program(), settings), int(timeline.reserved[0]))
+    needed = max(reserved_within(timeline.program(), settings, None), int(timeline.reserved[0]))
     return int(timeline.reserved.max()) - needed

@@ -16,10 +16,11 @@ and under WSL the driver packs segments without such ranges; that is not modelle
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from typing import NoReturn
 
 from memprof.errors import UsageError
 
-__all__ = ["Addresses"]
+__all__ = ["Addresses", "refuse"]
 
 _RANGE = 32 * 2**20
 _PAGE = 2 * 2**20
@@ -75,7 +76,7 @@ class Addresses:
         places = (i for i in reversed(range(len(self._gaps))) if self._gaps[i][1] - self._gaps[i][0] >= whole)
         at = next(places, None)
         if at is None:
-            raise UsageError(f"{size} bytes in one piece are more than {_TOP // 2**40} TiB of addresses have left.")
+            refuse(size)
         low, end = self._gaps[at]
         begin = end - whole
         self._gaps[at : at + 1] = [(low, begin)] if begin > low else []
@@ -85,6 +86,16 @@ class Addresses:
             self._rooms[begin].append((begin + size, end))
             insort(self._with_room, begin)
         return begin
+
+
+def refuse(size: int) -> NoReturn:
+    """Say that the address space has not ``size`` bytes, in whole pages, left.
+
+    Raises:
+        UsageError: always.
+    """
+    size = _whole(size, _PAGE)
+    raise UsageError(f"{size} bytes in one piece are more than {_TOP // 2**40} TiB of addresses have left.")
 
 
 def _whole(size: int, unit: int) -> int:

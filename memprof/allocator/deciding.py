@@ -11,18 +11,15 @@ anything beyond as many as are ever in use at once.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from memprof.allocator.model import Pool, free_key
+from memprof.allocator.model import GAP, Pool
 
 __all__ = ["GAP", "Entry", "Order", "Without", "deciding_blocks"]
 
-#: An entry of an order that stands for what was left out: what that holds at its highest, and in the end, in bytes.
-GAP = 3
 #: Kind, number of the block, number of the size, place among the step's operations; of a gap: ``GAP``, highest, last.
 Entry = tuple[int, int, int, int]
 
@@ -162,6 +159,6 @@ class Without:
         """Tell whether no pool needs to grow, wherever its blocks lie."""
         for room in self._rooms:
             largest = max((needs[size] for size in room.sizes), default=0)
-            if len(room.pool.free) - bisect_left(room.pool.free, free_key(largest)) <= room.most:
+            if room.pool.room(largest) <= room.most:
                 return False
         return True

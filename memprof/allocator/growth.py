@@ -23,13 +23,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from memprof.allocator.deciding import GAP, Entry, Order, Without
-from memprof.allocator.model import Block, CachingAllocator, Pool
+from memprof.allocator.deciding import Entry, Order, Without
+from memprof.allocator.model import DROP, DROP_OLD, TAKE, Block, CachingAllocator, Pool
 
 __all__ = ["DROP", "DROP_OLD", "TAKE", "GrowthReplay", "Operation", "Step"]
 
-#: Take a block as number ``place``; drop this step's block of that number; drop the step before's.
-TAKE, DROP, DROP_OLD = range(3)
 _PERIODS = 4  # steps after which a pool may be back where it was
 _NOTHING = -1
 _FEWEST_ROUNDS = 5
@@ -133,7 +131,7 @@ class GrowthReplay:
         self._around: list[Entry] | None = None
         self._count = 0
         self._own: list[Block | None] = []
-        self._at, self._running, self._aside, self._needed = 0, False, 0, False
+        self._running = False
         self._rounds: _Rounds | None = None
         self._skips: dict[tuple[int, int], list[Entry]] = {}
         self._skipping: tuple[set[int], int] | None = None
@@ -149,7 +147,7 @@ class GrowthReplay:
         """
         changed = self._take_over(step)
         self._own = [None] * step.places
-        self._at, self._running = 0, True
+        self._allocator.at, self._running = 0, True
         if (order := self._order_of_deciding(step)) is not None:
             self._run_order(order)
         elif self._parked:
@@ -170,7 +168,7 @@ class GrowthReplay:
     @property
     def place(self) -> int:
         """Return the number of the block that is being taken."""
-        return self._step.operations[self._at].place if self._step.operations else 0
+        return self._step.operations[self._allocator.at].place if self._step.operations else 0
 
     def settle(self) -> list[Block | None]:
         """Bring everything up to the last step; return its blocks by number, None where one was dropped."""
@@ -186,17 +184,17 @@ class GrowthReplay:
 
         Returns all blocks in use: whether of the current step, their number, the block.
         """
-        parked, highest = list(self._parked), self._highest()
-        self._allocator.allocated -= self._aside
-        self._allocator.active -= self._aside
-        self._aside, self._needed = 0, True
+        heap, parked, highest = self._allocator, list(self._parked), self._highest()
+        heap.allocated -= heap.aside
+        heap.active -= heap.aside
+        heap.aside, heap.stop = 0, True
         self._unpark(parked)
-        done = self._step.operations[: self._at] if self._running else ()
+        done = self._step.operations[: heap.at] if self._running else ()
         for pool in parked:
-            self._replay(range(self._at if self._running else 0), pool, self._own)
+            self._replay(range(heap.at if self._running else 0), pool, self._own)
         if self._skipping is not None:
             for pool in self._skipping[0]:
-                self._replay(range(self._skipping[1], self._at), pool, self._own)
+                self._replay(range(self._skipping[1], heap.at), pool, self._own)
         self._restore(highest)
         gone = {(o.kind, o.place) for o in done}
         held = [(False, n, self._blocks[n]) for n in self._kept if (DROP_OLD, n) not in gone]
@@ -257,16 +255,10 @@ class GrowthReplay:
 
     def _run(self, first: int, end: int | None = None) -> None:
         """Run the current step's operations from this one on, up to ``end``."""
-        operations, sizes, needs, homes = self._step.operations, self._step.sizes, self._needs, self._homes
-        acquire, drop = self._allocator.acquire, self._allocator.drop
-        own, old = self._own, self._blocks
-        for at in range(first, len(operations) if end is None else end):
-            kind, place, size = operations[at]
-            if kind == TAKE:
-                self._at = at
-                own[place] = acquire(homes[size], needs[size], sizes[size])
-            else:
-                drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
+        step, heap = self._step, self._allocator
+        end = len(step.operations) if end is None else end
+        while heap.run(step.operations, first, end, self._homes, self._needs, step.sizes, self._own, self._blocks):
+            first = heap.at + 1
 
     def _run_in_rounds(self) -> None:
         """Run the whole step; where its rounds leave pools as they were, run only the others' part of the rest."""
@@ -304,7 +296,7 @@ class GrowthReplay:
 
     def _round_state(self, rounds: _Rounds, pools: set[int], own: list[Block | None], done: int) -> list[object]:
         """Return where pools are after so many rounds: their free blocks, and what the next round finds in use."""
-        found: list[object] = [(tuple(home.free), tuple(home.unmapped)) for home in self._homes if id(home) in pools]
+        found: list[object] = [home.state() for home in self._homes if id(home) in pools]
         for at in rounds.carried:
             block = own[self._step.operations[at + (done - 1) * rounds.length].place]
             found.append(block.address if block is not None and id(block.pool) in pools else None)
@@ -368,31 +360,12 @@ class GrowthReplay:
 
     def _run_order(self, order: list[Entry]) -> int | None:
         """Run an order without some pools; return the operation to go on from where these were needed."""
-        sizes, needs, homes = self._step.sizes, self._needs, self._homes
-        acquire, drop = self._allocator.acquire, self._allocator.drop
-        own, old = self._own, self._blocks
-        self._aside, self._needed = 0, False
-        for kind, place, size, at in order:
-            if kind == TAKE:
-                self._at = at
-                own[place] = acquire(homes[size], needs[size], sizes[size])
-                if self._needed:
-                    return at + 1
-            elif kind == GAP:
-                self._hold_aside(place, size)
-            else:
-                drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
-        self._aside = 0
+        heap, sizes = self._allocator, self._step.sizes
+        heap.aside = 0
+        if heap.run(order, 0, len(order), self._homes, self._needs, sizes, self._own, self._blocks):
+            return heap.at + 1
+        heap.aside = 0
         return None
-
-    def _hold_aside(self, highest: int, last: int) -> None:
-        """Count what parked pools hold more than before, at their highest and at the end."""
-        allocator = self._allocator
-        allocator.max_allocated = max(allocator.max_allocated, allocator.allocated + highest)
-        allocator.max_active = max(allocator.max_active, allocator.active + highest)
-        allocator.allocated += last
-        allocator.active += last
-        self._aside += last
 
     def _order_without(self, pools: set[int], begin: int, end: int) -> list[Entry]:
         """List the operations of the other pools, and between them what these pools hold."""
@@ -419,7 +392,7 @@ class GrowthReplay:
             if changed is None or pool in changed:
                 states.clear()
             held = tuple((n, b.address) for n in self._kept if (b := self._blocks[n]) is not None and b.pool is home)
-            states.append((tuple(home.free), tuple(home.unmapped), held))
+            states.append((home.state(), held))
             del states[: -_PERIODS - 1]
             for period in range(1, len(states)):
                 if states[-1] == states[-1 - period]:

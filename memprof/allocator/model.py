@@ -12,9 +12,9 @@ releasing cached blocks before an out-of-memory error, and expandable segments. 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from memprof.allocator.addresses import Addresses
 from memprof.allocator.settings import (
@@ -26,9 +26,12 @@ from memprof.allocator.settings import (
 )
 from memprof.errors import DoesNotFit, UsageError
 
-__all__ = ["Block", "CachingAllocator", "OutOfMemory", "Pool", "free_key"]
+__all__ = ["DROP", "DROP_OLD", "GAP", "TAKE", "Block", "CachingAllocator", "OutOfMemory", "Pool"]
 
 _ADDRESS_BITS = 56
+#: Kinds of operations of :meth:`CachingAllocator.run`: take a block as number ``place``; drop the own one of that
+#: number; drop the old one; count what blocks hold that are left out: at their highest, and in the end, in bytes.
+TAKE, DROP, DROP_OLD, GAP = range(4)
 
 
 class OutOfMemory(DoesNotFit):
@@ -43,7 +46,7 @@ class OutOfMemory(DoesNotFit):
 class Block:
     """Hold a stretch of a segment: in use, free, or (in expandable segments) not mapped to memory."""
 
-    __slots__ = ("address", "born", "free", "mapped", "next", "pool", "prev", "requested", "segment", "size")
+    __slots__ = ("address", "born", "free", "mapped", "next", "pending", "pool", "prev", "requested", "segment", "size")
 
     def __init__(self, address: int, size: int, pool: Pool, segment: _Segment) -> None:
         self.address = address
@@ -53,6 +56,7 @@ class Block:
         self.segment = segment
         self.free = True
         self.mapped = True
+        self.pending = False  # its free was requested, and it is still in use
         self.born = 0  # the pool's number of searches when the block became free
         self.prev: Block | None = None
         self.next: Block | None = None
@@ -81,14 +85,18 @@ class Pool:
         self.pool = pool
         self.stream = stream
         self.small = small
-        self.free: list[int] = []  # keys, see :func:`free_key`
+        # Sorted by size, then place: one number compares faster than a pair.
+        self.free: list[int] = []
         self.unmapped: list[int] = []  # addresses
         self.searches = 0
 
+    def state(self) -> object:
+        """Return what equals that of another moment where the same is free then."""
+        return tuple(self.free), tuple(self.unmapped)
 
-def free_key(size: int, place: int = 0) -> int:
-    """Return what free blocks are sorted by: size, then place. One number compares faster than a pair."""
-    return size << _ADDRESS_BITS | place
+    def room(self, size: int) -> int:
+        """Return how many free blocks have ``size`` bytes or more."""
+        return len(self.free) - bisect_left(self.free, size << _ADDRESS_BITS)
 
 
 def _key_of(block: Block) -> int:
@@ -111,7 +119,9 @@ class CachingAllocator:
     are running totals in bytes; each has a highest value ``max_...``. ``flushes`` counts how often all cached memory
     was given back because the device was full (``num_alloc_retries`` of torch's statistics). ``before_release`` is
     called when the device is full, before any cached memory is given back. Without ``tells_blocks``, ``on_event`` hears
-    of segments only.
+    of segments only. ``at``, ``aside`` and ``stop`` belong to :meth:`run`.
+
+    :func:`memprof.allocator.native.allocator` returns the same model in C, where that was built.
     """
 
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
@@ -130,6 +140,9 @@ class CachingAllocator:
     flushes: int = field(default=0, init=False)
     before_release: Callable[[], None] | None = field(default=None, init=False)
     tells_blocks: bool = field(default=True, init=False)
+    at: int = field(default=0, init=False)
+    aside: int = field(default=0, init=False)
+    stop: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._split_limit, self._expands = self.settings.max_split_size, self.settings.expandable_segments
@@ -138,7 +151,6 @@ class CachingAllocator:
         self._live: dict[int, Block] = {}
         self._free: dict[int, Block] = {}  # by key
         self._unmapped: dict[int, Block] = {}
-        self._pending: set[int] = set()
         self._segments: dict[int, _Segment] = {}
         self._placed = 0  # bytes of all segments that there ever were
 
@@ -154,7 +166,7 @@ class CachingAllocator:
             UsageError: ``size`` is negative.
         """
         if size < 0:
-            raise UsageError(f"a block cannot have {size} bytes.")
+            self._no_size(size)
         if size == 0:
             return 0, 0
         need = self.settings.round_size(size)
@@ -168,8 +180,8 @@ class CachingAllocator:
             UsageError: no block in use has this address.
         """
         block = self._live.get(address)
-        if block is None or address in self._pending:
-            raise UsageError(f"no block in use has the address {address:#x}.")
+        if block is None or block.pending:
+            self._no_block(address)
         self.drop(block)
 
     def request_free(self, address: int) -> None:
@@ -181,9 +193,9 @@ class CachingAllocator:
             UsageError: no block in use has this address.
         """
         block = self._live.get(address)
-        if block is None or address in self._pending:
-            raise UsageError(f"no block in use has the address {address:#x}.")
-        self._pending.add(address)
+        if block is None or block.pending:
+            self._no_block(address)
+        block.pending = True
         self.allocated -= block.size
         self._emit("free_requested", address, block.requested, block.pool)
 
@@ -193,10 +205,11 @@ class CachingAllocator:
         Raises:
             UsageError: no free was requested for this address.
         """
-        if address not in self._pending:
-            raise UsageError(f"no block with the address {address:#x} was asked to be freed.")
-        self._pending.discard(address)
-        block = self._live.pop(address)
+        block = self._live.get(address)
+        if block is None or not block.pending:
+            self._not_asked(address)
+        block.pending = False
+        del self._live[address]
         self.active -= block.size
         self.requested -= block.requested
         self._emit("free_completed", address, block.requested, block.pool)
@@ -260,28 +273,100 @@ class CachingAllocator:
         block.requested = 0
         self._release_to_pool(block)
 
+    def run(
+        self,
+        operations: Sequence[Sequence[int]],
+        first: int,
+        end: int,
+        homes: Sequence[Pool],
+        needs: Sequence[int],
+        sizes: Sequence[int],
+        own: list[Block | None],
+        old: list[Block | None],
+    ) -> bool:
+        """Run operations ``first`` to ``end``, each a kind, a place and the number of a size (-1: none).
+
+        Where some are left out, each has its own number behind that, and a gap stands for those left out; ``aside``
+        sums what gaps leave. While a block is taken, ``at`` is the operation's number. Returns at once where ``stop``
+        is set while it runs, and whether that is so.
+
+        Args:
+            operations: see :data:`TAKE`.
+            first: index of the first one.
+            end: index behind the last one.
+            homes: by number of the size.
+            needs: rounded bytes, in the same way.
+            sizes: bytes, in the same way.
+            own: blocks by place: what is taken is put there.
+            old: blocks by place.
+        """
+        self.stop = False
+        acquire, drop = self.acquire, self.drop
+        for index in range(first, end):
+            kind, place, size = operations[index][:3]
+            if kind == TAKE:
+                self.at = operations[index][3] if len(operations[index]) > 3 else index
+                own[place] = acquire(homes[size], needs[size], sizes[size])
+                if self.stop:
+                    return True
+            elif kind == GAP:
+                self._hold_aside(place, size)
+            else:
+                drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
+        return False
+
+    def _hold_aside(self, highest: int, last: int) -> None:
+        self.max_allocated = max(self.max_allocated, self.allocated + highest)
+        self.max_active = max(self.max_active, self.active + highest)
+        self.allocated += last
+        self.active += last
+        self.aside += last
+
     def empty_cache(self) -> None:
         """Give every unused segment, and every unused page of an expandable one, back to the device."""
         self._release_cached()
+
+    # ------------------------------------------------------------------ what is refused
+
+    def _no_size(self, size: int) -> NoReturn:
+        raise UsageError(f"a block cannot have {size} bytes.")
+
+    def _no_block(self, address: int) -> NoReturn:
+        raise UsageError(f"no block in use has the address {address:#x}.")
+
+    def _not_asked(self, address: int) -> NoReturn:
+        raise UsageError(f"no block with the address {address:#x} was asked to be freed.")
+
+    def _full(self, requested: int, free: int) -> NoReturn:
+        raise OutOfMemory(requested, free)
 
     # ------------------------------------------------------------------ the final state
 
     def segments(self) -> list[dict[str, Any]]:
         """Return segments and blocks as in torch's snapshot, by address; block frames are empty."""
         out: list[dict[str, Any]] = []
-        for segment in sorted(self._segments.values(), key=lambda s: s.address):
+        for expandable, blocks in self.chains():
             run: list[Block] = []
-            block = segment.first
-            while block is not None:
+            for block in blocks:
                 if block.mapped:
                     run.append(block)
-                if run and (not block.mapped or block.next is None):
-                    out.append(self._segment_record(segment, run))
+                if run and (not block.mapped or block is blocks[-1]):
+                    out.append(self._segment_record(expandable, run))
                     run = []
-                block = block.next
         return out
 
-    def _segment_record(self, segment: _Segment, run: list[Block]) -> dict[str, Any]:
+    def chains(self) -> list[tuple[bool, list[Block]]]:
+        """Return each segment's blocks, both by address, and whether it is expandable."""
+        found = []
+        for segment in sorted(self._segments.values(), key=lambda s: s.address):
+            blocks, block = [], segment.first
+            while block is not None:
+                blocks.append(block)
+                block = block.next
+            found.append((segment.expandable, blocks))
+        return found
+
+    def _segment_record(self, expandable: bool, run: list[Block]) -> dict[str, Any]:
         pool = run[0].pool
         blocks = [
             {
@@ -298,13 +383,13 @@ class CachingAllocator:
             "device": 0,
             "address": run[0].address,
             "total_size": sum(b.size for b in run),
-            "allocated_size": sum(b.size for b in used if b.address not in self._pending),
+            "allocated_size": sum(b.size for b in used if not b.pending),
             "active_size": sum(b.size for b in used),
             "requested_size": sum(b.requested for b in used),
             "stream": pool.stream,
             "segment_type": "small" if pool.small else "large",
             "segment_pool_id": (0, pool.pool),
-            "is_expandable": segment.expandable,
+            "is_expandable": expandable,
             "frames": [],
             "blocks": blocks,
         }
@@ -312,7 +397,7 @@ class CachingAllocator:
     def _state(self, block: Block) -> str:
         if block.free:
             return "inactive"
-        return "active_pending_free" if block.address in self._pending else "active_allocated"
+        return "active_pending_free" if block.pending else "active_allocated"
 
     # ------------------------------------------------------------------ searching
 
@@ -402,7 +487,7 @@ class CachingAllocator:
             free = self._device_free()
             if self.on_event is not None:
                 self.on_event("oom", free, size, home.stream, home.pool)
-            raise OutOfMemory(size, free)
+            self._full(size, free)
         return block
 
     def _device_free(self) -> int:
@@ -444,7 +529,7 @@ class CachingAllocator:
         if limit == UNLIMITED:
             return False
         wanted = max(need, limit)
-        index = bisect_left(home.free, free_key(wanted))
+        index = bisect_left(home.free, wanted << _ADDRESS_BITS)
         if index < len(home.free):
             block = self._free[home.free[index]]
             if not block.segment.expandable:

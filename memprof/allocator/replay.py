@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from memprof.allocator.model import Block, CachingAllocator, Pool
 from memprof.allocator.settings import AllocatorSettings
 
-__all__ = ["ALLOC", "FLUSH", "FREE", "Program", "in_order", "reserved_peak", "reserved_within"]
+__all__ = ["ALLOC", "FLUSH", "FREE", "Program", "in_order", "reserved_within"]
 
 I64 = NDArray[np.int64]
 
@@ -36,15 +36,10 @@ class Program:
     end: int
 
 
-def reserved_peak(program: Program, settings: AllocatorSettings) -> int:
-    """Return the most bytes that the allocator holds of a device with room for all, while the program runs."""
-    return reserved_within(program, settings, None)
-
-
 def reserved_within(program: Program, settings: AllocatorSettings, capacity: int | None) -> int:
     """Return the most bytes that the allocator holds of a device of ``capacity`` bytes, while the program runs.
 
-    Cached segments are given back where they have to be.
+    None: of a device with room for all. Cached segments are given back where they have to be.
 
     Raises:
         OutOfMemory: the device is full even then.

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from memprof.allocator import replay
 from memprof.allocator.model import OutOfMemory
-from memprof.allocator.replay import Program, reserved_within
+from memprof.allocator.replay import Program
 from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
 from memprof.config.fits import MARGIN, room_bytes
 from memprof.config.gpus import Gpu, workspace_bytes, workspaces_of
+from memprof.simulate.plain import shortcut
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ __all__ = [
     "ensemble_of",
     "fits_within",
     "margin_kept",
+    "reserved_within",
     "variants_of",
 ]
 
@@ -110,6 +113,12 @@ def allocator_of(analysis: Analysis) -> AllocatorSettings:
     recorded = settings_of(analysis.snapshot.settings)
     told = _config(analysis).get("alloc_conf")
     return replace(parse_settings(str(told)), oldest_first=recorded.oldest_first) if told else recorded
+
+
+def reserved_within(program: Program, settings: AllocatorSettings, room: int | None) -> int:
+    """Return the most bytes that a program reserves: in the allocator's model in C, where that may be used."""
+    reserved: int = (shortcut("native") or replay).reserved_within(program, settings, room)
+    return reserved
 
 
 def fits_within(program: Program, settings: AllocatorSettings, room: int) -> bool:

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memprof.allocator.replay import reserved_within
 from memprof.config.fits import room_bytes
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.simulate.ensemble import allocator_of, ensemble_of, margin_kept
+from memprof.simulate.ensemble import allocator_of, ensemble_of, margin_kept, reserved_within
 from memprof.simulate.run import simulate_settings
 from memprof.simulate.verdict import Verdict, host_need, verdict_of
 from memprof.snapshot.unpickle import collector_paused

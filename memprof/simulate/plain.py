@@ -19,6 +19,7 @@ SHORTCUTS = {
     "decoding": "decoding.learning",  # the steps of a generation between the first and the last ones
     "results": "results",  # operations whose result is known
     "rounds": "rounds",  # tiles and chunks that do what the one before did
+    "native": "native",  # the allocator's model in Python
     "micro_batches": "micro_batches",  # of searches: micro-batches between the third and the last
 }
 _off: ContextVar[frozenset[str]] = ContextVar("_off", default=frozenset())

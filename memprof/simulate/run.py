@@ -20,7 +20,7 @@ from memprof.config.settings import Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.recording.recorder import DeviceInfo
-from memprof.simulate.plain import SHORTCUTS, unloaded, without
+from memprof.simulate.plain import SHORTCUTS, shortcut, unloaded, without
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
@@ -80,7 +80,9 @@ def simulate(
     cuda = device == "cuda"
     oldest_first = release(torch_release or installed("torch") or "") >= OLDEST_FIRST_SINCE
     settings = replace(parse_settings(alloc_conf), oldest_first=oldest_first)
-    heap = CachingAllocator(settings, capacity) if cuda else PlainHeap()
+    native = shortcut("native") if shortcuts else None
+    model = native.allocator if native is not None else CachingAllocator
+    heap = model(settings, capacity) if cuda else PlainHeap()
     name = gpu.name if gpu is not None else "no device: simulated"
     total = gpu.total_bytes if gpu is not None else capacity
     recorder = FakeRecorder(heap, DeviceInfo(0, device, name, total), cuda=cuda, stacks="python" if stacks else None)
