@@ -1,11 +1,14 @@
 """Raise an exception in every function of memprof's that a small GRPO run calls, one function at a time.
 
-    python -m benchmarks.faults inject [--every 1] [--offset 0] [--exceptions 1] [--first 0] [--json FILE]
+    python -m benchmarks.faults inject [--every 1] [--offset 0] [--exceptions 1] [--keep FILE] [--json FILE]
 
 One process imports and prepares; each injection is a fork of it, which trains two steps. The training's losses and
 parameters must be those of a run without a callback, to the bit, and something must be said: a warning, a line on
-stderr or a note in what was written. Functions that *are* the door (``memprof/recording/guard.py``) and the dispatch
-mode's entry cannot stand behind it, and are left out.
+stderr or a note in what was written. Where a shortcut fails that another reader stands behind, nothing need be said if
+nothing is lost: the report is the one that is made of the same snapshot without the injection. Functions that *are*
+the door (``memprof/recording/guard.py``) and the dispatch mode's entry cannot stand behind it, and are left out.
+
+With ``--keep`` each outcome is a line of that file, and what stands there is not tried again.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ import time
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +48,10 @@ EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
     lambda: RuntimeError("injected"),
     lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "injected"),
 )
-# What torch calls without the door (it holds its own ``try``), and what the user calls before any run: the import, and
-# the callback's constructor, which raises a user's mistake (what it calls is broken like all else). Without the
-# scanner in C nothing is lost: Python reads the same.
-_ENTRIES = (
-    "dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__", "MemProfCallback.__init__",
-    "_native/__init__.py:scanner",
-)  # fmt: skip
+# What torch calls without the door (it holds its own ``try``), and the import, before any run.
+_ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__")
+# Shortcuts: the Python reader stands behind the scanner in C, and reads the same.
+_SHORTCUTS = ("memprof/_native/", "memprof/snapshot/rows.py:")
 _SECONDS = 60
 _CHECKOUT = Path(__file__).resolve().parents[2]
 # The functions that stubs are put into, and the caches of memprof's: known before the collector is told to pass over.
@@ -71,7 +71,8 @@ def raise_injected() -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one injection came to: ``equal``, ``said`` and the text, and whether the stub ran."""
+    """What one injection came to: ``equal``, ``said`` and the text, whether the stub ran, and whether a shortcut's
+    failure left the report ``whole``."""
 
     function: str
     exception: str
@@ -79,13 +80,14 @@ class Outcome:
     equal: bool
     said: bool
     text: str
+    whole: bool = False
 
     @property
     def verdict(self) -> str:
-        """Return ``broken``, ``silent``, ``warned`` or ``not called``."""
+        """Return ``broken``, ``silent``, ``whole``, ``warned`` or ``not called``."""
         if not self.equal:
             return "broken"
-        return "not called" if not self.fired else "warned" if self.said else "silent"
+        return "not called" if not self.fired else "warned" if self.said else "whole" if self.whole else "silent"
 
 
 def train(folder: Path, callbacks: list[Any]) -> str:
@@ -225,11 +227,21 @@ def inject(code: types.CodeType, way: Way, exception: int, folder: Path, expecte
     except (OSError, EOFError):
         found = {"digest": "the process ended or hung", "fired": 1}
     text = _text(own)
+    whole = name_of(code).startswith(_SHORTCUTS) and _whole(own / "out" / "_memprof")
     shutil.rmtree(own, ignore_errors=True)
     said = "injected" in text or "memprof" in found.get("warnings", "")
     kind = type(EXCEPTIONS[exception]()).__name__
     told = found.get("error", "") or found.get("warnings", "") or text
-    return Outcome(name_of(code), kind, found["fired"], found["digest"] == expected, said, told)
+    return Outcome(name_of(code), kind, found["fired"], found["digest"] == expected, said, told, whole)
+
+
+def _whole(written: Path) -> bool:
+    """Tell whether the reports are those that the snapshots beside them give now."""
+    from memprof.advice.advised import ReportOf, analyze
+
+    reports = {p.with_suffix(".json"): p for p in written.glob("*.pickle")}
+    now = {p: json.loads(json.dumps(ReportOf().of(analyze(s), s))) for p, s in reports.items()}
+    return bool(now) and all(p.exists() and json.loads(p.read_text()) == report for p, report in now.items())
 
 
 def _text(own: Path) -> str:
@@ -271,18 +283,23 @@ def _child(code: types.CodeType, way: Way, exception: int, own: Path) -> None:
 
 
 def chosen(
-    codes: list[types.CodeType], every: int, offset: int, exceptions: range
+    codes: list[types.CodeType], every: int, offset: int, exceptions: int
 ) -> Iterator[tuple[types.CodeType, int]]:
     """Yield every so many functions with one of the six each, in turn; then with the next."""
-    for further in exceptions:
+    for further in range(exceptions):
         for number, code in enumerate(codes[offset::every]):
             yield code, (number + further) % len(EXCEPTIONS)
 
 
 def injections(
-    folder: Path, every: int = 1, offset: int = 0, exceptions: range = range(1), sample: int | None = None
+    folder: Path,
+    every: int = 1,
+    offset: int = 0,
+    exceptions: int = 1,
+    sample: int | None = None,
+    done: Container[tuple[str, str]] = (),
 ) -> Iterator[Outcome]:
-    """Prepare, and yield the outcome of each injection."""
+    """Prepare, and yield the outcome of each injection that is not ``done``."""
     prepare(folder)
     expected = train(folder, [])
     known = ways(folder)
@@ -296,7 +313,8 @@ def injections(
     del objects, cached
     gc.freeze()  # a fork's collections, which training asks for, look through what is new alone: a third of the time
     for code, exception in chosen(list(known), every, offset, exceptions):
-        yield inject(code, known[code], exception, folder, expected)
+        if (name_of(code), type(EXCEPTIONS[exception]()).__name__) not in done:
+            yield inject(code, known[code], exception, folder, expected)
 
 
 @click.command(help=__doc__)
@@ -304,17 +322,28 @@ def injections(
 @click.option("--offset", default=0, show_default=True)
 @click.option("--sample", type=int, help="So many functions, evenly spread, instead.")
 @click.option("--exceptions", default=1, show_default=True, help="How many of the six for each function.")
-@click.option("--first", default=0, show_default=True, help="How many of the six have had their turn.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Write each outcome there; go on with what it lacks.")
 @click.option("--json", "path", type=click.Path(path_type=Path))
-def main(every: int, offset: int, sample: int | None, exceptions: int, first: int, path: Path | None) -> None:
-    counts: Counter[str] = Counter()
+def main(every: int, offset: int, sample: int | None, exceptions: int, keep: Path | None, path: Path | None) -> None:
+    kept = keep.read_text(encoding="utf-8").splitlines() if keep is not None and keep.exists() else []
+    outcomes = [Outcome(**json.loads(line)) for line in kept]
+    done = {(o.function, o.exception) for o in outcomes}
     with tempfile.TemporaryDirectory(prefix="memprof-inject-") as folder:
-        for outcome in injections(Path(folder), every, offset, range(first, first + exceptions), sample):
-            counts[outcome.verdict] += 1
-            if counts.total() % 100 == 0:
-                print(dict(counts), file=sys.stderr)
-            if outcome.verdict != "warned":
-                told = outcome.text[-300:].strip()
-                print(f"{outcome.verdict}: {outcome.function} {outcome.exception}: {told}", flush=True)
-    write_result({"what": "injections by what came of them", **counts}, path)
+        for outcome in injections(Path(folder), every, offset, exceptions, sample, done):
+            outcomes.append(outcome)
+            if keep is not None:
+                keep.open("a", encoding="utf-8").write(json.dumps(asdict(outcome)) + "\n")
+    for outcome in outcomes:
+        if outcome.verdict in ("broken", "silent", "not called"):
+            print(f"{outcome.verdict}: {outcome.function} {outcome.exception}: {outcome.text[-300:].strip()}")
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    by_exception = {
+        kind: Counter(o.verdict for o in outcomes if o.exception == kind)
+        for kind in sorted({*(o.exception for o in outcomes)})
+    }
+    functions_tried = len({outcome.function for outcome in outcomes})
+    write_result(
+        {"what": "injections by what came of them", "functions": functions_tried, **counts, "exceptions": by_exception},
+        path,
+    )
     sys.exit(bool(counts["broken"] or counts["silent"]))
