@@ -1,11 +1,15 @@
 """Raise an exception in every function of memprof's that a small GRPO run calls, one function at a time.
 
-    python -m benchmarks.faults inject [--every 1] [--offset 0] [--exceptions 1] [--first 0] [--json FILE]
+    python -m benchmarks.faults inject [--every 1] [--offset 0] [--exceptions 1] [--keep FILE] [--json FILE]
 
-One process imports and prepares; each injection is a fork of it, which trains two steps. The training's losses and
+One process imports and prepares. A fork of it trains up to just before a function is first called, and each injection
+is a fork from there, which trains to the end of two steps. The training's losses and
 parameters must be those of a run without a callback, to the bit, and something must be said: a warning, a line on
-stderr or a note in what was written. Functions that *are* the door (``memprof/recording/guard.py``) and the dispatch
-mode's entry cannot stand behind it, and are left out.
+stderr or a note in what was written. Where a shortcut fails that another reader stands behind, nothing need be said if
+nothing is lost: the report is the one that is made of the same snapshot without the injection. Functions that *are*
+the door (``memprof/recording/guard.py``) and the dispatch mode's entry cannot stand behind it, and are left out.
+
+With ``--keep`` each outcome is a line of that file, and what stands there is not tried again.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ import time
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +49,13 @@ EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
     lambda: RuntimeError("injected"),
     lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "injected"),
 )
-# What torch calls without the door (it holds its own ``try``), and what the user calls before any run: the import, and
-# the callback's constructor, which raises a user's mistake (what it calls is broken like all else). Without the
-# scanner in C nothing is lost: Python reads the same.
-_ENTRIES = (
-    "dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__", "MemProfCallback.__init__",
-    "_native/__init__.py:scanner",
-)  # fmt: skip
-_SECONDS = 60
+# What torch calls without the door (it holds its own ``try``), and the import, before any run.
+_ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__")
+# Shortcuts: the Python reader stands behind the scanner in C, and reads the same.
+_SHORTCUTS = ("memprof/_native/", "memprof/snapshot/rows.py:", "memprof/snapshot/packed.py:")
+_SECONDS = 240
+# A function, and which of the exceptions it is to raise.
+Job = tuple[types.CodeType, int]
 _CHECKOUT = Path(__file__).resolve().parents[2]
 # The functions that stubs are put into, and the caches of memprof's: known before the collector is told to pass over.
 functions: list[types.FunctionType] = []
@@ -71,7 +74,8 @@ def raise_injected() -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one injection came to: ``equal``, ``said`` and the text, and whether the stub ran."""
+    """What one injection came to: ``equal``, ``said`` and the text, whether the stub ran, and whether a shortcut's
+    failure left the report ``whole``."""
 
     function: str
     exception: str
@@ -79,13 +83,14 @@ class Outcome:
     equal: bool
     said: bool
     text: str
+    whole: bool = False
 
     @property
     def verdict(self) -> str:
-        """Return ``broken``, ``silent``, ``warned`` or ``not called``."""
+        """Return ``broken``, ``silent``, ``whole``, ``warned`` or ``not called``."""
         if not self.equal:
             return "broken"
-        return "not called" if not self.fired else "warned" if self.said else "silent"
+        return "not called" if not self.fired else "warned" if self.said else "whole" if self.whole else "silent"
 
 
 def train(folder: Path, callbacks: list[Any]) -> str:
@@ -130,30 +135,46 @@ def name_of(code: types.CodeType) -> str:
     return f"{file}:{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
 
 
-def called(folder: Path, report: bool = True) -> set[types.CodeType]:
-    """Return the code of memprof's functions that a watched run calls."""
+def gate(at: Callable[[int], None]) -> Any:
+    """Return a callback that calls ``at`` before each of our own's events: 1, 2 as a step begins, 3 at the end."""
+    from transformers import TrainerCallback
+
+    class Gate(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            at(1 + state.global_step)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            at(3)
+
+    return Gate()
+
+
+def called(folder: Path, report: bool = True) -> dict[types.CodeType, int]:
+    """Return the code of memprof's functions that a watched run calls, each with the last gate before it does."""
     import memprof.integrations
     import memprof.reports
 
     import memprof
 
     rooms = tuple(str(Path(m.__file__ or "").parent) + os.sep for m in (memprof, memprof.integrations, memprof.reports))
-    seen: set[types.CodeType] = set()
+    seen: dict[types.CodeType, int] = {}
+    passed = [0]
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
         if event == "call":
-            seen.add(frame.f_code)
+            seen.setdefault(frame.f_code, passed[-1])
 
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        train(folder, watched(folder, report))
+        train(folder, [gate(passed.append), *watched(folder, report)])
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
     functions = [c for c in seen if c.co_flags & inspect.CO_OPTIMIZED]  # a class's body is none
     ours = [c for c in functions if c.co_filename.startswith(rooms) and not c.co_name.startswith("<")]
-    return {c for c in ours if not name_of(c).endswith(_ENTRIES) and not c.co_filename.endswith("recording/guard.py")}
+    doors = ("recording/guard.py",)
+    return {c: seen[c] for c in ours if not name_of(c).endswith(_ENTRIES) and not c.co_filename.endswith(doors)}
 
 
 @dataclass(frozen=True)
@@ -162,14 +183,16 @@ class Way:
 
     report: bool
     cold: bool
+    gate: int
 
 
 def ways(folder: Path) -> dict[types.CodeType, Way]:
     """Return memprof's functions that a run calls in the order of their names, each with the cheapest run that does."""
     every = called(folder)  # the first run fills the caches
     without, warm = called(folder, report=False), called(folder)
-    every |= without | warm
-    return {c: Way(c not in without, c not in without | warm) for c in sorted(every, key=name_of)}
+    gates = every | warm | without
+    names = sorted(gates, key=name_of)
+    return {c: Way(c not in without, c not in without | warm, gates[c]) for c in names}
 
 
 def stub(code: types.CodeType) -> types.CodeType:
@@ -205,31 +228,125 @@ def _with_stub(outer: types.CodeType, code: types.CodeType, raising: types.CodeT
     return outer if same else outer.replace(co_consts=tuple(constants))
 
 
-def inject(code: types.CodeType, way: Way, exception: int, folder: Path, expected: str) -> Outcome:
-    """Run one injection in a fork."""
+def inject(jobs: list[Job], way: Way, folder: Path, expected: str) -> Iterator[Outcome]:
+    """Run injections that take the same way: a fork trains up to their gate, and forks each from there."""
     own = Path(tempfile.mkdtemp(prefix="inject-", dir=folder))
     os.symlink(folder / "model", own / "model")
-    child = os.fork()
-    if not child:
+    reading, writing = os.pipe()
+    group = os.fork()
+    if not group:
         os.setsid()
-        _child(code, way, exception, own)
+        os.close(reading)
+        _train_to_the_gate(own, jobs, way, expected, writing)
+    os.close(writing)
+    told = 0
+    with os.fdopen(reading, encoding="utf-8") as lines:
+        for line in lines:
+            told += 1
+            yield Outcome(**json.loads(line))
+    os.waitpid(group, 0)
+    assert told == len(jobs), f"{len(jobs) - told} injections at gate {way.gate} were not made: {_text(own)}"
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def _train_to_the_gate(own: Path, jobs: list[Job], way: Way, expected: str, tell: int) -> None:
+    """Train to the gate and run each injection from there; in the child of one, to the end, write what came, end."""
+    import benchmarks.faults.inject as module
+
+    found: dict[str, Any] = {"fired": 0, "digest": ""}
+
+    def at(number: int) -> None:
+        if number != way.gate:
+            return
+        before = _files(own / "out")
+        functions.extend(o for o in gc.get_objects() if type(o) is types.FunctionType)
+        gc.freeze()
+        for code, exception in jobs:
+            child = os.fork()
+            if not child:
+                os.setsid()
+                _print_to(own)
+                caught.clear()
+                module.raises, module.fired = EXCEPTIONS[exception], 0
+                replace(code)
+                for cache in caches if way.cold else ():
+                    cache.cache_clear()
+                return
+            _wait(child)
+            os.write(tell, (json.dumps(asdict(_outcome(own, code, exception, expected))) + "\n").encode())
+            _restore(own / "out", before)
+        os._exit(0)
+
+    try:
+        _print_to(own)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            at(0)
+            found["digest"] = train(own, [gate(at), *watched(own, way.report)])
+        found["warnings"] = "\n".join(str(w.message) for w in caught if "memprof" in str(w.message))
+    except BaseException as error:
+        found["error"] = repr(error)
+    finally:
+        found["fired"] = module.fired
+        (own / "outcome").write_bytes(pickle.dumps(found))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _print_to(own: Path) -> None:
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(own / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+
+
+def _wait(child: int) -> None:
     deadline = time.monotonic() + _SECONDS
     while os.waitpid(child, os.WNOHANG)[0] == 0:
         if time.monotonic() > deadline:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            break
+            return
         time.sleep(0.01)
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def _restore(folder: Path, before: dict[Path, bytes]) -> None:
+    """Make a folder's files what they were, in place: a file that is being appended to stays open."""
+    for path in [p for p in folder.rglob("*") if p.is_file() and p not in before]:
+        path.unlink()
+    for path, data in before.items():
+        if not path.exists() or path.read_bytes() != data:
+            path.write_bytes(data)
+
+
+def _outcome(own: Path, code: types.CodeType, exception: int, expected: str) -> Outcome:
     try:
         found: dict[str, Any] = pickle.loads((own / "outcome").read_bytes())
+        (own / "outcome").unlink()
     except (OSError, EOFError):
         found = {"digest": "the process ended or hung", "fired": 1}
     text = _text(own)
-    shutil.rmtree(own, ignore_errors=True)
+    whole = name_of(code).startswith(_SHORTCUTS) and _whole(own / "out" / "_memprof")
     said = "injected" in text or "memprof" in found.get("warnings", "")
     kind = type(EXCEPTIONS[exception]()).__name__
     told = found.get("error", "") or found.get("warnings", "") or text
-    return Outcome(name_of(code), kind, found["fired"], found["digest"] == expected, said, told)
+    return Outcome(name_of(code), kind, found["fired"], found["digest"] == expected, said, told, whole)
+
+
+def _whole(written: Path) -> bool:
+    """Tell whether the reports are those that the snapshots beside them give now."""
+    from memprof.advice.advised import ReportOf, analyze
+
+    snapshots = list(written.glob("*.pickle"))
+    for path in snapshots:
+        now = json.loads(json.dumps(ReportOf().of(analyze(path), path)))
+        del now["source"]["file_bytes"]  # known once the file is there
+        if not path.with_suffix(".json").exists() or json.loads(path.with_suffix(".json").read_text()) != now:
+            return False
+    return bool(snapshots)
 
 
 def _text(own: Path) -> str:
@@ -244,45 +361,21 @@ def _text(own: Path) -> str:
     return "\n".join(texts)
 
 
-def _child(code: types.CodeType, way: Way, exception: int, own: Path) -> None:
-    """Train with the stub in place, write down what came of it, and end."""
-    import benchmarks.faults.inject as module
-
-    found: dict[str, Any] = {"fired": 0, "digest": ""}
-    try:
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(own / name, os.O_WRONLY | os.O_CREAT), number)
-        module.raises, module.fired = EXCEPTIONS[exception], 0
-        replace(code)
-        for cache in caches if way.cold else ():
-            cache.cache_clear()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            found["digest"] = train(own, watched(own, way.report))
-        found["warnings"] = "\n".join(str(w.message) for w in caught if "memprof" in str(w.message))
-    except BaseException as error:
-        found["error"] = repr(error)
-    finally:
-        found["fired"] = module.fired
-        (own / "outcome").write_bytes(pickle.dumps(found))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-
-def chosen(
-    codes: list[types.CodeType], every: int, offset: int, exceptions: range
-) -> Iterator[tuple[types.CodeType, int]]:
+def chosen(codes: list[types.CodeType], every: int, offset: int, exceptions: int) -> Iterator[list[Job]]:
     """Yield every so many functions with one of the six each, in turn; then with the next."""
-    for further in exceptions:
-        for number, code in enumerate(codes[offset::every]):
-            yield code, (number + further) % len(EXCEPTIONS)
+    for further in range(exceptions):
+        yield [(code, (number + further) % len(EXCEPTIONS)) for number, code in enumerate(codes[offset::every])]
 
 
 def injections(
-    folder: Path, every: int = 1, offset: int = 0, exceptions: range = range(1), sample: int | None = None
+    folder: Path,
+    every: int = 1,
+    offset: int = 0,
+    exceptions: int = 1,
+    sample: int | None = None,
+    done: Container[tuple[str, str]] = (),
 ) -> Iterator[Outcome]:
-    """Prepare, and yield the outcome of each injection."""
+    """Prepare, and yield the outcome of each injection that is not ``done``."""
     prepare(folder)
     expected = train(folder, [])
     known = ways(folder)
@@ -295,8 +388,10 @@ def injections(
     caches[:] = [o for o in cached if getattr(getattr(o, "__wrapped__", None), "__code__", None) in known]
     del objects, cached
     gc.freeze()  # a fork's collections, which training asks for, look through what is new alone: a third of the time
-    for code, exception in chosen(list(known), every, offset, exceptions):
-        yield inject(code, known[code], exception, folder, expected)
+    for round_of in chosen(list(known), every, offset, exceptions):
+        left = [j for j in round_of if (name_of(j[0]), type(EXCEPTIONS[j[1]]()).__name__) not in done]
+        for way in dict.fromkeys(known[code] for code, _ in left):
+            yield from inject([j for j in left if known[j[0]] == way], way, folder, expected)
 
 
 @click.command(help=__doc__)
@@ -304,17 +399,28 @@ def injections(
 @click.option("--offset", default=0, show_default=True)
 @click.option("--sample", type=int, help="So many functions, evenly spread, instead.")
 @click.option("--exceptions", default=1, show_default=True, help="How many of the six for each function.")
-@click.option("--first", default=0, show_default=True, help="How many of the six have had their turn.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Write each outcome there; go on with what it lacks.")
 @click.option("--json", "path", type=click.Path(path_type=Path))
-def main(every: int, offset: int, sample: int | None, exceptions: int, first: int, path: Path | None) -> None:
-    counts: Counter[str] = Counter()
+def main(every: int, offset: int, sample: int | None, exceptions: int, keep: Path | None, path: Path | None) -> None:
+    kept = keep.read_text(encoding="utf-8").splitlines() if keep is not None and keep.exists() else []
+    outcomes = [Outcome(**json.loads(line)) for line in kept]
+    done = {(o.function, o.exception) for o in outcomes}
     with tempfile.TemporaryDirectory(prefix="memprof-inject-") as folder:
-        for outcome in injections(Path(folder), every, offset, range(first, first + exceptions), sample):
-            counts[outcome.verdict] += 1
-            if counts.total() % 100 == 0:
-                print(dict(counts), file=sys.stderr)
-            if outcome.verdict != "warned":
-                told = outcome.text[-300:].strip()
-                print(f"{outcome.verdict}: {outcome.function} {outcome.exception}: {told}", flush=True)
-    write_result({"what": "injections by what came of them", **counts}, path)
+        for outcome in injections(Path(folder), every, offset, exceptions, sample, done):
+            outcomes.append(outcome)
+            if keep is not None:
+                keep.open("a", encoding="utf-8").write(json.dumps(asdict(outcome)) + "\n")
+    for outcome in outcomes:
+        if outcome.verdict in ("broken", "silent", "not called"):
+            print(f"{outcome.verdict}: {outcome.function} {outcome.exception}: {outcome.text[-300:].strip()}")
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    by_exception = {
+        kind: Counter(o.verdict for o in outcomes if o.exception == kind)
+        for kind in sorted({*(o.exception for o in outcomes)})
+    }
+    functions_tried = len({outcome.function for outcome in outcomes})
+    write_result(
+        {"what": "injections by what came of them", "functions": functions_tried, **counts, "exceptions": by_exception},
+        path,
+    )
     sys.exit(bool(counts["broken"] or counts["silent"]))

@@ -20,12 +20,20 @@ from memprof.integrations.run_recorder.output import Result
 from transformers.trainer_callback import TrainerCallback
 
 from memprof.compat import require
-from memprof.errors import MemprofError
 from memprof.recording.api import switched_off
-from memprof.recording.guard import Door, way_in
+from memprof.recording.guard import Door, constructor, meant, way_in
 from memprof.recording.session import Session
 
 __all__ = ["MemProfCallback"]
+
+
+def _numbers(steps: int | Iterable[int] | None) -> int | tuple[int, ...] | None:
+    """Return the steps once they are counted through: what the user's own iterator raises is the user's."""
+    try:
+        return steps if steps is None or isinstance(steps, int) else tuple(steps)
+    except Exception as error:
+        meant(error)
+        raise
 
 
 class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -72,6 +80,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         UsageError: options that cannot be satisfied.
     """
 
+    @constructor("training")
     def __init__(
         self,
         output_dir: str | os.PathLike[str] | None = None,
@@ -90,34 +99,29 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         capacity: int | str | None = None,
         rehearse: bool = False,
     ) -> None:
-        chosen = steps if steps is None or isinstance(steps, int) else tuple(steps)
+        chosen = _numbers(steps)
+        Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
         self._print = table
-        self.result = Result()
-        self._run: TrainingRun | None = None
-        self._state: Any = None
-        self._early: tuple[weakref.ref[Any], Session] | None = None
-        self.door = Door("training")
-        self._over = False
-        try:
-            self._options = Options.of(
-                max_disk, output_dir, max_entries, stacks, capacity,
-                steps=chosen, every=every, report=report, redact=redact, kind=kind, reset_peaks=reset_peaks,
-                scalars=scalars, rehearse=rehearse,
-            )  # fmt: skip
-            Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
-        except MemprofError:
-            raise
-        except Exception as error:
-            self.door.shut(error)
+        self._options = Options.of(
+            max_disk, output_dir, max_entries, stacks, capacity,
+            steps=chosen, every=every, report=report, redact=redact, kind=kind, reset_peaks=reset_peaks,
+            scalars=scalars, rehearse=rehearse,
+        )  # fmt: skip
 
     stream = "stdout"
+    result = Result()
+    _options: Options | None = None  # what a callback that could not be made is left with, and records nothing
+    _print = _over = False
+    _run: TrainingRun | None = None
+    _state: Any = None
+    _early: tuple[weakref.ref[Any], Session] | None = None
 
     # -- what transformers calls -------------------------------------------------------------------------------
 
     @way_in
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the ring inside the trainer's construction: on CUDA the ring starts here, so that loading is in it."""
-        if switched_off():
+        if switched_off() or self._options is None:
             return
         trainer = self._found_trainer()
         if trainer is not None and self._early is None and uses_cuda(trainer, self._options):
@@ -125,11 +129,11 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     @way_in
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if switched_off():
+        if switched_off() or self._options is None:
             return
         if self._over:
             self.door, self._over = Door("training"), False  # each training has its own
-        self.door(self._begin, state)
+        self.door(self._begin, self._options, state)
         if self._options.rehearse and (run := self._following(state)) is not None:
             sentence = run.rehearse(kwargs.get("train_dataloader"))
             if sentence is not None and self._print:
@@ -155,7 +159,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     # -- our own -----------------------------------------------------------------------------------------------
 
-    def _begin(self, state: Any) -> None:
+    def _begin(self, options: Options, state: Any) -> None:
         trainer = self._found_trainer(state)
         if trainer is None:
             warnings.warn("memprof could not find the trainer it was given to; nothing is recorded.", stacklevel=3)
@@ -173,7 +177,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 early = session
             else:
                 session.stop()
-        self._run = TrainingRun(trainer, self._options, early, self.door, self._finish)
+        self._run = TrainingRun(trainer, options, early, self.door, self._finish)
         self._state = state
 
     def _found_trainer(self, state: Any = None) -> Any:
@@ -196,14 +200,15 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._over = True
         recorder = run.recorder
         self.result = Result(list(recorder.snapshots))
-        if recorder.snapshots and self._options.report and report:
+        wanted = recorder.snapshots and self._options is not None and self._options.report
+        if wanted and report:
             together = functools.partial(
                 put_ranks_together, folder=run.folder, gathering=run.gathering, failed=run.failed
             )
             self.result = recorder.report(self.stream, self._print, self._print, run.notes(), together)
             run.attach(self.result.page)
             return
-        if recorder.snapshots and self._options.report:
+        if wanted:
             recorder.say_interrupted(self.stream, "interrupted again")
         run.gathering.tell([])
 

@@ -18,7 +18,7 @@ from memprof.compat.patching import Patches
 from memprof.compat.targets import Target
 from memprof.errors import MemprofError
 
-__all__ = ["UNGUARDED", "Door", "Seams", "meant", "on_stderr", "way_in"]
+__all__ = ["UNGUARDED", "Door", "Seams", "constructor", "meant", "on_stderr", "way_in"]
 
 Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Leave = Callable[[Any, Any, "BaseException | None"], None]
@@ -228,6 +228,29 @@ def way_in(method: _F) -> _F:
             return None
 
     return entered  # type: ignore[return-value]
+
+
+def constructor(run: str) -> Callable[[_F], _F]:
+    """Make ``__init__`` one that a script may call before its ``run``: what fails in it shuts ``self.door``, which is
+    made here, and leaves the attributes that the class has. A user's mistake (:class:`MemprofError`, arguments that
+    it does not take) is raised."""
+
+    def guarded(init: _F) -> _F:
+        @functools.wraps(init)
+        def made(self: Any, *args: Any, **kwargs: Any) -> None:
+            self.door = Door(run)
+            try:
+                init(self, *args, **kwargs)
+            except MemprofError:
+                raise
+            except Exception as error:
+                if error.__traceback__ is None or error.__traceback__.tb_next is None:
+                    raise  # nothing ran: these are not its arguments
+                self.door.shut(error)
+
+        return made  # type: ignore[return-value]
+
+    return guarded
 
 
 class Seams:

@@ -38,7 +38,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     with collector_paused():  # one collection over all the dicts would cost more than reading them
         scanned = scan_file(file)
         if scanned is not None:
-            with suppress(InputError):
+            with suppress(Exception):
                 return snapshot_from_raw(scanned[0], path=str(file), rows=scanned[1])
         raw, stacks = read_shared(file)
         return snapshot_from_raw(raw, path=str(file), consume=True, stacks=stacks)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof._native import scanner
-from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, action_code, check_range, note_unknown, times_filled
 from memprof.snapshot.model import I32, I64, Action, Trace
 from memprof.snapshot.packed import PIECE, unpacked
@@ -33,14 +32,15 @@ _KEYS = {"time_us": _HAS_TIME, "user_metadata": _HAS_METADATA, "compile_context"
 
 
 def scan_file(path: Path) -> tuple[dict[str, Any], Rows] | None:
-    """Return a file's snapshot without its events, and these as rows; None where the Python reader has to read it."""
+    """Return a file's snapshot without its events, and these as rows; None where the Python reader has to read it:
+    whatever went wrong, it reads the same, or says what is wrong with the file."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             return None
         with path.open("rb") as file:
             return scan(unpacked(iter(partial(file.read, PIECE), b""), status.st_size, str(path)))
-    except (InputError, OSError, ValueError, MemoryError):
+    except Exception:
         return None
 
 

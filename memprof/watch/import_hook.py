@@ -39,18 +39,15 @@ class _Watcher(MetaPathFinder):
         loader: Any = None if spec is None else spec.loader
         if loader is None or not hasattr(loader, "exec_module"):
             return None
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            for hook in self.hooks.pop(fullname, []):
-                _door(module.__name__)(hook, module)
-
         try:
-            loader.exec_module = exec_module
+            loader.exec_module = self.door.around(loader.exec_module, lambda args, _: args[0], self._executed)
         except AttributeError:
             return None  # a loader that takes no attributes; none is known
         return spec
+
+    def _executed(self, module: ModuleType, _: Any, error: BaseException | None) -> None:
+        for hook in () if error is not None else self.hooks.pop(module.__name__, ()):
+            _door(module.__name__)(hook, module)
 
 
 def _door(name: str) -> Door:

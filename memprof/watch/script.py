@@ -14,16 +14,19 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from memprof.compat import require
 from memprof.compat.optional_packages import MAIN_DETAILS, MODULE_DETAILS
 from memprof.errors import InputError
+from memprof.files import refuse_special
 from memprof.frame_paths import own_folders
 
 __all__ = ["Script", "shown_traceback"]
 
+_OPEN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # python <(...), where somebody writes
 _OURS = tuple(folder for folder, _ in own_folders())
 
 
@@ -36,15 +39,17 @@ class Script:
     is_module: bool = False
 
     def check(self) -> None:
-        """Refuse what is not there before anything is set up.
+        """Refuse what is not there, and what would be waited for, before anything is set up.
 
         Raises:
-            InputError: there is no such script.
+            InputError: there is no such script, or it is a pipe, a socket or a device that this process has not open.
             UsageError: this Python lacks what it takes to run one.
         """
         require("run")
         if not self.is_module and not os.path.exists(self.name):
             raise InputError(f"{self.name}: there is no such script; `memprof run -m NAME` runs a module.")
+        if not self.is_module and not os.path.abspath(self.name).startswith(_OPEN):
+            refuse_special(Path(self.name))
 
     def run(self, before: Callable[[], None], after: Callable[[BaseException | None], None]) -> NoReturn:
         """Run it to its end, and end this process as it would have ended.

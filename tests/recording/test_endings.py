@@ -51,6 +51,21 @@ def test_a_rescue_that_fails_says_so(tmp_path: Path) -> None:
     assert "ZeroDivisionError('division by zero')); the run goes on. Lost: what was recorded until this" in said
 
 
+def test_where_no_thread_can_listen_it_is_said_and_a_signal_still_saves(tmp_path: Path) -> None:
+    body = """
+watch.stop()
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # no pipe can be opened
+watch = Terminations(rescue)
+watch.start()
+os.kill(os.getpid(), 15)
+time.sleep(9)"""
+    code, printed, said = run(body, tmp_path)
+    assert (code, printed) == (-15, ["rescued"])
+    assert "Too many open files" in said
+    assert "Lost: what is recorded until a signal ends a program that is stuck in one call." in said
+
+
 def test_a_forked_child_is_not_the_run(tmp_path: Path) -> None:
     body = """
 child = os.fork()

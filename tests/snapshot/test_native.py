@@ -180,3 +180,28 @@ def zstd_of(data: bytes) -> bytes | None:
             continue
         return packed
     return None
+
+
+@built
+@pytest.mark.parametrize("error", [MemoryError, OSError, AssertionError, KeyError, RuntimeError, UnicodeError])
+@pytest.mark.parametrize("fails", ["scanner", "feed", "finish", "rows"])
+def test_where_the_scanner_fails_python_reads_the_same(
+    fails: str, error: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Fails:
+        """A scanner that does all of it, up to one call."""
+
+        def __init__(self) -> None:
+            self._whole = scanner()
+
+        def __getattr__(self, name: str) -> Any:
+            return fail if name == fails else getattr(self._whole, name)
+
+    def fail(*_: Any) -> Any:
+        raise error("injected")
+
+    (path := tmp_path / "run.pickle").write_bytes(pickle.dumps(raw_snapshot(9), protocol=4))
+    whole = load_snapshot(path)
+    place, new = ("scanner", fail if fails == "scanner" else Fails) if fails != "rows" else ("_interned", fail)
+    monkeypatch.setattr(importlib.import_module("memprof.snapshot.rows"), place, new)
+    assert same(load_snapshot(path), whole)

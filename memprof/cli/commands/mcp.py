@@ -8,6 +8,7 @@ import click
 
 from memprof.cli.options import redact_option
 from memprof.errors import UsageError, how_to_install
+from memprof.files import refuse_special
 
 __all__ = ["command"]
 
@@ -33,6 +34,8 @@ def command(folders: tuple[Path, ...], largest: str, seconds: float, characters:
     from memprof.units import parse_size
 
     limit = parse_size(largest)
+    for folder in folders:
+        refuse_special(folder)
     try:
         from memprof.assistants.commands import Limits
         from memprof.assistants.server import make_server

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -86,8 +86,7 @@ class Terminations:
             return
         signal.signal(signal.SIGTERM, self._handler)
         self._installed = True
-        with suppress(OSError, ValueError):
-            self._listen()
+        Door(lost="what is recorded until a signal ends a program that is stuck in one call")(self._listen)
 
     @way_in
     def stop(self) -> None:
