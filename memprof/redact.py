@@ -14,7 +14,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from memprof.frame_paths import own_folders
@@ -123,8 +123,8 @@ def redact_text(text: str) -> str:
     return _cleaner()(text)
 
 
-# Parts of memprof's own key that are figures and names of phases.
-_FIGURES = {"schema", "kind", "steps", "samples", "counters", "phases", "buckets", "recorded"}
+# Parts of memprof's own key that are figures.
+_FIGURES = {"schema", "kind", "steps", "samples", "buckets", "recorded"}
 
 
 def redact_snapshot(raw: dict[str, Any]) -> None:
@@ -136,12 +136,13 @@ def redact_snapshot(raw: dict[str, Any]) -> None:
     seen: set[int] = set()
     names = {*_names_in(extra), *_names_in(raw.get("external_annotations"))}
     clean = _cleaner(names)
+    clean_tag = lru_cache(maxsize=None)(partial(_tag, clean=clean))
     holders = [*raw.get("segments", []), *(b for s in raw.get("segments", []) for b in s.get("blocks", []))]
     holders += [event for trace in raw.get("device_traces", []) for event in trace]
     for holder in holders:
         frames, told = holder.get("frames"), holder.get("user_metadata")
-        if isinstance(told, str) and not told.startswith("memprof:"):
-            holder["user_metadata"] = clean(told)
+        if isinstance(told, str) and told:
+            holder["user_metadata"] = clean_tag(told)
         if not isinstance(frames, list) or id(frames) in seen:  # most lists are shared between events
             continue
         seen.add(id(frames))
@@ -154,6 +155,18 @@ def redact_snapshot(raw: dict[str, Any]) -> None:
     extra.update({name: _walk(value, clean) for name, value in extra.items() if value and name not in _FIGURES})
     if raw.get("external_annotations"):
         raw["external_annotations"] = _walk(raw["external_annotations"], clean)
+
+
+def _tag(text: str, clean: Callable[[str], str]) -> str:
+    """Clean what stands beside an allocation: of memprof's own tags each value, such as a phase that a user named."""
+    if not text.startswith("memprof:"):
+        return clean(text)
+    return "memprof:" + ";".join(_field(field, clean) for field in text.removeprefix("memprof:").split(";"))
+
+
+def _field(field: str, clean: Callable[[str], str]) -> str:
+    name, equals, value = field.partition("=")
+    return f"{name}={clean(value)}" if equals and name.isidentifier() else clean(field)
 
 
 def _names_in(data: Any) -> set[str]:

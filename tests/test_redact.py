@@ -6,6 +6,7 @@ import copy
 import getpass
 import json
 import pickle
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -246,7 +247,19 @@ def planted() -> dict[str, Any]:
         row[4] = words
     for row in own["holders"]:
         row[2] = words
+    for part in ("versions", "device", "devices", "phases", "setup", "outside"):
+        _add_to_every_text(own[part], words)
+    tag = f"memprof:phase={own['phases'][1]['phase']};step=2;region=forward"
+    raw["device_traces"][0][-2]["user_metadata"] = tag.replace("step=2", words)
     return raw
+
+
+def _add_to_every_text(value: Any, words: str) -> None:
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(inner, str) and key not in ("type", "model_type"):
+            value[key] = f"{inner} {words}"
+        elif isinstance(inner, (dict, list)):
+            _add_to_every_text(inner, words)
 
 
 def left_in(text: str) -> list[str]:
@@ -262,6 +275,8 @@ COMMANDS = [
     ["explain", "{run}", "--all", "--json", "-"], ["compare", "{run}", "{json}"],
     ["compare", "{run}", "{json}", "--format", "markdown"], ["compare", "{run}", "{json}", "--json", "-"],
     ["compare", "{run}", "{json}", "-o", "{out}/page.html"], ["compare", "{pair}", "--json", "-"],
+    ["report", "{ranks}"], ["report", "{ranks}", "--json", "-"], ["report", "{ranks}", "-o", "{out}/page.html"],
+    ["report", "{ranks}", "--advise", "--gpu", "24GB"], ["explain", "{run}", "--at", "phase:forward"],
     ["advise", "{run}", "--estimate", "--json", "-"], ["advise", "{json}", "--estimate"],
     ["oom", "{log}"], ["oom", "{log}", "--format", "markdown"], ["oom", "{log}", "--json", "-"],
 ]  # fmt: skip
@@ -270,6 +285,7 @@ COMMANDS = [
 @pytest.fixture(scope="module")
 def carriers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Files that carry the secrets: a snapshot, its report, a comparison, another rank and a log."""
+    from benchmarks.faults.inputs import counters
     from tests.cli.test_cli import call
     from tests.oom.wordings import WORDINGS
 
@@ -282,6 +298,12 @@ def carriers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     files["second"].write_bytes(pickle.dumps(raw, protocol=4))
     assert call("report", str(files["run"]), "--json", str(files["json"])).exit_code == 0
     assert call("compare", str(files["run"]), str(files["json"]), "--json", str(files["pair"])).exit_code == 0
+    (place := folder / "ranks of adalovelace" / "_memprof").mkdir(parents=True)
+    for rank, name in enumerate(("run", "second")):
+        shutil.copy(files[name], place / f"step-000001.rank-{rank}.pickle")
+    about = [{**row, "model": " ".join(PLANTED.values()), "node": "gpunode1742"} for row in counters()]
+    (place / "counters.rank-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in about), encoding="utf-8")
+    files["ranks"] = place.parent
     words = "\n".join(PLANTED.values())
     files["log"].write_text(f"{words}\n{WORDINGS['2.4, private pools'].text}\n{words}\n", encoding="utf-8")
     return files

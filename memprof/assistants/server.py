@@ -13,6 +13,7 @@ from mcp.types import ToolAnnotations
 from memprof._version import __version__
 from memprof.assistants.commands import Limits, Reader
 from memprof.errors import MemprofError, UsageError
+from memprof.redact import redact_text
 
 __all__ = ["make_server"]
 
@@ -59,7 +60,7 @@ class _Tools:
             role: the role to show, of a folder: actor, critic, reference, rollout.
         """
         chosen = [*_option("step", step), *_option("role", role)]
-        return await _told(self._run("report", *chosen, "--format", "markdown", "--", paths=[path]))
+        return await self._told(self._run("report", *chosen, "--format", "markdown", "--", paths=[path]))
 
     async def explain(self, path: str, at: str = "peak", category: str | None = None, top: int = 20) -> str:
         """List the allocations of a snapshot that are alive at one instant: bytes, category, how that is known, stack.
@@ -72,7 +73,7 @@ class _Tools:
         """
         chosen = [*_option("at", at), *_option("category", category), *_option("top", top)]
         hint = "Ask for a category, or a smaller top."
-        return await _told(self._run("explain", *chosen, "--format", "markdown", "--", paths=[path], hint=hint))
+        return await self._told(self._run("explain", *chosen, "--format", "markdown", "--", paths=[path], hint=hint))
 
     async def compare(self, paths: list[str], fail_above: str | None = None) -> str:
         """Put runs side by side: what differs by category, in the settings, and what one holds that the other does not.
@@ -84,7 +85,7 @@ class _Tools:
         if not 2 <= len(paths) <= _MOST_RUNS:
             raise ToolError(f"give 2 to {_MOST_RUNS} paths, not {len(paths)}.")
         chosen = _option("fail-above", fail_above)
-        return await _told(self._run("compare", *chosen, "--format", "markdown", "--", paths=paths))
+        return await self._told(self._run("compare", *chosen, "--format", "markdown", "--", paths=paths))
 
     async def oom(self, text: str | None = None, path: str | None = None) -> str:
         """Explain an out-of-memory failure: what each number means, the cause, the phase, and what to try, in order.
@@ -101,8 +102,8 @@ class _Tools:
         if text is not None and len(text) > _MOST_TEXT:
             raise ToolError(f"the text is longer than {_MOST_TEXT:,} characters; save it to a file and give its path.")
         if path is not None:
-            return await _told(self._run("oom", "--format", "markdown", "--", paths=[path]))
-        return await _told(self._reader.run("oom", "--format", "markdown", "-", text=text))
+            return await self._told(self._run("oom", "--format", "markdown", "--", paths=[path]))
+        return await self._told(self._reader.run("oom", "--format", "markdown", "-", text=text))
 
     async def simulate(self, model: str, settings: dict[str, str | int | float | bool] | None = None) -> str:
         """Predict the memory of a training run without a GPU, by running its step on fake tensors; takes a minute.
@@ -113,7 +114,7 @@ class _Tools:
                 per_device_train_batch_size, prompt_length, completion_length, gradient_checkpointing, lora_r,
                 load_in_4bit, optim, generation, gpus, sharding, recipe; gpu (24GB, a name) says whether it fits.
         """
-        return await _told(self._simulate(model, settings or {}))
+        return await self._told(self._simulate(model, settings or {}))
 
     async def _simulate(self, model: str, settings: dict[str, str | int | float | bool]) -> str:
         unknown = sorted(set(settings) - set(_SETTINGS))
@@ -133,11 +134,18 @@ class _Tools:
             seconds: how long to try combinations.
         """
         chosen = [*_option("gpu", gpu), *_option("seconds", min(max(seconds, 1), 240))]
-        return await _told(self._run("advise", *chosen, "--format", "markdown", "--", paths=[path]))
+        return await self._told(self._run("advise", *chosen, "--format", "markdown", "--", paths=[path]))
 
     async def _run(self, *arguments: str, paths: list[str], hint: str = "") -> str:
         named = [self._reader.path(path) for path in paths]
         return await self._reader.run(*arguments, *named, hint=hint)
+
+    async def _told(self, answer: Awaitable[str]) -> str:
+        """Return the answer, or raise memprof's own sentence about what is wrong."""
+        try:
+            return await answer
+        except MemprofError as error:
+            raise ToolError(redact_text(str(error)) if self._reader.redact else str(error)) from None
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -147,11 +155,3 @@ def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}"] if value else ([f"--no-{name}"] if name.endswith(("checkpointing", "mode")) else [])
     return [f"--{name}={value}"]
-
-
-async def _told(answer: Awaitable[str]) -> str:
-    """Return the answer, or raise memprof's own sentence about what is wrong."""
-    try:
-        return await answer
-    except MemprofError as error:
-        raise ToolError(str(error)) from None

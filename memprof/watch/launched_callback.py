@@ -13,6 +13,7 @@ from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat import require
 from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.callback.finder import find_trainer
+from memprof.integrations.callback.options import Options
 from memprof.integrations.run_recorder.output import say
 from memprof.recording.guard import Door
 from memprof.watch.run_folder import RunFolder
@@ -29,7 +30,7 @@ class LaunchedCallback(MemProfCallback):
         super().__init__(**options)
         self._begun, self._folder = begun, folder
 
-    def _begin(self, state: Any) -> None:
+    def _begin(self, options: Options, state: Any) -> None:
         trainer = find_trainer(self, state)
         handler = getattr(trainer, "callback_handler", None)
         others = [c for c in getattr(handler, "callbacks", []) if isinstance(c, MemProfCallback) and c is not self]
@@ -37,12 +38,12 @@ class LaunchedCallback(MemProfCallback):
         require("run")
         if others:
             return
-        if self._options.output_dir is None:
+        if options.output_dir is None:
             default = Path(trainer.args.output_dir) / RUN_FOLDER
             if moved := self._folder.sentence(default):
                 say(moved, self.stream)
-            self._options = replace(self._options, output_dir=self._folder.of(default))
-        super()._begin(state)
+            options = self._options = replace(options, output_dir=self._folder.of(default))
+        super()._begin(options, state)
 
 
 def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None], folder: RunFolder) -> None:

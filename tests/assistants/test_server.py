@@ -122,7 +122,13 @@ def test_answers_without_names(tmp_path: Path) -> None:
             good, text = await asked(client, tool, **arguments)
             assert good, text
             assert not left_in(text)
+        for path in ("/data/secretlab/none.pickle", "/etc/hostname", "bad.pickle"):  # refusals have words too
+            good, text = await asked(client, "report", path=path)
+            assert not good
+            assert not left_in(text.replace(path, ""))
+            assert str(tmp_path.parent) not in text
 
+    (tmp_path / "bad.pickle").write_text("hf_abcdefghij0123456789")
     with_client(talk, "--redact", tmp_path, cwd=tmp_path)
 
 
