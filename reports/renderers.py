@@ -78,6 +78,7 @@ def draw(kind: str, document: Any, style: str = "text", width: int = 100, colour
 
     Raises:
         KeyError: there is no such kind, or it has no page.
+        ValueError: there is no such style.
     """
     if style == "html":
         page: str = _function(PAGES[kind])(document)
@@ -87,6 +88,8 @@ def draw(kind: str, document: Any, style: str = "text", width: int = 100, colour
         from memprof.reports.markdown.draw import draw as draw_markdown
 
         return draw_markdown(sheet)
+    if style != "text":
+        raise ValueError(f"no drawing function for {style}")
     from memprof.reports.terminal.draw import draw as draw_text
 
     return draw_text(sheet, width, colour)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from memprof.advice.recorded_run import Effect, Peak, Run
+from memprof.config.fits import fits
 from memprof.config.optimizers import optimizer
 
 __all__ = ["MARGIN", "enough_together", "is_enough", "ranked", "simulated_is_enough", "with_words"]
@@ -74,7 +75,7 @@ def is_enough(effect: Effect, run: Run, oom: Mapping[str, Any] | None) -> bool |
     following, room = _following(run, oom), _room(oom)
     if following is None or room is None:
         return None
-    return following.after(effect).bytes * (1 + MARGIN) <= room
+    return fits(following.after(effect).bytes, room, MARGIN)
 
 
 def enough_together(first: Effect, second: Effect, run: Run, oom: Mapping[str, Any] | None) -> bool | None:
@@ -93,10 +94,10 @@ def simulated_is_enough(row: Mapping[str, Any], oom: Mapping[str, Any] | None) -
         return None
     reserved = row.get("device_peak_bytes")
     if reserved is None or not oom.get("reserved_bytes"):
-        return bool(row["peak_bytes"] * (1 + MARGIN) <= room)
+        return fits(int(row["peak_bytes"]), room, MARGIN)
     idle = max(0, int(oom["reserved_bytes"]) - int(oom["allocated_bytes"]))
     outside = int((row.get("verdict") or {}).get("non_torch_bytes", 0))
-    return bool((reserved - outside) * (1 + MARGIN) <= room + idle)
+    return fits(reserved - outside, room + idle, MARGIN)
 
 
 def _following(run: Run, oom: Mapping[str, Any] | None) -> Run | None:

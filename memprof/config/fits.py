@@ -32,7 +32,7 @@ __all__ = [
 #: 41 bisected edges none was predicted more than 0.4 % too low (benchmarks/results/emulated-cuda/edges.json:
 #: ``by_make`` without the 3 % it keeps, beside ``edge_bytes``).
 MARGIN = 0.01
-# Kept beside it for lengths that nobody gave: a prompt's are the data's, no trainer has a default for them.
+# Kept beside it where no prompt length was given: it depends on the data, and no trainer has a default.
 _LENGTHS = 0.02
 
 

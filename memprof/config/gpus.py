@@ -206,7 +206,7 @@ def _key(text: str) -> str:
 
 
 def note_of(gpu: Gpu) -> str | None:
-    """Say what of a simulation is not this maker's, or not that of an older card of this size; None where neither."""
+    """Note what a simulation borrows from another card: a maker's kernels, an older card of that size; None: nothing."""
     known = {
         "amd": "attention is taken to have the kernels of an H100",
         "intel": "attention is taken to be computed in full, which holds more than a kernel of its own does",

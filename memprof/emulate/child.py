@@ -31,8 +31,8 @@ _attached = False
 def attach(values: bool) -> None:
     """Wait for torch, Triton and transformers to be imported, and do what the environment asks for, once a process.
 
-    A process that calls ``enter`` and whose parent had called it comes here twice; twice attached, every Triton kernel
-    would be computed twice.
+    A process that calls ``enter`` below one that did comes here twice; attached twice, it would compute every Triton
+    kernel twice.
 
     Args:
         values: compute what Triton's and bitsandbytes' kernels would have written.
