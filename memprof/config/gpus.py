@@ -206,7 +206,7 @@ def _key(text: str) -> str:
 
 
 def note_of(gpu: Gpu) -> str | None:
-    """Note what a simulation borrows from another card: a maker's kernels, an older card of that size; None: nothing."""
+    """Note what a simulation borrows: a maker's kernels, an older card of that size; None where it borrows nothing."""
     known = {
         "amd": "attention is taken to have the kernels of an H100",
         "intel": "attention is taken to be computed in full, which holds more than a kernel of its own does",

@@ -1,4 +1,4 @@
-"""Write memprof's settings as ``GRPOConfig``, ``RLOOConfig``, their lean subclasses and ``LoraConfig`` take them, or as text.
+"""Write settings as ``GRPOConfig``, ``RLOOConfig``, their lean subclasses and ``LoraConfig`` take them, or as text.
 
 The way back is :mod:`memprof.config.from_trainer`. No torch here.
 """
