@@ -4,7 +4,9 @@
 
 ``ROWS.json`` lists measurements: each ``id``, ``source``, ``pub`` (MiB allocated, reserved) and ``prog``, the settings
 of the program (a hand-written loop: model, dtype, NF4, attention, batch, length, rank, checkpointing). Paths of models
-are beside it. Rows whose attention kernel their source leaves open are marked so, and are no evidence of the error.
+are beside it. Rows whose source leaves the attention kernel open ran on Windows, whose build of torch has no flash
+kernel: grouped heads are computed in full there, as the reserved memory of each of their stages confirms. They are
+marked so, and are no evidence of the error.
 """
 
 from __future__ import annotations
@@ -24,19 +26,23 @@ _TORCH = "2.10"  # what its images had in those months, as reserved memory confi
 _TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-def simulated(prog: dict[str, Any], folder: Path) -> dict[str, int]:
-    """Return the bytes that a program's second step allocates and reserves at its highest."""
-    import transformers.integrations.sdpa_attention as attention
+def simulated(prog: dict[str, Any], folder: Path, attention: str | None) -> dict[str, int]:
+    """Return the bytes that a program's second step allocates and reserves at its highest.
+
+    ``attention``: as of :func:`memprof.simulate.run.simulate`.
+    """
+    import transformers.integrations.sdpa_attention as sdpa
 
     from memprof.config.gpus import find_gpu
     from memprof.simulate.fit import analyse
     from memprof.simulate.run import simulate
 
-    grouped = (lambda *_, **__: False) if prog["shim"] else attention.use_gqa_in_sdpa
-    with mock.patch.object(attention, "use_gqa_in_sdpa", grouped):
+    grouped = (lambda *_, **__: False) if prog["shim"] else sdpa.use_gqa_in_sdpa
+    with mock.patch.object(sdpa, "use_gqa_in_sdpa", grouped):
         raw = simulate(
-            lambda session: _train(session, prog, folder), gpu=find_gpu(prog["gpu"]), stacks=False, torch_release=_TORCH
-        )
+            lambda session: _train(session, prog, folder), gpu=find_gpu(prog["gpu"]), attention=attention, stacks=False,
+            torch_release=_TORCH,
+        )  # fmt: skip
     found = analyse(raw)
     assert found.device_peak is not None
     return {"allocated": int(found.timeline.active.max()), "reserved": found.device_peak.reserved_bytes}
@@ -46,6 +52,7 @@ def _train(session: Any, prog: dict[str, Any], folder: Path) -> None:
     import torch
 
     from memprof import phase
+    from memprof.simulate.trainer.optimizers import modelled_optimizer
 
     model = _adapted(session, prog, folder)
     session.add_model(model, "policy")
@@ -53,8 +60,10 @@ def _train(session: Any, prog: dict[str, Any], folder: Path) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     for p in trained:
         p.data = p.data.float()
-    paged = prog["opt"] != "adamw"  # its state is outside torch's pool
-    optimizer: Any = torch.optim.SGD(trained, lr=1e-4) if paged else torch.optim.AdamW(trained, lr=1e-4)
+    paged = prog["opt"] != "adamw"
+    modelled = modelled_optimizer("paged_adamw_8bit", model, lambda size: None) if paged else None
+    kind, arguments = modelled or (torch.optim.AdamW, {})
+    optimizer: Any = kind(trained, lr=1e-4, **arguments)
     ids = torch.zeros(prog["b"], prog["s"], dtype=torch.long)
     more = {"attention_mask": torch.ones_like(ids)} if paged else {}
     out = loss = None
@@ -123,7 +132,7 @@ def table(rows: dict[str, Any]) -> str:
     for row in rows.values():
         errors = (100 * (row[what][1] / row[what][0] - 1) for what in ("allocated", "reserved"))
         cells = [f"{error:+.1f} %".replace("-", "−") for error in errors]
-        lines.append(f"| {row['name']} | {row['gpu']} | {' | '.join(cells)} | {'kernel open' if row['open'] else ''} |")
+        lines.append(f"| {row['name']} | {row['gpu']} | {' | '.join(cells)} | {'in full' if row['open'] else ''} |")
     return "\n".join(lines)
 
 
@@ -135,10 +144,11 @@ def main(rows: Path, only: tuple[str, ...]) -> None:
     for row in json.loads(rows.read_text()):
         if "prog" not in row or (only and row["id"] not in only):
             continue
-        prog, found = row["prog"], simulated(row["prog"], rows.parent)
+        prog, is_open = row["prog"], "kernel" in row["left_open"]
+        found = simulated(prog, rows.parent, "math" if is_open else None)
         name = f"{Path(prog['model']).stem}, {'NF4, ' * prog['quant']}{prog['attn']}, {prog['b']} × {prog['s']}"
         kept[row["id"]] = {
-            "name": name, "gpu": row["gpu"], "source": row["source"], "open": "kernel" in row["left_open"],
+            "name": name, "gpu": row["gpu"], "source": row["source"], "open": is_open,
             **{what: [round(row["pub"][i] * _MIB), found[what]] for i, what in enumerate(("allocated", "reserved"))},
         }  # fmt: skip
         FILE.write_text(json.dumps({"rows": kept}, indent=1) + "\n")

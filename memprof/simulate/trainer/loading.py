@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator
+from memprof.compat.versions import installed, release
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.world.nf4 import Linear4bit, Nf4, quantize
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["load_model"]
+__all__ = ["ahead_note", "load_model"]
 
 _GIB = 1024**3
+# Releases of transformers whose threads load weights while others are quantised; how many is a matter of time.
+_AHEAD = ((5,), (5, 4))
 
 
 def load_model(config: Any, dtype: str, session: FakeSession, nf4: Nf4 | None = None) -> Any:
@@ -27,7 +30,19 @@ def load_model(config: Any, dtype: str, session: FakeSession, nf4: Nf4 | None = 
     Raises:
         InputError: as :func:`memprof.simulate.trainer.models.build_model`.
     """
+    if nf4 is not None and (note := ahead_note(installed("transformers") or "")) is not None:
+        session.notes.append(note)
     return build_model(config, dtype, nf4=nf4, before=lambda model: _in_order(model, session))
+
+
+def ahead_note(transformers: str) -> str | None:
+    """Say of a release of transformers that it reserves more than is simulated while it loads 4-bit weights."""
+    if not _AHEAD[0] <= release(transformers) < _AHEAD[1]:
+        return None
+    return (
+        f"transformers {transformers} loads weights ahead of quantising them, as many as its threads find time for: "
+        "reserved memory is higher than simulated. Use transformers 5.4, or set HF_DEACTIVATE_ASYNC_LOAD=1."
+    )
 
 
 def _in_order(model: Any, session: FakeSession) -> Iterator[Any]:

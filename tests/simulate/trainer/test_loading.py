@@ -10,7 +10,7 @@ import pytest
 
 from memprof.allocator.model import CachingAllocator
 from memprof.errors import UsageError
-from memprof.simulate.trainer.loading import warm_up_bytes
+from memprof.simulate.trainer.loading import ahead_note, warm_up_bytes
 
 _MIB = 1024**2
 
@@ -56,3 +56,11 @@ def test_loading_by_name_is_refused_where_it_is_not_known(settings_for: Callable
 
     with pytest.raises(UsageError, match="one GPU"):
         simulate_settings(settings_for(gpus=2), stacks=False, by_name=True)
+
+
+@pytest.mark.parametrize(("version", "ahead"), [("4.57.1", False), ("5.0.0", True), ("5.3.0", True), ("5.4.0", False)])
+def test_transformers_that_loads_ahead_of_quantising_is_named(version: str, ahead: bool) -> None:
+    """Of 5.3.0 the wheel has the threads for every model, of 5.4.0 for those that are not quantised on the way."""
+    assert (ahead_note(version) is not None) == ahead
+    if ahead:
+        assert f"transformers {version}" in str(ahead_note(version))
