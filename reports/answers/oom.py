@@ -26,13 +26,15 @@ def _failure(failure: Mapping[str, Any]) -> tuple[Block | None, ...]:
     numbers = [Line((row["name"], format_bytes(row["bytes"]), plain(row["meaning"]))) for row in failure["numbers"]]
     tried: list[Line] = []
     for i, row in enumerate(failure["try"], 1):
-        tried += [Line((f"{i}.", Words(plain(row["action"]), "code"))), Line(("", plain(row["why"])))]
+        action, why = Words(plain(row["action"]), "code"), plain(row["why"])
+        tried += [Line((f"{i}.", action, ""), on="t"), Line(("", Words(why, "muted"), ""), on="t")]
+        tried.append(Line((f"{i}.", action, why), on="m"))
     return (
         Headline(plain(found["verdict"]), plain(found["cause"])),
         table("Figure!|Size>!|What it is+", [*numbers, *_processes(failure)]),
         Said(f"{failure['sum']}.") if failure["sum"] else None,
         *(Said(f"Contradiction: {plain(words)}.") for words in failure["contradictions"]),
-        table("|Try, in this order+", tried),
+        table("|Try, in this order+|Why@m", tried),
     )
 
 

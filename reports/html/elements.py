@@ -247,9 +247,11 @@ def _thin_bar(parts: Sequence[Part], scale: int, kind: str = "", cap: Markup | N
 
 
 def _words(words: Words) -> list[Child]:
-    shown: Child = el("span", {"class": words.tone}, words.text) if words.tone not in ("", "code") else words.text
+    shown: Child = words.text
     if words.tone == "code" and words.text != "–":
         shown = el("code", {}, words.text)
+    elif words.tone not in ("", "code", "strong"):
+        shown = el("span", {"class": words.tone}, words.text)
     before = swatch(words.category) if words.category else None
     if words.phase:
         before = el("i", {"class": f"swatch p-{slug(words.phase)}", "aria-hidden": "true"})
