@@ -25,9 +25,9 @@ _LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.com
 @click.option("--setup", is_flag=True, help="Build the emulator for this environment's CUDA torch; then stop.")
 @click.option(
     "--gpu", metavar="GPU", default="H100", show_default=True,
-    help="Pretend this card: a name (4090) or a size (24GB).",
+    help="Pretend to have this card: a name (4090) or a size (24GB).",
 )  # fmt: skip
-@click.option("--devices", type=click.IntRange(1, 16), default=1, show_default=True, help="Pretend this many of them.")
+@click.option("--devices", type=click.IntRange(1, 16), default=1, show_default=True, help="Pretend to have this many.")
 @click.option(
     "--steps", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
     help="End after N optimizer steps, and write no checkpoints; 0 runs the script to its end.",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAMILIES", "Family", "four_layers"]
+__all__ = ["FAMILIES", "PAGE", "Family", "four_layers"]
 
 LAYERS = 4
-_PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 _DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _PARTS = ("text_config", "vision_config", "audio_config")
 # What a family's published configs say and its default config leaves open.
@@ -44,7 +44,7 @@ class Family:
 
 def _rows() -> list[Family]:
     """Read the list of families that are simulated, then the table of those that are not."""
-    simulated, _, refused = _PAGE.read_text(encoding="utf-8").partition("\nThese are not.")
+    simulated, _, refused = PAGE.read_text(encoding="utf-8").partition("\nThese are not.")
     table = re.findall(r"^\| `(\w+)` \|[^|]*\| (.+?) \|$", refused, re.MULTILINE)
     return [Family(kind, "") for kind in re.findall(r"`(\w+)`\s+\(", simulated)] + [Family(*row) for row in table]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from memprof.config.model_shape import FAMILIES as COUNTED
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import InputError
-from tests.simulate.families.shapes import FAMILIES, Family, four_layers
+from tests.simulate.families.shapes import FAMILIES, PAGE, Family, four_layers
 from tests.simulate.test_closed_forms import _analysis, _requested
 
 pytestmark = pytest.mark.trl
@@ -82,6 +83,12 @@ def _share_of_values(config: Any, shape: ModelShape) -> Fraction:
     if latent := getattr(text, "kv_lora_rank", None):
         return Fraction(text.qk_rope_head_dim, latent + text.qk_rope_head_dim)
     return Fraction(shape.value_dim, shape.head_dim + shape.value_dim)
+
+
+def test_every_line_of_the_page_is_read() -> None:
+    """Names that a line break keeps from their words, or a row of another form, would leave families untested."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"- \*\*|  `|  \(|\| `", line)]
+    assert set(re.findall(r"`(\w+)`", "".join(lines))) == {family.kind for family in FAMILIES}
 
 
 @pytest.mark.parametrize(
