@@ -7,7 +7,7 @@ from collections import Counter
 
 from benchmarks.tabling import table
 from memprof.oom import explain_log
-from memprof.oom.messages import FORMS, NOT_MEMORY
+from memprof.oom.known_messages import FORMS, NOT_MEMORY
 from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 __all__ = ["TABLES"]

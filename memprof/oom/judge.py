@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.oom.expressions import Scope, evaluate
 from memprof.oom.failure import Failure
-from memprof.oom.messages import answer_of
+from memprof.oom.known_messages import answer_of
 from memprof.oom.remedies import possible, remedies
 from memprof.oom.tables import table
 from memprof.oom.wording import choose

@@ -8,7 +8,7 @@ import pytest
 from memprof.reports.document.build import build_document
 
 from memprof.analysis.analysis import analyze
-from memprof.oom.message import oom_lines
+from memprof.oom.run_lines import oom_lines
 from memprof.snapshot import snapshot_from_raw
 from tests.synthetic import SnapshotBuilder
 

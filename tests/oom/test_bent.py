@@ -15,7 +15,7 @@ from memprof.reports.renderers import draw
 
 from memprof.oom import explain_log, find_failures
 from memprof.oom.form import Form
-from memprof.oom.messages import DEVICE_FORMS, FORMS, NOT_MEMORY
+from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY
 from memprof.oom.reading.regions import regions
 from memprof.oom.reading.unbend import streams_of
 from tests.oom.examples import EXAMPLES

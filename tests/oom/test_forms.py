@@ -9,7 +9,7 @@ from memprof.reports.markdown.draw import text as escaped
 from memprof.reports.renderers import draw
 
 from memprof.oom import explain_log, find_failures
-from memprof.oom.messages import FORMS, NOT_MEMORY
+from memprof.oom.known_messages import FORMS, NOT_MEMORY
 from memprof.oom.reading.find import read_log
 from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 

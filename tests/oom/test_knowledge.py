@@ -19,7 +19,7 @@ from memprof.oom import evidence, explain, stack
 from memprof.oom.expressions import Scope, check, evaluate
 from memprof.oom.form import Form
 from memprof.oom.frameworks import frameworks, names_in
-from memprof.oom.messages import DEVICE_FORMS, FORMS, NOT_MEMORY, TRIGGERS, answer_of
+from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY, TRIGGERS, answer_of
 from memprof.oom.reading import engine_share, fields, find, frames, hits, unbend
 from memprof.oom.tables import MESSAGE_FILES, table
 from memprof.oom.wording import choose, fill

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.oom.messages import FORMS
+from memprof.oom.known_messages import FORMS
 from memprof.oom.reading.hits import Hit
 from memprof.oom.reading.unbend import Stream
 

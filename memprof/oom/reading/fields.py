@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from memprof.oom.form import Form
-from memprof.oom.messages import DEVICE_FORMS
+from memprof.oom.known_messages import DEVICE_FORMS
 from memprof.oom.reading.sizes import SIZE, bytes_of
 from memprof.oom.tables import table
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from memprof.oom.failure import Failure
 from memprof.oom.form import Form
-from memprof.oom.messages import NOT_MEMORY
+from memprof.oom.known_messages import NOT_MEMORY
 from memprof.oom.reading.events import events_of
 from memprof.oom.reading.frames import frames_around
 from memprof.oom.reading.hits import Hit, hits_in

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from memprof.oom.form import Form
-from memprof.oom.messages import DEVICE_FORMS, FORMS
+from memprof.oom.known_messages import DEVICE_FORMS, FORMS
 from memprof.oom.reading.fields import messages_in
 from memprof.oom.reading.sizes import bytes_of
 from memprof.oom.reading.unbend import Stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from memprof.oom.messages import TRIGGERS
+from memprof.oom.known_messages import TRIGGERS
 
 __all__ = ["regions"]
 

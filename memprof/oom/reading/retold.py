@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memprof.oom.failure import Failure, Frame
-from memprof.oom.messages import FORMS
+from memprof.oom.known_messages import FORMS
 
 __all__ = ["fits_frames", "retold"]
 

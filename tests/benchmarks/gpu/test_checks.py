@@ -52,6 +52,7 @@ def test_the_cases_are_told_apart_by_name() -> None:
 
 
 @no_gpu
+@pytest.mark.heavy
 def test_a_run_is_held_to_its_closed_forms_and_to_the_unwatched_run() -> None:
     told = checks._truth(shrunk(TRUTH[2]), tiny=True)
     assert "error" not in told
@@ -205,6 +206,7 @@ def test_the_kernel_is_asked_for_every_size_there_is_to_check() -> None:
     assert sizes == [(n, v, h) for n in (8192, 65536) for v in (128256, 151936) for h in (2048, 4096)]
 
 
+@pytest.mark.heavy
 def test_the_kernels_tiny_form_runs_here() -> None:
     told = checks.fused_kernel(tiny=True)
     (row,) = told["runs"]

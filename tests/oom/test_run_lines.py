@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memprof.oom.message import MOST_LINES, oom_lines
+from memprof.oom.run_lines import MOST_LINES, oom_lines
 
 GIB = 2**30
 
