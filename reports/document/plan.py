@@ -18,7 +18,7 @@ from memprof.reports.document.text import (
     time_taken,
 )
 
-__all__ = ["PlanDocument", "PlanRow", "Priced", "build_plan"]
+__all__ = ["PlanDocument", "PlanRow", "build_plan"]
 
 
 @dataclass(frozen=True)
@@ -55,29 +55,14 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
-class Priced:
-    """A point of the chart of memory against time; ``lines`` tell it apart from the others, for its label.
-
-    ``time_us`` is a step's, or a thousand tokens' where steps differ in their work (:attr:`PlanDocument.per_tokens`).
-    """
-
-    name: str
-    needed_bytes: int
-    time_us: int
-    fits: bool
-    on_front: bool
-    fastest: bool
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class PlanDocument:
     """What is shown of a plan.
 
     ``scale_bytes`` is the one scale of every bar. ``best`` names the best row and is empty where nothing fits; ``code``
     and ``yaml`` are its settings to paste, as they stand: they hold line breaks. ``fastest_code`` is the fastest's,
-    where that is another one. ``priced`` are the rows whose time is estimated. ``room`` says which rows may use less
-    than ``limit_bytes``, and why; ``varied`` what differs between the values of ``--vary``.
+    where that is another one. ``priced`` are the points of the chart of memory against time, as its script reads them.
+    ``room`` says which rows may use less than ``limit_bytes``, and why; ``varied`` what differs between the values of
+    ``--vary``.
     """
 
     title: str
@@ -97,7 +82,7 @@ class PlanDocument:
     fastest: str = ""
     fastest_sentence: str = ""
     fastest_code: str = ""
-    priced: tuple[Priced, ...] = ()
+    priced: tuple[dict[str, Any], ...] = ()
     per_tokens: bool = False
     room: str = ""
     varied: str = ""
@@ -295,7 +280,7 @@ def _words(us: int, data: Mapping[str, Any]) -> str:
     return time_taken(us, estimated=True) + (f" for {thousands(1000)} tokens" if _per_tokens(data) else " a step")
 
 
-def _priced(data: Mapping[str, Any]) -> tuple[Priced, ...]:
+def _priced(data: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """Make the points of the chart: the rows as given, and the smaller micro-batches that a search for speed found."""
     rows = [row for row in data["rows"] if row.get("step_s")]
     if data["maximized"] == "speed":
@@ -305,23 +290,21 @@ def _priced(data: Mapping[str, Any]) -> tuple[Priced, ...]:
     return tuple(_point(row, data, differ, fastest) for row in rows)
 
 
-def _point(row: Mapping[str, Any], data: Mapping[str, Any], differ: list[str], fastest: Mapping[str, Any]) -> Priced:
-    config, us = row["config"], _time_us(row, _per_tokens(data))
+def _point(
+    row: Mapping[str, Any], data: Mapping[str, Any], differ: list[str], fastest: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Make a point; its lines tell it apart from the others, in its label."""
+    config, us, need = row["config"], _time_us(row, _per_tokens(data)), int(row["device_peak_bytes"])
     lines = [
-        f"{gib(row['device_peak_bytes'])} GiB needed, {'fits' if row['fits'] else 'does not fit'}",
+        f"{gib(need)} GiB needed, {'fits' if row['fits'] else 'does not fit'}",
         f"{_words(us, data)} (estimated)",
         *(f"{name} = {config[name]}" for name in differ),
     ]
-    same = row["method"] == fastest.get("method") and config == fastest.get("config")
-    return Priced(
-        name=plain(row["method"]),
-        needed_bytes=int(row["device_peak_bytes"]),
-        time_us=us,
-        fits=bool(row["fits"]),
-        on_front=bool(row.get("on_front")),
-        fastest=same,
-        lines=tuple(plain(line) for line in lines),
-    )
+    return {
+        "name": plain(row["method"]), "bytes": need, "seconds": us / 1e6, "fits": bool(row["fits"]),
+        "on_front": bool(row.get("on_front")), "lines": [plain(line) for line in lines],
+        "fastest": row["method"] == fastest.get("method") and config == fastest.get("config"),
+    }  # fmt: skip
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:

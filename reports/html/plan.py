@@ -71,15 +71,8 @@ def _prices(plan: PlanDocument) -> Markup | None:
 
 def _points(plan: PlanDocument) -> dict[str, Any]:
     """Return what the chart's script reads."""
-    points = [
-        {
-            "name": point.name, "bytes": point.needed_bytes, "seconds": point.time_us / 1e6, "fits": point.fits,
-            "on_front": point.on_front, "fastest": point.fastest, "lines": point.lines,
-        }
-        for point in plan.priced
-    ]  # fmt: skip
     per = f"time of {thousands(1000)} tokens" if plan.per_tokens else "time of a step"
-    return {"points": points, "limit": plan.limit_bytes, "per": per}
+    return {"points": plan.priced, "limit": plan.limit_bytes, "per": per}
 
 
 def _limit_label(plan: PlanDocument, scale: int) -> Markup:

@@ -38,6 +38,8 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
     """
     shown = {part.id for part in summary.bar}
     others = [Part(child.id, child.label, 0) for row in rows for child in row.children if child.id not in shown]
+    guessed = [_fact_card(summary.guessed, guessed=True)] if summary.guessed else []
+    cards = [*(_fact_card(fact) for fact in summary.facts), *guessed]
     number, _, unit = amount(summary.peak_bytes).partition(" ")
     share = percent(summary.peak_bytes, summary.capacity_bytes) if summary.capacity_bytes else ""
     lead = f"{share} of the device, in " if share else "in "
@@ -55,7 +57,7 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
                 el("div", {"class": "number"}, el("strong", {"id": "peak-gib"}, number), " ", unit),
                 el("div", {}, lead, el("a", {"href": "#timeline"}, summary.where)),
             ),
-            el("dl", {"class": "facts"}, *[_fact_card(fact) for fact in summary.facts], _guess_card(summary.guessed)),
+            el("dl", {"class": "facts"}, *cards),
         ),
         bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described="At the peak: "),
         _bar_axis(summary),
@@ -74,26 +76,15 @@ def headline_lines(headline: Headline, changes: bool = True) -> list[Markup]:
     return [*lines, el("p", {"class": "muted"}, headline.assumed)] if headline.assumed else lines
 
 
-def _fact_card(fact: Fact) -> Markup:
+def _fact_card(fact: Fact, guessed: bool = False) -> Markup:
+    """Draw a fact; where it counts what is guessed, its note lists these allocations with what else each could be."""
+    link = el("a", {"href": "#allocations", "data-filter": "guessed"}, fact.note) if guessed else fact.note
+    mark = el("i", {"class": "swatch guess", "aria-hidden": "true"}) if guessed else None
     return el(
         "div",
         {},
-        el("dt", {"class": "muted"}, fact.label),
+        el("dt", {"class": "muted"}, mark, fact.label),
         el("dd", {"class": "value"}, fact.value if fact.bytes is None else amount(fact.bytes)),
-        el("dd", {"class": "muted note"}, fact.note),
-    )
-
-
-def _guess_card(guessed: Fact | None) -> Markup | None:
-    """Count what is guessed; the link lists these allocations with what else each could be."""
-    if guessed is None:
-        return None
-    link = el("a", {"href": "#allocations", "data-filter": "guessed"}, guessed.note)
-    return el(
-        "div",
-        {},
-        el("dt", {"class": "muted"}, el("i", {"class": "swatch guess", "aria-hidden": "true"}), guessed.label),
-        el("dd", {"class": "value"}, amount(guessed.bytes or 0)),
         el("dd", {"class": "muted note"}, link),
     )
 

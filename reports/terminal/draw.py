@@ -38,7 +38,9 @@ def draw(sheet: Sheet, width: int = 100, colour: bool = False) -> str:
             console.print()
         for block in section:
             for line in _block(block, width, colour):
-                console.print(line)
+                # rich joins texts it is handed, and forgets how each is to be broken.
+                how = {"no_wrap": line.no_wrap, "overflow": line.overflow} if isinstance(line, Text) else {}
+                console.print(line, crop=False, **how)  # type: ignore[arg-type]
     return text_of(console)
 
 

@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
-from memprof.reports.document.blocks import Line, table
+from memprof.reports.document.blocks import Code, Line, Sheet, table
 from memprof.reports.document.build import build_document
 from memprof.reports.document.tables import allocation_rows
 from memprof.reports.renderers import draw
 from memprof.reports.terminal.bars import LETTERS
+from memprof.reports.terminal.draw import draw as draw_sheet
 from memprof.reports.terminal.report import print_document, render_short, render_terminal
 from memprof.reports.terminal.screen import console_of, text_of
 from memprof.reports.terminal.table import draw_table
@@ -105,3 +106,13 @@ def test_the_widest_column_of_words_gives_way_first() -> None:
     console.print(*draw_table(found, 50, colour=False))
     first = text_of(console).splitlines()[1]
     assert first == f"{'a' * 18}…  short  2 × 152.50 MiB    1.50"
+
+
+def test_settings_to_paste_are_never_broken_and_a_frame_is_cut_at_its_beginning() -> None:
+    setting, frame = f"args = GRPOConfig({'x' * 90})", f"/{'deep/' * 20}model.py:12 forward"
+    sheet = Sheet(((Code((setting,), "python"), Code((frame,), paths=True)),))
+    first, second = draw_sheet(sheet, 60).splitlines()
+    assert first == setting
+    assert second.startswith("…/")
+    assert second.endswith("/model.py:12 forward")
+    assert len(second) <= 60
