@@ -68,28 +68,20 @@ class Order:
         operations: kind (0 takes), number of the block, number of the size.
         size_of: the number of each block's size.
         gone: the places of the operations to leave out.
-        within: the places to list; None: all.
     """
 
-    def __init__(
-        self,
-        operations: Sequence[tuple[int, int, int]],
-        size_of: dict[int, int],
-        gone: set[int],
-        within: range | None = None,
-    ) -> None:
-        places = range(len(operations)) if within is None else within
+    def __init__(self, operations: Sequence[tuple[int, int, int]], size_of: dict[int, int], gone: set[int]) -> None:
         self._entries: list[Entry] = []
         self._gaps: list[int] = []  # places in ``_entries``
         self._ends: list[int] = []  # of each gap, in what is left out
         left_out = []
-        for at in places:
+        for at, operation in enumerate(operations):
             if at in gone:
                 left_out.append(at)
             else:
                 self._close_gap(len(left_out), at)
-                self._entries.append((*operations[at], at))
-        self._close_gap(len(left_out), places.stop)
+                self._entries.append((*operation, at))
+        self._close_gap(len(left_out), len(operations))
         self._signs = np.array([1 if operations[at][0] == 0 else -1 for at in left_out], dtype=np.int64)
         self._sizes = np.array([size_of[operations[at][1]] for at in left_out], dtype=np.int64)
 

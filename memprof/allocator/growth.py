@@ -19,7 +19,7 @@ step asks the same, is *parked*: its steps are counted and not run. That changes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ __all__ = ["DROP", "DROP_OLD", "TAKE", "GrowthReplay", "Operation", "Step"]
 
 _PERIODS = 4  # steps after which a pool may be back where it was
 _NOTHING = -1
-_FEWEST_ROUNDS = 5
 
 
 class Operation(NamedTuple):
@@ -53,57 +52,6 @@ class Step(NamedTuple):
     places: int
 
 
-class _Rounds(NamedTuple):
-    """Rounds within a step (layers) that do the same as one another: ``length`` operations from ``first`` on,
-    ``number`` times. ``carried``: where the first round takes what the second drops."""
-
-    first: int
-    length: int
-    number: int
-    carried: list[int]
-
-    def begin(self, done: int) -> int:
-        """Return the first operation after so many rounds."""
-        return self.first + done * self.length
-
-
-def _rounds_of(operations: Sequence[Operation]) -> _Rounds | None:
-    """Find the rounds around the middle of a step that cover most of it; None where there are fewer than five."""
-    taken = {o.place: at for at, o in enumerate(operations) if o.kind == TAKE}
-    forms = [(k, size if k == TAKE else at - taken[place]) for at, (k, place, size) in enumerate(operations)]
-    middle, best = len(forms) // 2, range(0)
-    for length in range(2, middle // 2):
-        if forms[middle : middle + length] != forms[middle - length : middle]:
-            continue
-        first, end = middle, middle
-        while first > 0 and forms[first - 1] == forms[first - 1 + length]:
-            first -= 1
-        while end + length < len(forms) and forms[end] == forms[end + length]:
-            end += 1
-        found = range(first, end + 1, length)  # where each round begins
-        if len(found) * length > len(best) * best.step:
-            best = found
-        if 2 * len(best) * best.step > len(forms):
-            break
-    if len(best) < _FEWEST_ROUNDS:
-        return None
-    dropped = {o.place: at for at, o in enumerate(operations) if o.kind == DROP}
-    second, third = best[1], best[2]
-    carried = []
-    for at in range(best[0], second):
-        kind, place, _ = operations[at]
-        if kind == TAKE and dropped.get(place, 0) >= second:
-            if dropped[place] >= third:
-                return None
-            carried.append(at)
-    return _Rounds(best.start, best.step, len(best), carried)
-
-
-class _Rest(NamedTuple):
-    rounds: int  # that were run
-    skipped: int  # after them
-
-
 class _Parked(NamedTuple):
     since: int
     period: int
@@ -112,13 +60,13 @@ class _Parked(NamedTuple):
 class GrowthReplay:
     """Run steps. ``blocks`` are those of the step before the first one, by number; None where one was dropped.
 
-    While the operations stay the same, no size may become smaller. ``whole``: park nothing.
+    While the operations stay the same, no size may become smaller.
     """
 
-    def __init__(self, allocator: CachingAllocator, blocks: Sequence[Block | None], *, whole: bool = False) -> None:
+    def __init__(self, allocator: CachingAllocator, blocks: Sequence[Block | None]) -> None:
         self._allocator = allocator
         # Garbage collection counts how often a pool was searched, so every search must happen.
-        self._parks = not whole and not allocator.settings.garbage_collection_threshold
+        self._parks = not allocator.settings.garbage_collection_threshold
         self._blocks = list(blocks)
         self._kept = self._keeps = [place for place, block in enumerate(blocks) if block is not None]
         self._step = self._done = self._before = Step((), (), (), 0)
@@ -132,10 +80,6 @@ class GrowthReplay:
         self._count = 0
         self._own: list[Block | None] = []
         self._running = False
-        self._rounds: _Rounds | None = None
-        self._skips: dict[tuple[int, int], list[Entry]] = {}
-        self._skipping: tuple[set[int], int] | None = None
-        self._resting: set[int] = set()
         self._without: Without | None = None
         self._takes: list[int] = []  # of large blocks in a step, by size
 
@@ -153,7 +97,7 @@ class GrowthReplay:
         elif self._parked:
             self._run_around()
         else:
-            self._run_in_rounds()
+            self._run(0)
         for place in self._keeps:
             if self._own[place] is None:
                 self._own[place] = self._blocks[place]
@@ -192,9 +136,6 @@ class GrowthReplay:
         done = self._step.operations[: heap.at] if self._running else ()
         for pool in parked:
             self._replay(range(heap.at if self._running else 0), pool, self._own)
-        if self._skipping is not None:
-            for pool in self._skipping[0]:
-                self._replay(range(self._skipping[1], heap.at), pool, self._own)
         self._restore(highest)
         gone = {(o.kind, o.place) for o in done}
         held = [(False, n, self._blocks[n]) for n in self._kept if (DROP_OLD, n) not in gone]
@@ -215,13 +156,10 @@ class GrowthReplay:
             pairs = zip(self._needs, step.streams, strict=True)
             self._homes = [self._allocator.pool_of(need, stream) for need, stream in pairs]
             self._size_of = {o.place: o.size for o in step.operations if o.kind == TAKE}
-            self._rounds = _rounds_of(step.operations)
-            self._skips.clear()
             dropped = {o.place for o in step.operations if o.kind == DROP}
             self._keeps = [place for place in self._size_of if place not in dropped]
             self._crossed = set()
             self._states.clear()
-            self._resting = self._find_resting()
             self._without = self._leave_out()
             return None
         changed, new = self._crossed, self._new_needs(step, before)
@@ -240,8 +178,6 @@ class GrowthReplay:
             self._without.resized([number for number, _ in new])
         if self._crossed:
             self._around = None
-            self._skips.clear()
-            self._resting = self._find_resting()
             self._without = self._leave_out()
         return changed
 
@@ -253,62 +189,12 @@ class GrowthReplay:
                 found.append((number, need))
         return found
 
-    def _run(self, first: int, end: int | None = None) -> None:
-        """Run the current step's operations from this one on, up to ``end``."""
-        step, heap = self._step, self._allocator
-        end = len(step.operations) if end is None else end
-        while heap.run(step.operations, first, end, self._homes, self._needs, step.sizes, self._own, self._blocks):
+    def _run(self, first: int) -> None:
+        """Run the current step's operations from this one on."""
+        heap, operations, sizes = self._allocator, self._step.operations, self._step.sizes
+        end, own, old = len(operations), self._own, self._blocks
+        while heap.run(operations, first, end, self._homes, self._needs, sizes, own, old):
             first = heap.at + 1
-
-    def _run_in_rounds(self) -> None:
-        """Run the whole step; where its rounds leave pools as they were, run only the others' part of the rest."""
-        rounds, pools = self._rounds, self._resting
-        if rounds is None or not pools or self._crossed:
-            self._run(0)
-            return
-        done = self._rounds_until_rest(rounds, pools, self._own, self._run)
-        begin, end = rounds.begin(done.rounds), rounds.begin(done.rounds + done.skipped)
-        if done.skipped:
-            self._skipping = (pools, begin)
-            if (begin, end) not in self._skips:
-                self._skips[begin, end] = self._order_without(pools, begin, end)
-            at = self._run_order(self._skips[begin, end])
-            self._skipping = None
-            if at is not None:  # the pools were needed, and are where this operation finds them
-                self._run(at)
-                return
-            self._carry(rounds, pools, self._own, done)
-        self._run(end)
-
-    def _rounds_until_rest(
-        self, rounds: _Rounds, pools: set[int], own: list[Block | None], run: Callable[[int, int], None]
-    ) -> _Rest:
-        """Run the step up to the round after which these pools are where an earlier round had left them."""
-        run(0, rounds.begin(1))
-        states = [self._round_state(rounds, pools, own, 1)]
-        for done in range(2, min(rounds.number - 1, _PERIODS + 2) + 1):
-            run(rounds.begin(done - 1), rounds.begin(done))
-            states.append(self._round_state(rounds, pools, own, done))
-            for period in range(1, len(states)):
-                if states[-1] == states[-1 - period]:
-                    return _Rest(done, (rounds.number - done) // period * period)
-        return _Rest(len(states), 0)
-
-    def _round_state(self, rounds: _Rounds, pools: set[int], own: list[Block | None], done: int) -> list[object]:
-        """Return where pools are after so many rounds: their free blocks, and what the next round finds in use."""
-        found: list[object] = [home.state() for home in self._homes if id(home) in pools]
-        for at in rounds.carried:
-            block = own[self._step.operations[at + (done - 1) * rounds.length].place]
-            found.append(block.address if block is not None and id(block.pool) in pools else None)
-        return found
-
-    def _carry(self, rounds: _Rounds, pools: set[int], own: list[Block | None], rest: _Rest) -> None:
-        """Number what a round finds in use of these pools as the rounds after the skipped ones do."""
-        for at in rounds.carried:
-            now, later = (at + (done - 1) * rounds.length for done in (rest.rounds, rest.rounds + rest.skipped))
-            block = own[self._step.operations[now].place]
-            if block is not None and id(block.pool) in pools:
-                own[self._step.operations[later].place] = block
 
     def _leave_out(self) -> Without | None:
         """Find the allocations of small pools that need not be executed; None where they are few."""
@@ -336,16 +222,6 @@ class GrowthReplay:
                 return None
         return without.order(self._needs) if without.has_room(self._needs) else None
 
-    def _find_resting(self) -> set[int]:
-        """Find the pools of which the rounds keep nothing and give back nothing that was there before."""
-        rounds = self._rounds
-        if rounds is None or not self._parks:
-            return set()
-        keeps = set(self._keeps)
-        inside = self._step.operations[rounds.first : rounds.begin(rounds.number)]
-        touched = {id(self._homes[self._size_of[place]]) for _, place, _ in inside if place in keeps}
-        return {id(home) for home in self._homes if self._is_exact(home)} - touched
-
     def _is_exact(self, home: Pool) -> bool:
         """Tell whether every block is as large as asked for (rounded), wherever it lies."""
         return home.small or self._allocator.settings.expandable_segments
@@ -353,7 +229,7 @@ class GrowthReplay:
     def _run_around(self) -> None:
         """Run the current step without the parked pools, and with them once they are needed."""
         if self._around is None:
-            self._around = self._order_without(set(self._parked), 0, len(self._step.operations))
+            self._around = self._order_without_parked()
         at = self._run_order(self._around)
         if at is not None:
             self._run(at)
@@ -367,11 +243,11 @@ class GrowthReplay:
         heap.aside = 0
         return None
 
-    def _order_without(self, pools: set[int], begin: int, end: int) -> list[Entry]:
-        """List the operations of the other pools, and between them what these pools hold."""
+    def _order_without_parked(self) -> list[Entry]:
+        """List the operations of the other pools, and between them what the parked ones hold."""
         operations = self._step.operations
-        gone = {at for at in range(begin, end) if id(self._home_of(*operations[at])) in pools}
-        return Order(operations, self._size_of, gone, range(begin, end)).of(self._needs)
+        gone = {at for at, operation in enumerate(operations) if id(self._home_of(*operation)) in self._parked}
+        return Order(operations, self._size_of, gone).of(self._needs)
 
     def _home_of(self, kind: int, place: int, size: int) -> Pool:
         if kind == DROP_OLD:
@@ -410,7 +286,7 @@ class GrowthReplay:
             since, period = self._parked.pop(pool)
             for _ in range((self._count - since) % period):
                 own: list[Block | None] = [None] * len(self._blocks)
-                self._replay_step(pool, own)
+                self._replay(range(len(self._step.operations)), pool, own)
                 self._blocks = [new or old for new, old in zip(own, self._blocks, strict=True)]
             self._tell_requested(pool)
         self._restore(highest)
@@ -445,19 +321,6 @@ class GrowthReplay:
     def _restore(self, highest: tuple[int, int, int]) -> None:
         heap = self._allocator
         heap.max_active, heap.max_allocated, heap.max_requested = highest
-
-    def _replay_step(self, pool: int, own: list[Block | None]) -> None:
-        """Run that part of a step that concerns one pool; it needs no new memory."""
-
-        def run(first: int, end: int) -> None:
-            self._replay(range(first, end), pool, own)
-
-        end, rounds = 0, self._rounds
-        if rounds is not None and pool in self._resting:
-            rest = self._rounds_until_rest(rounds, {pool}, own, run)
-            self._carry(rounds, {pool}, own, rest)
-            end = rounds.begin(rest.rounds + rest.skipped)
-        run(end, len(self._step.operations))
 
     def _replay(self, positions: range, pool: int, own: list[Block | None]) -> None:
         """Run those operations that concern one pool; they need no new memory."""
