@@ -186,7 +186,6 @@ RMSPROP_STATE = Target(
 LOADER_ITERATOR = Target(
     "torch.utils.data.dataloader", "_BaseDataLoaderIter.__init__", "(self, loader)", how=REPLACED, needed_by=_SIMULATED,
 )  # fmt: skip
-TREE_MAP = Target("torch.utils._pytree", "tree_map", "(func, tree)", needed_by=_SIMULATED)
 EXCLUDE_KEYS = Target("torch._C", "_ExcludeDispatchKeyGuard", needed_by=_SIMULATED)
 KEY_SET = Target("torch._C", "DispatchKeySet", how=READ, needed_by=_SIMULATED)
 AUTOCAST_KEY = Target("torch._C", "DispatchKey.AutocastCPU", how=READ, needed_by=_SIMULATED)

@@ -142,7 +142,7 @@ class LeanTrainer(_Trainer):
         elif (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             why = "needs checkpointing with use_reentrant=False, torch's default"
         if why is None:
-            return Adaptation(self._once_log, self._clear_cache, self._techniques.lighten)
+            return Adaptation(self._once_log, self._clear_cache, lambda: self._techniques.lighten(draws=self._draws))
         if lean.on_oom == "adapt":
             raise UsageError(f"on_oom='adapt' {why}.")
         self._once_log.say(f"memory that runs out ends the run: on_oom='adapt' {why}")
@@ -200,7 +200,7 @@ class LeanTrainer(_Trainer):
             log=self._once_log,
             pad_id=trl.TOKENIZER.of(self).pad_token_id,
             counts_padding=self._probe is None or self._probe.counts_padding,
-            draws=self._probe is None or self._probe.draws,
+            draws=self._draws,
             adaptation=self._adaptation,
             adapter_outside=self._adapter_outside,
             group_size=trl.GROUP_SIZE.of(self),
@@ -393,6 +393,11 @@ class LeanTrainer(_Trainer):
                 self._whole_batch_reason = f"{why} (with a forward hook on {where})" if hooks else why
                 self._use_trls_step(self._whole_batch_reason)
         return not self._whole_batch_reason
+
+    @property
+    def _draws(self) -> bool:
+        """Tell whether a forward in training draws random numbers."""
+        return self._probe is None or self._probe.draws
 
     @property
     def _adapter_outside(self) -> str | None:

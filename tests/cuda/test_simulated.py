@@ -55,20 +55,30 @@ SEEING: dict[str, dict[str, Any]] = {
         "vision_config": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
                           "num_attention_heads": 4, "image_size": 224, "patch_size": 14},
     },
+    "qwen2_vl": {
+        "architectures": ["Qwen2VLForConditionalGeneration"], "image_token_id": 50, "vision_start_token_id": 51,
+        "vision_end_token_id": 52, "video_token_id": 53,
+        "text_config": {**_SEES, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                                     "mrope_section": [8, 12, 12]}},
+        "vision_config": {"depth": 3, "num_heads": 4, "embed_dim": 128, "hidden_size": 256, "mlp_ratio": 2},
+    },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", SEEING)
 def test_a_simulated_step_with_images_holds_what_the_real_one_does(kind: str, tmp_path: Path) -> None:
+    """The same tensors are there at the peak. Where they lie, and so the ends of blocks that they get, is nearly so."""
     settings = {"dtype": "bfloat16", "images": 2, "image_size": "320x240", "prompt_length": 260}
     shape = {"model_type": kind, **SEEING[kind]}
     told = run(
         "as_settings", {"folder": str(tmp_path), "card": "H100", "settings": settings, "shape": shape},
-        env=device("H100"),
+        env=device("H100", values_max=65536, copy_max=65536),
     )  # fmt: skip
     real, simulated = told["real"], told["simulated"]
     assert real["error"] is None
-    assert simulated["allocated_bytes"] == pytest.approx(real["allocated_bytes"], rel=5e-3)
+    assert simulated["requested_bytes"] == real["requested_bytes"]
+    assert simulated["allocated_bytes"] == pytest.approx(real["allocated_bytes"], rel=2e-3)
+    assert simulated["reserved_bytes"] == pytest.approx(real["reserved_bytes"], abs=2 * 2**20)
 
 
 @pytest.mark.parametrize("name", CASES)

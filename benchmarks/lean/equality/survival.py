@@ -38,11 +38,14 @@ CASES: dict[str, dict[str, Any]] = {
     "full, two accumulated": {"settings": {"gradient_accumulation_steps": 2}},
     "full, two ranks": {"ranks": 2},
     "full, most memory in the optimizer's step": {
-        "shape": {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 65536},
+        "shape": {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 32768, "num_attention_heads": 4},
         "settings": {"max_tokens_per_piece": 64, "gradient_checkpointing": True, "generation_batch": 4,
-                     "steps_per_generation": 2, "max_completion_length": 12},
+                     "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8},
     },
-    "full, most memory in generation": {"settings": {"max_tokens_per_piece": 64, "checkpointing": "offloaded"}},
+    "full, most memory in generation": {
+        "shape": {"head_dim": 512, "num_key_value_heads": 2, "intermediate_size": 64},
+        "settings": {"max_tokens_per_piece": 128, "gradient_checkpointing": True},
+    },
 }
 SHORTAGES = (2, 5, 10, 20)
 

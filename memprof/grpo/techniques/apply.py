@@ -92,10 +92,10 @@ class Techniques:
         self.checkpointing = "auto"
         self.tile: int | None = None
 
-    def lighten(self) -> str | None:
+    def lighten(self, *, draws: bool) -> str | None:
         """Checkpoint the layers harder, or run their MLPs in smaller tiles; return what, or None for nothing left.
 
-        The gradient stays the same but for rounding.
+        The gradient stays the same but for rounding. So a model that ``draws`` has no tiles: their dropout is another.
         """
         own = getattr(self._model, "is_gradient_checkpointing", False)
         kinds = () if self.checkpointing == "offloaded" or not _has_layers(self._model) else ("full", "offloaded")
@@ -105,7 +105,7 @@ class Techniques:
             self.apply()
             return f"checkpointing={kind!r}"
         tile = (self.tile or 2 * TILE_TOKENS) // 2
-        if tile < _LEAST_TILE or not _can_tile(self._model):
+        if draws or tile < _LEAST_TILE or not _can_tile(self._model):
             return None
         self._lighter = self.checkpointing, tile
         self.apply()

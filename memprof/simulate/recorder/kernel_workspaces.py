@@ -24,9 +24,11 @@ _graph_task: Any = torch_names.GRAPH_TASK.get()
 _MULTIPLIES = {_ATEN.mm.default, _ATEN.mm.out, _ATEN.bmm.default, _ATEN.addmm.default, _ATEN.baddbmm.default}
 _FOREACH_NORM: Any = torch_names.FOREACH_NORM.get()
 _FLASH_BACKWARD: Any = torch_names.FLASH_BACKWARD.get()
+#: And how many of their first arguments are copied where they are not contiguous.
+_LAYER_NORMS = {_ATEN.native_layer_norm.default: 1, _ATEN.native_layer_norm_backward.default: 2}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-# Threads of a multiprocessor whose shared memory holds the larger tiles, and of one that has a kernel that splits them.
-_ROOMY, _CRAMPED = 2048, 1536
+# Threads of a multiprocessor whose shared memory does not hold the larger tiles, so that a kernel splits them.
+_CRAMPED = 1536
 _FEW_IDS = 3072  # up to which nothing is sorted by cub's large kernels
 _CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel works on
 
@@ -86,8 +88,8 @@ def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[
     batch, heads, tokens, width = query.shape
     sums, half = batch * heads * tokens * 4, query.element_size() < 4
     wide = half and 64 < width <= 128
-    block = 128 if wide and card.threads == _ROOMY else 64
     cramped = wide and card.threads == _CRAMPED
+    block = 128 if wide and not cramped else 64
     locks = -(-tokens // block) * (-(-width // block) if cramped else 1) * 16
     # Tiles of dK and dV that do not fit into shared memory, of every part that the keys are divided into.
     parts = max(1, min(-(-args[2].shape[2] // 64), 200 // (batch * heads)))
@@ -121,9 +123,10 @@ def _softmax_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[An
 
 
 def _masked_scatter(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
-    """Follow ``masked_scatter_cuda``: a prefix sum over the mask, and what cub needs to make it."""
+    """Follow ``masked_scatter_cuda``: a prefix sum over the mask, the mask in a row, what cub needs for both."""
     count = args[0].numel()
-    return [[count * 8, _up((-(-count // 896) + 32) * 16, 256) + 511]]
+    row = [] if args[1].is_contiguous() and args[1].shape == args[0].shape else [count]
+    return [[count * 8, *row, _up((-(-count // 896) + 32) * 16, 256) + 511]]
 
 
 def _index_put(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
@@ -261,6 +264,9 @@ def _early_bytes(func: Any, args: tuple[Any, ...]) -> list[int]:
     """List the sizes of what ``func``'s CUDA kernel allocates before its results, and holds until they are there."""
     if func is _FLASH_BACKWARD:  # works on [batch, tokens, heads, width] in a row
         copied = [t for t in (args[0], args[4]) if not t.transpose(1, 2).is_contiguous()]
+        return [t.numel() * t.element_size() for t in copied]
+    if func in _LAYER_NORMS:  # layer_norm_kernel.cu: works on rows in a row
+        copied = [t for t in args[:_LAYER_NORMS[func]] if not t.is_contiguous()]
         return [t.numel() * t.element_size() for t in copied]
     if func is _ATEN.embedding_dense_backward.default:
         ids = args[1].numel()

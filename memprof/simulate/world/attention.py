@@ -115,7 +115,7 @@ def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale
 
 def _efficient(query: Any, key: Any, value: Any, bias: Any, dropout: float, causal: bool, scale: float | None) -> Any:
     if bias is not None:
-        if extra := -bias.shape[-1] % 16:  # the kernel wants aligned rows: a padded copy, seen through a slice
+        if extra := -bias.shape[-1] % 8:  # the kernel wants aligned rows: a padded copy, seen through a slice
             bias = functional.pad(bias, (0, extra))[..., : bias.shape[-1]]
         bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))

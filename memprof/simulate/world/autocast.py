@@ -43,7 +43,6 @@ _READS_HALF = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 _AUTOCAST: Any = torch_names.AUTOCAST_KEY.get()
 _OFF = torch_names.KEY_SET.get()(_AUTOCAST)
 _without: Any = torch_names.EXCLUDE_KEYS.get()
-_tree_map: Any = torch_names.TREE_MAP.get()
 
 
 def _eligible(value: Any) -> bool:
@@ -58,10 +57,18 @@ def _operation(name: str) -> Any:
 def _cast_float32(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _without(_OFF):
-            args, kwargs = _tree_map(lambda v: v.float() if _eligible(v) else v, (args, kwargs))
-            return op(*args, **kwargs)
+            kwargs = {name: _float32(value) for name, value in kwargs.items()}
+            cast = [_float32(value) for value in reversed(args)]  # as torch's builds do: the last argument first
+            found = op(*reversed(cast), **kwargs)
+            while cast:  # and what was cast last is freed first
+                cast.pop()
+            return found
 
     return kernel
+
+
+def _float32(value: Any) -> Any:
+    return value.float() if _eligible(value) else value
 
 
 def _set_dtype(op: Any) -> Callable[..., Any]:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulator.emulated.device_run import train_here
+from memprof import analyze
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
 from memprof.simulate.run import simulate_settings
+from memprof.snapshot import snapshot_from_raw
 from tests.cuda.programs.answer import answer
 
 SHAPE: dict[str, Any] = {
@@ -26,7 +28,8 @@ def train_and_simulate(told: dict[str, Any]) -> dict[str, Any]:
     settings = Settings(model=str(model), **given)
     real = train_here(settings)
     raw = simulate_settings(settings, gpu=find_gpu(told["card"]), stacks=False)
-    return {"real": real, "simulated": raw["memprof"]["highest"]}
+    requested = analyze(snapshot_from_raw(raw)).max_requested
+    return {"real": real, "simulated": {**raw["memprof"]["highest"], "requested_bytes": requested}}
 
 
 if __name__ == "__main__":

@@ -61,10 +61,28 @@ def _norms(sizes: tuple[int, ...], dtype: str) -> Callable[[str], Work]:
     return make
 
 
-def _masked_scatter(shape: tuple[int, ...]) -> Callable[[str], Work]:
+def _masked_scatter(shape: tuple[int, ...], rows: tuple[int, ...] | None = None) -> Callable[[str], Work]:
+    """``rows``: of the mask, which is expanded over the rest of ``shape``."""
+
     def make(device: str) -> Work:
-        x, mask = torch.empty(shape, device=device), torch.ones(shape, dtype=torch.bool, device=device)
-        return lambda: x.masked_scatter(mask, x)
+        x = torch.empty(shape, device=device)
+        mask = torch.ones(rows or shape, dtype=torch.bool, device=device)
+        wide = mask.unsqueeze(-1).expand(shape) if rows else mask
+        return lambda: x.masked_scatter(wide, x)
+
+    return make
+
+
+def _layer_norm(backward: bool) -> Callable[[str], Work]:
+    """Normalise the rows of a transposed tensor, as a vision tower's patches are."""
+
+    def make(device: str) -> Work:
+        x, weight = torch.empty(8, 128, 256, device=device).transpose(1, 2), torch.empty(128, device=device)
+        mean = torch.empty(8, 256, 1, device=device)
+        if backward:
+            aten, wanted = torch.ops.aten, [True, False, False]
+            return lambda: aten.native_layer_norm_backward(x, x, [128], mean, mean, weight, weight, wanted)
+        return lambda: torch.native_layer_norm(x, [128], weight, weight, 1e-5)
 
     return make
 
@@ -182,6 +200,9 @@ OPERATIONS: dict[str, Callable[[str], Work]] = {
     "norms of three bfloat16": _norms((896 * 4864, 896, 100), "bfloat16"),
     "norms of two float32": _norms((64, 70_000), "float32"),
     **{f"masked_scatter {shape}": _masked_scatter(shape) for shape in [(8, 255), (8, 2047), (2, 20479)]},
+    "masked_scatter of an expanded mask": _masked_scatter((8, 452, 64), (8, 452)),
+    "layer_norm of a transposed tensor": _layer_norm(backward=False),
+    "backward of layer_norm of a transposed tensor": _layer_norm(backward=True),
     **{f"embedding backward of {ids}": _embedding_backward(ids) for ids in (2048, 4096, 40960)},
     **{f"index_put of {n}, accumulate {add}": _index_put(n, add) for n in (1536, 40_000) for add in (False, True)},
     **{f"{kind} {dtype} {tokens} tokens, {heads}/{kv} heads of {width}":
@@ -200,6 +221,7 @@ OPERATIONS: dict[str, Callable[[str], Work]] = {
            _chosen_attention(dtype, tokens, heads, kv, width, masked)
        for dtype, tokens, heads, kv, width, masked in [
            ("float16", 256, 14, 2, 64, False), ("bfloat16", 300, 4, 4, 128, True), ("float16", 300, 4, 2, 64, True),
+           ("float16", 292, 4, 4, 128, True),
        ]},
     **{f"multinomial ({rows}, {columns})": _multinomial(rows, columns)
        for rows, columns in [(8, 4000), (2, 128256), (64, 32000), (8, 600_000)]},

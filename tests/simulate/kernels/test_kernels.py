@@ -85,7 +85,8 @@ def test_reductions_ask_for_the_same_bytes_in_the_same_order(card: str) -> None:
 @pytest.mark.parametrize("card", ["T4", "V100-16GB"])
 def test_attention_in_full_asks_and_gives_back_in_the_same_order(card: str) -> None:
     wrong = {}
-    full = [name for name in RECORDED["operations"] if name.startswith(("attention float16", "backward of softmax"))]
+    begins = ("attention float16 256", "attention float16 300", "backward of softmax")
+    full = [name for name in RECORDED["operations"] if name.startswith(begins)]
     assert len(full) == 3
     for name in full:
         ours, real = _simulated(card)[name], RECORDED["operations"][name][card]
