@@ -19,7 +19,7 @@ from memprof.reports.document.text import CATEGORY_WORDS
 from benchmarks.lean import tables as lean_tables
 from benchmarks.lean.equality import survival
 from benchmarks.oom import forms_table
-from benchmarks.simulator import classes, comparisons, decisions, programs, rivals
+from benchmarks.simulator import classes, comparisons, decisions, programs, rivals, shortcuts
 from benchmarks.simulator.emulated import edges, matrix
 from benchmarks.tabling import ROOT, read, table
 from benchmarks.versions import cuda as cuda_versions
@@ -27,7 +27,7 @@ from examples import published_tables
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, Category
 
-_FILLED = "accuracy advice emulate faq glossary grpo-memory lean-techniques lean-trainer measurements oom"
+_FILLED = "accuracy advice emulate faq glossary grpo-memory lean-techniques lean-trainer measurements oom simulating"
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in _FILLED.split()),
@@ -205,6 +205,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "classes": lambda: classes.class_table(classes.gathered()),
     "decisions": lambda: decisions.table(read("decisions")),
     "rivals": lambda: rivals.table(read("rivals")),
+    "shortcuts": lambda: shortcuts.table_of(read("shortcuts")),
     "emulated-matrix": lambda: matrix.table(matrix.read()) + "\n",
     "emulated-edges": lambda: edges.table(edges.read()) + "\n",
     "published-methods": lambda: published_tables.methods_table(read("published_methods")),

@@ -24,7 +24,7 @@ from benchmarks.measure import interleaved, write_result
 from benchmarks.tabling import ROOT, table
 from memprof.simulate.plain import SHORTCUTS
 
-__all__ = ["main"]
+__all__ = ["main", "table_of"]
 
 _LLAMA = {"model": "meta-llama/Llama-3.1-8B-Instruct", "dtype": "bfloat16", "lora_r": 16, "prompt_length": 512}
 _SMALL = {"model": "Qwen/Qwen2.5-0.5B-Instruct"}
@@ -38,7 +38,10 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "8B, LoRA, 8 × 2,560 tokens": {**_LLAMA, "completion_length": 2048},
     "0.5B, 8,192 tokens generated": {**_SMALL, "dtype": "bfloat16", "completion_length": 8192},
     "0.5B, of a search": {**_SMALL, "dtype": "bfloat16", "gradient_accumulation_steps": 16},
-    "8B, lean, LoRA": {**_LLAMA, "recipe": "lean", "completion_length": 4096},
+    "0.5B, lean, LoRA, 2 × 20,480 tokens": {
+        **_SMALL, "dtype": "bfloat16", "lora_r": 16, "recipe": "lean", "prompt_length": 512, "completion_length": 19968,
+        "per_device_train_batch_size": 2, "num_generations": 2, "generation": "none",
+    },
     "8B, LoRA, 8 × 20,480 tokens": {**_LLAMA, "completion_length": 19968},
     "30B-A3B, LoRA": {"model": "Qwen/Qwen3-30B-A3B", "dtype": "bfloat16", "lora_r": 16},
 }  # fmt: skip
@@ -84,7 +87,7 @@ def main(only: tuple[str, ...], names: tuple[str, ...], pairs: int, limit: int, 
         kept[workload] = {"limit_s": limit, "cpu_s": {name: [r["cpu_s"] for r in told] for name, told in found.items()}}
         result = {"lines": _lines(), "workloads": {name: kept[name] for name in WORKLOADS if name in kept}}
         write_result(result, out)
-        print(_table(result), file=sys.stderr)
+        print(table_of(result), file=sys.stderr)
 
 
 def _timed(workload: str, off: list[str], limit: int) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def _lines() -> dict[str, int]:
     return found
 
 
-def _table(found: dict[str, Any]) -> str:
+def table_of(found: dict[str, Any]) -> str:
     """Show CPU seconds (medians) by workload and by the shortcut left out; ``> N``: stopped after N."""
     head = ("CPU seconds", "pairs", "all", *(f"without `{name}` ({n} lines)" for name, n in found["lines"].items()))
     rows: list[list[object]] = []
@@ -120,7 +123,7 @@ def _table(found: dict[str, Any]) -> str:
         for name in found["lines"]:
             without = statistics.median(seconds[name]) if name in seconds else None
             row.append("–" if without is None else f"> {limit}" if without >= limit
-                       else f"{without:.1f} ({1 - whole / without:.0%} saved)")  # fmt: skip
+                       else f"{without:.1f} ({100 * (1 - whole / without):.0f} % saved)")  # fmt: skip
         rows.append(row)
     return table(head, rows)
 
