@@ -58,5 +58,5 @@ class LeanRLOOTrainer(LeanTrainer, _Paired):  # type: ignore[misc, unused-ignore
     def _divisor(self) -> int:
         return int(self.current_gradient_accumulation_steps) if self.model.training else 1
 
-    def _loss_terms(self, **known: bool) -> LossTerms:
-        return LossTerms.of_rloo(**known)
+    def _loss_terms(self, **known: Any) -> LossTerms:
+        return LossTerms(may_be_scaled_later=known.pop("is_wrapped"), **known)

@@ -89,8 +89,8 @@ def compared(found: dict[str, Any], free: dict[str, Any]) -> dict[str, Any]:
            "taken": found["taken"], "tokens_equal": found["tokens_equal"]}  # fmt: skip
     if found["error"]:
         return {**row, "error": found["error"], "sentence": "The lean trainer" in found["error"]}
-    pairs = [(a["loss"], b["loss"]) for a, b in zip(found["logs"], free["logs"], strict=True) if "loss" in b]
-    losses = max(abs(a - b) for a, b in pairs) / max(abs(b) for _, b in pairs)
+    pairs = zip(found["logs"], free["logs"], strict=True)
+    losses = max(abs(a["loss"] - b["loss"]) / max(1e-3, abs(b["loss"])) for a, b in pairs if "loss" in b)
     mine, theirs = torch.load(found["parameters"]), torch.load(free["parameters"])
     rest = sum(float((mine[name] - theirs[name]).double().square().sum()) for name in theirs) ** 0.5
     norm = sum(float(one.double().square().sum()) for one in theirs.values()) ** 0.5

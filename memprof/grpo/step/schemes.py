@@ -46,50 +46,28 @@ class LossTerms:
 
     is_trls: bool
     may_be_scaled_later: bool
-    loss_type: str
-    beta: float
-    importance_sampling_level: str
-    top_entropy_quantile: float
-    off_policy_mask_threshold: float | None
-    entropy_bonus: bool
+    # Those of RLOOTrainer's loss; its KL is a part of the rewards.
+    loss_type: str = RLOO
+    beta: float = 0.0
+    importance_sampling_level: str = "sequence"
+    top_entropy_quantile: float = 1.0
+    off_policy_mask_threshold: float | None = None
+    entropy_bonus: bool = False
     couples: bool = False
     balances: bool = False
 
     @classmethod
-    def of(
-        cls, trainer: Any, *, is_trls: bool, is_wrapped: bool, couples: bool = False, balances: bool = False
-    ) -> LossTerms:
+    def of(cls, trainer: Any, *, is_wrapped: bool, **known: bool) -> LossTerms:
         """Read the terms off a ``GRPOTrainer``. ``is_wrapped``: a subclass replaces its ``compute_loss``."""
-        scaled = transformers.LOSS_IS_SCALED.of(trainer)
         return cls(
-            is_trls=is_trls,
-            may_be_scaled_later=is_wrapped or not scaled,
+            may_be_scaled_later=is_wrapped or not transformers.LOSS_IS_SCALED.of(trainer),
             loss_type=trl.LOSS_TYPE.of(trainer),
             beta=trl.BETA.of(trainer),
             importance_sampling_level=trl.IMPORTANCE_LEVEL.of(trainer),
             top_entropy_quantile=trl.ENTROPY_QUANTILE.of(trainer),
             off_policy_mask_threshold=trl.OFF_POLICY_MASK.of(trainer),
             entropy_bonus=trl.ENTROPY_BONUS.of(trainer),
-            couples=couples,
-            balances=balances,
-        )
-
-    @classmethod
-    def of_rloo(
-        cls, *, is_trls: bool, is_wrapped: bool, couples: bool = False, balances: bool = False
-    ) -> LossTerms:
-        """Return the terms of ``RLOOTrainer``'s loss; its KL is a part of the rewards."""
-        return cls(
-            is_trls=is_trls,
-            may_be_scaled_later=is_wrapped,
-            loss_type=RLOO,
-            beta=0.0,
-            importance_sampling_level="sequence",
-            top_entropy_quantile=1.0,
-            off_policy_mask_threshold=None,
-            entropy_bonus=False,
-            couples=couples,
-            balances=balances,
+            **known,
         )
 
 

@@ -8,7 +8,8 @@ same result; in backward each tile is computed again and its gradient taken befo
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from memprof.errors import UsageError
 from memprof.grpo.rows import parts_of
 from memprof.grpo.techniques.layers import Undo, decoder_layers, is_mixture_of_experts, mlp_of, replace_forward
 
-__all__ = ["apply_tiled_mlp", "tiled_mlp", "why_not_tiled"]
+__all__ = ["apply_tiled_mlp", "why_not_tiled"]
 
 
 def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
@@ -56,11 +57,6 @@ def why_not_tiled(network: nn.Module) -> str | None:
     if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
         return "takes more than hidden states"  # the residual: Bloom, MPT
     return None
-
-
-def tiled_mlp(module: nn.Module, x: torch.Tensor, tile_tokens: int) -> torch.Tensor:
-    """Compute ``module(x)`` for ``x [..., H]`` in tiles of tokens, forward and backward."""
-    return _tiled(module, module, x, _tile=tile_tokens)
 
 
 def _tiled(module: nn.Module, inner: Any, x: torch.Tensor, *, _tile: int) -> torch.Tensor:
@@ -107,26 +103,17 @@ class _Run:
         if self.dropout:
             self.random = (torch.get_rng_state(), *get_device_states(tokens))
 
-    def same_numbers(self) -> Any:
+    @contextmanager
+    def same_numbers(self) -> Iterator[None]:
         if self.random is None:
-            return nullcontext()
+            yield
+            return
         state, devices, states = self.random
-        fork = torch.random.fork_rng(devices=devices, device_type=self.device_type if devices else "cuda")
-        return _Restored(fork, state, devices, states, self.device_type)
-
-
-class _Restored:
-    def __init__(self, fork: Any, state: Any, devices: Any, states: Any, device_type: str) -> None:
-        self.fork, self.state, self.devices, self.states, self.kind = fork, state, devices, states, device_type
-
-    def __enter__(self) -> None:
-        self.fork.__enter__()
-        torch.set_rng_state(self.state)
-        if self.devices:
-            set_device_states(self.devices, self.states, device_type=self.kind)
-
-    def __exit__(self, *exc: Any) -> None:
-        self.fork.__exit__(*exc)
+        with torch.random.fork_rng(devices=devices, device_type=self.device_type if devices else "cuda"):
+            torch.set_rng_state(state)
+            if devices:
+                set_device_states(devices, states, device_type=self.device_type)
+            yield
 
 
 class _Keep(torch.autograd.Function):

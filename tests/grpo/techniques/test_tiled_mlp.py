@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from memprof.errors import UsageError  # noqa: E402
 from memprof.grpo.techniques.checkpointing import apply_checkpointing  # noqa: E402
 from memprof.grpo.techniques.layers import decoder_layers  # noqa: E402
-from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp, tiled_mlp  # noqa: E402
+from memprof.grpo.techniques.tiled_mlp import _tiled, apply_tiled_mlp  # noqa: E402
 from tests.grpo.techniques.test_checkpointing import operators, step  # noqa: E402
 from tests.grpo.tiny_models import FAMILIES, assert_same, body_of, build, tokens, without_weights  # noqa: E402
 
@@ -55,7 +55,7 @@ def test_bf16_parameter_gradients_are_summed_in_fp32() -> None:
         true = decoder_layers(build())[0].mlp.double()
         true.load_state_dict(mlp.state_dict())
         x = torch.randn(64, 32, dtype=torch.bfloat16)
-        tiled_mlp(mlp, x, tile).sum().backward()
+        _tiled(mlp, mlp, x, _tile=tile).sum().backward()
         true(x.double()).sum().backward()
         pairs = zip(mlp.parameters(), true.parameters(), strict=True)
         errors.append(sum(float((a.grad.double() - b.grad).norm() / b.grad.norm()) for a, b in pairs))
@@ -125,10 +125,10 @@ def test_frozen_network_and_no_gradients() -> None:
     x = torch.randn(2, 9, 32)
     meant = mlp(x)
     mlp.requires_grad_(False)
-    assert torch.allclose(tiled_mlp(mlp, x, 4), meant, atol=1e-6)
-    assert not tiled_mlp(mlp, x, 4).requires_grad
+    assert torch.allclose(_tiled(mlp, mlp, x, _tile=4), meant, atol=1e-6)
+    assert not _tiled(mlp, mlp, x, _tile=4).requires_grad
     x.requires_grad_()
-    tiled_mlp(mlp, x, 4).sum().backward()
+    _tiled(mlp, mlp, x, _tile=4).sum().backward()
     mine, x.grad = x.grad, None
     mlp(x).sum().backward()
     torch.testing.assert_close(mine, x.grad)
