@@ -52,8 +52,13 @@ EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
 )
 # What torch calls without the door (it holds its own ``try``), and the import, before any run.
 _ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__")
-# Shortcuts: the Python reader stands behind the scanner in C, and reads the same.
-_SHORTCUTS = ("memprof/_native/", "memprof/snapshot/rows.py:", "memprof/snapshot/packed.py:")
+# Shortcuts: the Python reader stands behind the scanner in C and psutil behind /proc, and they read the same.
+_SHORTCUTS = (
+    "memprof/_native/",
+    "memprof/snapshot/rows.py:",
+    "memprof/snapshot/packed.py:",
+    "memprof/recording/system/host.py:_resident",
+)
 _SECONDS = 240
 # A function, and which of the exceptions it is to raise.
 Job = tuple[types.CodeType, int]
@@ -261,8 +266,6 @@ def _train_to_the_gate(own: Path, jobs: list[Job], way: Way, expected: str, tell
         if number != way.gate:
             return
         before = _files(own / "out")
-        functions.extend(o for o in gc.get_objects() if type(o) is types.FunctionType)
-        gc.freeze()
         for code, exception in jobs:
             child = os.fork()
             if not child:
