@@ -16,6 +16,8 @@ from typing import Any
 import click
 from memprof.reports.document.text import CATEGORY_WORDS
 
+from benchmarks.faults.inject import injections_table
+from benchmarks.faults.mutate import inputs_table
 from benchmarks.lean import tables as lean_tables
 from benchmarks.lean.equality import survival
 from benchmarks.oom import forms_table
@@ -212,6 +214,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "published-components": lambda: published_tables.components_table(read("published_components")),
     "published-sft": lambda: published_tables.sft_table(read("published_sft")),
     "survival": lambda: survival.table() + "\n",
+    "injections": injections_table,
+    "inputs": inputs_table,
     **lean_tables.TABLES,
     **forms_table.TABLES,
 }

@@ -39,6 +39,7 @@ from typing import Any
 import click
 
 from benchmarks.measure import write_result
+from benchmarks.tabling import read, table
 
 # What may go wrong anywhere.
 EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
@@ -51,8 +52,13 @@ EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
 )
 # What torch calls without the door (it holds its own ``try``), and the import, before any run.
 _ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__")
-# Shortcuts: the Python reader stands behind the scanner in C, and reads the same.
-_SHORTCUTS = ("memprof/_native/", "memprof/snapshot/rows.py:", "memprof/snapshot/packed.py:")
+# Shortcuts: the Python reader stands behind the scanner in C and psutil behind /proc, and they read the same.
+_SHORTCUTS = (
+    "memprof/_native/",
+    "memprof/snapshot/rows.py:",
+    "memprof/snapshot/packed.py:",
+    "memprof/recording/system/host.py:_resident",
+)
 _SECONDS = 240
 # A function, and which of the exceptions it is to raise.
 Job = tuple[types.CodeType, int]
@@ -60,6 +66,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 # The functions that stubs are put into, and the caches of memprof's: known before the collector is told to pass over.
 functions: list[types.FunctionType] = []
 caches: list[Any] = []
+VERDICTS = ("warned", "whole", "not called", "broken", "silent")
 # What a stub raises, and how often it did: set in the child that runs it.
 raises: Callable[[], Exception] = EXCEPTIONS[0]
 fired = 0
@@ -87,7 +94,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Return ``broken``, ``silent``, ``whole``, ``warned`` or ``not called``."""
+        """Return one of :data:`VERDICTS`; ``not called``: it runs only while a module is imported."""
         if not self.equal:
             return "broken"
         return "not called" if not self.fired else "warned" if self.said else "whole" if self.whole else "silent"
@@ -259,8 +266,6 @@ def _train_to_the_gate(own: Path, jobs: list[Job], way: Way, expected: str, tell
         if number != way.gate:
             return
         before = _files(own / "out")
-        functions.extend(o for o in gc.get_objects() if type(o) is types.FunctionType)
-        gc.freeze()
         for code, exception in jobs:
             child = os.fork()
             if not child:
@@ -413,14 +418,25 @@ def main(every: int, offset: int, sample: int | None, exceptions: int, keep: Pat
     for outcome in outcomes:
         if outcome.verdict in ("broken", "silent", "not called"):
             print(f"{outcome.verdict}: {outcome.function} {outcome.exception}: {outcome.text[-300:].strip()}")
-    counts = Counter(outcome.verdict for outcome in outcomes)
-    by_exception = {
-        kind: Counter(o.verdict for o in outcomes if o.exception == kind)
-        for kind in sorted({*(o.exception for o in outcomes)})
+    found = summary(outcomes)
+    write_result({"what": "injections by what came of them", **found}, path)
+    sys.exit(bool(found["broken"] or found["silent"]))
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Count what came of the injections, of each exception too."""
+    counts = {
+        kind: Counter(o.verdict for o in outcomes if o.exception == kind) for kind in {o.exception for o in outcomes}
     }
-    functions_tried = len({outcome.function for outcome in outcomes})
-    write_result(
-        {"what": "injections by what came of them", "functions": functions_tried, **counts, "exceptions": by_exception},
-        path,
-    )
-    sys.exit(bool(counts["broken"] or counts["silent"]))
+    rows = {kind: {verdict: counts[kind][verdict] for verdict in VERDICTS} for kind in sorted(counts)}
+    totals = {verdict: sum(row[verdict] for row in rows.values()) for verdict in VERDICTS}
+    return {"functions": len({o.function for o in outcomes}), **totals, "exceptions": rows}
+
+
+def injections_table() -> str:
+    """Show the injections by exception and what came of them."""
+    found = read("injections")
+    rows = [*found["exceptions"].items(), ("all", found)]
+    head = ("exception", "injected", "warned", "a shortcut, nothing lost", "only while imported", "broken", "silent")
+    order = ("warned", "whole", "not called", "broken", "silent")
+    return table(head, [(name, sum(row[v] for v in order), *(row[v] for v in order)) for name, row in rows])

@@ -36,6 +36,8 @@ from typing import Any
 import click
 
 from benchmarks.faults import inputs as valid
+from benchmarks.measure import environment
+from benchmarks.tabling import read, table
 
 JUNK: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**64, 10**19, 0.5, -1.5, 1e300, "", "x",
@@ -503,8 +505,9 @@ def _batches(kinds: Sequence[str], seeds: range, commands: int) -> Iterator[list
 @click.option("--seed", default=0, show_default=True, help="The first input's number.")
 @click.option("--only", "only", multiple=True, type=click.Choice(KINDS), help="Take this kind; may be given again.")
 @click.option("--commands", default=1, show_default=True, help="Put one in so many through a whole command.")
-@click.option("--log", type=click.Path(path_type=Path), help="Write the counts there as it goes.")
-def main(inputs: int, seed: int, only: tuple[str, ...], commands: int, log: Path | None) -> None:
+@click.option("--log", type=click.Path(path_type=Path), help="Write findings there as it goes.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the counts there as it goes.")
+def main(inputs: int, seed: int, only: tuple[str, ...], commands: int, log: Path | None, path: Path | None) -> None:
     sys.setrecursionlimit(2000)
     found: Counter[str] = Counter()
     shown: dict[str, str] = {}
@@ -519,11 +522,19 @@ def main(inputs: int, seed: int, only: tuple[str, ...], commands: int, log: Path
                 again = f"--only {kind} --seed {number} --inputs 1 --commands {commands}"
                 if shown.setdefault(wrong, again) is again and log is not None:
                     log.open("a").write(f"{wrong}    {again}\n")
-            if log is not None:
-                counts = {"tried": tried, "found": found, "sum": tried.total()}
-                log.with_suffix(".counts").write_text(json.dumps(counts))
+            if path is not None:
+                told = {"what": "mutated inputs by kind", "sum": tried.total(), "tried": tried, "findings": found}
+                path.write_text(json.dumps({**told, "environment": environment()}, indent=2) + "\n", encoding="utf-8")
     for wrong, times in found.most_common():
         click.echo(f"{times:6} {wrong}    {shown[wrong]}")
     click.echo(f"{inputs} inputs ({', '.join(f'{n} {kind}' for kind, n in tried.items())}): {found.total()} findings")
     if found:
         sys.exit(1)
+
+
+def inputs_table() -> str:
+    """Show how many mutated inputs of each kind were tried, and what they found."""
+    found = read("inputs")
+    rows = [(f"`{kind}`", count) for kind, count in sorted(found["tried"].items())]
+    total = ("all", found["sum"])
+    return table(("kind", "inputs"), [*rows, total]) + f"\nFindings: {sum(found['findings'].values())}.\n"

@@ -41,6 +41,7 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
     """
     snapshot, device = analysis.snapshot, analysis.timeline.device
     extra = snapshot.extra if snapshot.recorder_asked_about(device) else {**snapshot.extra, **_OTHER_DEVICE}
+    predicted, unread = _prediction(extra)
     host, of_host = host_report(extra.get("host"), snapshot.path, int(extra.get("rank") or 0))
     return {
         "schema": "memprof.report/1",
@@ -60,16 +61,18 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
-        "notes": _notes(analysis) + [note for note in (devices_note(devices), of_host) if note is not None],
-        **_prediction(extra),
+        "notes": _notes(analysis) + [n for n in (devices_note(devices), of_host) if n is not None] + unread,
+        **predicted,
     }
 
 
-def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a simulated run's report: its expected error, and whether it fits."""
+def _prediction(extra: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a simulated run's expected error and whether it fits, and notes on what is not as documented."""
     from memprof.analysis.prediction import PARTS, usable
 
-    return {name: part for name in PARTS if (part := usable(name, extra.get(name))) is not None}
+    parts = {name: usable(name, extra[name]) for name in PARTS if extra.get(name) is not None}
+    notes = [f"memprof key: {name!r} is not as documented, ignored" for name, part in parts.items() if part is None]
+    return {name: part for name, part in parts.items() if part is not None}, notes
 
 
 def _files(path: str | None, redacted: bool) -> list[str]:

@@ -30,10 +30,11 @@ def largest_tensors(skip: Callable[[Any], bool], watches: Callable[[str], bool],
             continue
         try:
             storage = thing.untyped_storage()
-            if storage.nbytes() >= at_least and not skip(storage):
-                found.setdefault(storage.data_ptr(), thing)
+            size, address = storage.nbytes(), storage.data_ptr()
         except Exception:  # sparse and wrapper tensors show no storage; subclasses raise what they like
             continue
+        if size >= at_least and not skip(storage):
+            found.setdefault(address, thing)
     return sorted(found.values(), key=lambda tensor: -int(tensor.untyped_storage().nbytes()))[:top]
 
 

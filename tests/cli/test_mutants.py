@@ -42,6 +42,18 @@ def test_what_was_found_behind_the_commands_stays_mended(kind: str, tmp_path: Pa
     assert not {n: wrong for n in FOUND_BEHIND[kind] if (wrong := mutants.run(kind, n, command=False))}
 
 
+def test_a_prediction_that_is_not_as_documented_is_said() -> None:
+    from benchmarks.faults.inputs import snapshot
+    from memprof.analysis.analysis import analyze
+    from memprof.snapshot import snapshot_from_raw
+
+    raw = snapshot()
+    raw["memprof"]["fit"] = {"fits": "perhaps"}
+    report = analyze(snapshot_from_raw(raw)).to_dict()
+    assert "fit" not in report
+    assert any("'fit' is not as documented" in note for note in report["notes"])
+
+
 def test_ranks_that_no_run_has_are_refused_and_not_counted_to() -> None:
     from memprof.analysis.ranks.merge import world_size_of
     from memprof.analysis.report_files import validate

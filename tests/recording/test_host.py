@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from memprof.recording.guard import Door
+from memprof.recording.system import host
 from memprof.recording.system.host import pinned_bytes
 
 # What torch says after blocks of 131,072 and 1 bytes were pinned and the second one was freed, which keeps it cached.
@@ -36,3 +40,38 @@ def test_pinned_memory_counts_what_is_cached_under_every_torch(version: str, mon
 def test_a_torch_that_does_not_count_pinned_memory_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch_with())
     assert pinned_bytes() is None
+
+
+def _proc_that_raises(error: OSError, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+
+    def fail(_: str) -> bytes:
+        raise error
+
+    monkeypatch.setattr(host, "_proc", fail)
+    monkeypatch.setattr(host, "_reading", Door(lost="the parts", say=said.append))
+    for _ in range(3):
+        assert "host_anon" not in host.host_parts()
+    return said
+
+
+def test_a_system_that_tells_nothing_is_no_mistake_and_one_that_cannot_be_read_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _proc_that_raises(FileNotFoundError(2, "no /proc here"), monkeypatch) == []
+    (said,) = _proc_that_raises(OSError(24, "Too many open files"), monkeypatch)
+    assert "Too many open files" in said
+    assert "Lost: the parts." in said
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_children_are_counted() -> None:
+    assert host.host_parts()["host_anon"] > 0
+    alone = host.host_parts()["host_children"]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 60
+        while host.host_parts()["host_children"] <= alone and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert host.host_parts()["host_children"] > alone
+        assert child.stdin is not None
+        child.stdin.close()

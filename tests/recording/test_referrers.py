@@ -53,6 +53,12 @@ def test_the_largest_come_first_one_for_each_storage() -> None:
     assert small is not None
 
 
+def test_a_mistake_in_asking_who_owns_a_tensor_is_not_taken_for_an_odd_tensor() -> None:
+    kept = torch.zeros(10)
+    with pytest.raises(ZeroDivisionError):
+        largest_tensors(lambda _: bool(1 // 0), lambda _: True, 1, kept.untyped_storage().nbytes())
+
+
 def test_a_leak_in_a_loop_is_named_with_its_holder(tmp_path: Path) -> None:
     model = torch.nn.Linear(64, 64)
     keeper = Keeper()

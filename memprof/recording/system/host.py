@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from memprof._version import __version__
+from memprof.recording.guard import Door
 
 __all__ = [
     "device_name",
@@ -47,7 +48,8 @@ def _resident(process: str) -> int:
     Raises:
         OSError: there is no such process, or no ``/proc``.
     """
-    return int(_proc(f"{process}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    pages = _proc(f"{process}/statm").split()  # nothing once the process has ended
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
 
 
 def _proc(name: str) -> bytes:
@@ -59,6 +61,9 @@ def _proc(name: str) -> bytes:
         os.close(file)
 
 
+#: What a system without ``/proc``, or one that tells nothing there, raises; so does a process that has ended.
+_NOT_THERE = (FileNotFoundError, ProcessLookupError, PermissionError)
+_reading = Door(lost="what the process's host memory is made of")
 #: Lines of ``/proc/self/status`` and the parts they are counted as.
 _STATUS = {b"RssAnon": "host_anon", b"RssFile": "host_files", b"RssShmem": "host_shared"}
 
@@ -69,28 +74,31 @@ def host_parts() -> dict[str, int]:
     ``host_anon`` (heaps and other private memory), ``host_files`` (mapped files), ``host_shared`` (``/dev/shm``: Ray's
     object store, tensors of workers), ``host_children`` (resident memory of child processes, such as dataloader
     workers; pages they share with this one count again), ``host_arenas`` (freed, but kept by glibc's arenas; part of
-    ``host_anon``). Costs a few reads of ``/proc``.
+    ``host_anon``). Costs a few reads of ``/proc``; what it holds and cannot be read is said once.
     """
+    found: dict[str, int] = _reading(_parts) or {}
+    if (arenas := _kept_by_malloc()) is not None:
+        found["host_arenas"] = arenas
+    return found
+
+
+def _parts() -> dict[str, int]:
     found = {}
-    try:
+    with suppress(*_NOT_THERE):
         for line in _proc("self/status").splitlines():
             name, _, rest = line.partition(b":")
             if name in _STATUS:
                 found[_STATUS[name]] = int(rest.split()[0]) * 1024
         found["host_children"] = _children_bytes()
-    except (OSError, ValueError, IndexError):
-        pass
-    if (arenas := _kept_by_malloc()) is not None:
-        found["host_arenas"] = arenas
     return found
 
 
 def _children_bytes() -> int:
     total = 0
     for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError):  # the thread has ended
+        with suppress(*_NOT_THERE):  # the thread has ended
             for child in _proc(f"self/task/{thread}/children").split():
-                with suppress(OSError, ValueError, IndexError):  # the process has ended
+                with suppress(*_NOT_THERE):  # the process has ended
                     total += _resident(child.decode())
     return total
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from memprof import MemProfCallback, record
-from tests.integrations.runs import checkpoint, outcome, plain
+from memprof import record
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def graphs_of(path: Path | None) -> tuple[list[str], bytes]:
@@ -46,12 +51,18 @@ def test_the_graphs_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_compiled_training_is_equal_to_the_bit(tmp_path: Path) -> None:
-    """With inductor, which orders sums by what it sees: a minute."""
-    model, outcomes = checkpoint(tmp_path), []
-    for name, callbacks in (("a", []), ("b", [MemProfCallback(tmp_path / "r", report=False, steps=[1, 2, 3])])):
-        torch._dynamo.reset()
-        trainer = plain(model, tmp_path / name, callbacks, torch_compile=True)
-        trainer.train()
-        outcomes.append(outcome(trainer))
-    assert outcomes[0] == outcomes[1]
+@pytest.mark.parametrize("way", ["config", "forward"])
+def test_a_compiled_training_is_equal_to_the_bit(way: str, tmp_path: Path) -> None:
+    """With inductor, which orders sums by what it sees; a process and a cache each: three minutes of CPU time."""
+    told = []
+    for name in ("alone", "watched"):
+        (folder := tmp_path / name).mkdir()
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.recording.trace.compiled_run", way, str(folder), name],
+            cwd=ROOT, env={**os.environ, **cache}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        told.append(json.loads(done.stdout.splitlines()[-1]))
+    assert [run.pop("recorded") for run in told] == [0, 3]
+    assert told[0] == told[1]
