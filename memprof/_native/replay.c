@@ -52,6 +52,7 @@ typedef struct { Entry *at; size_t length, room; } Sorted;
 
 struct Pool {
     PyObject_HEAD
+    Heap *heap; /* NULL once that is gone */
     int64_t pool, stream, searches;
     char small;
     Sorted free, unmapped;
@@ -135,11 +136,15 @@ static int put(Sorted *sorted, int64_t size, int64_t place, Block *block)
     return 0;
 }
 
-static void take_out(Sorted *sorted, int64_t size, int64_t place, const Block *block)
+static int take_out(Sorted *sorted, int64_t size, int64_t place, const Block *block)
 {
     size_t at = find(sorted, size, place);
-    if (at < sorted->length && sorted->at[at].block == block)
-        CLOSE_AT(*sorted, at);
+    if (at == sorted->length || sorted->at[at].block != block) {
+        PyErr_SetString(PyExc_KeyError, "a block is not where it was: a callback changed the model amid a change");
+        return -1;
+    }
+    CLOSE_AT(*sorted, at);
+    return 0;
 }
 
 /* -- blocks in use, by address */
@@ -481,9 +486,9 @@ static int insert(Block *block)
     return put(&block->pool->free, block->size, place_of(block), block);
 }
 
-static void removed(Block *block)
+static int removed(Block *block)
 {
-    take_out(&block->pool->free, block->size, place_of(block), block);
+    return take_out(&block->pool->free, block->size, place_of(block), block);
 }
 
 static int add_unmapped(Block *block)
@@ -493,9 +498,9 @@ static int add_unmapped(Block *block)
     return put(&block->pool->unmapped, 0, block->address, block);
 }
 
-static void drop_unmapped(Block *block)
+static int drop_unmapped(Block *block)
 {
-    take_out(&block->pool->unmapped, 0, block->address, block);
+    return take_out(&block->pool->unmapped, 0, block->address, block);
 }
 
 /* Divide a block that is in no pool and return its second part, which is in no pool either. */
@@ -537,11 +542,13 @@ static int release_to_pool(Block *block)
 {
     Block *before = block->prev, *after = block->next;
     if (before != NULL && before->free && before->mapped) {
-        removed(before);
+        if (removed(before) < 0)
+            return -1;
         absorb(block, before);
     }
     if (after != NULL && after->free && after->mapped) {
-        removed(after);
+        if (removed(after) < 0)
+            return -1;
         absorb(block, after);
     }
     return insert(block);
@@ -560,7 +567,8 @@ static Pool *pool_of(Heap *h, int64_t need, int64_t stream, int64_t number)
     Pool *pool = PyObject_New(Pool, pool_type);
     if (pool == NULL)
         return NULL;
-    memset((char *)pool + offsetof(Pool, pool), 0, sizeof *pool - offsetof(Pool, pool));
+    memset((char *)pool + offsetof(Pool, heap), 0, sizeof *pool - offsetof(Pool, heap));
+    pool->heap = h;
     pool->pool = number;
     pool->stream = stream;
     pool->small = small;
@@ -630,7 +638,8 @@ static int release_segment(Heap *h, Block *block)
 {
     int64_t address = block->address, size = block->size;
     Pool *home = block->pool;
-    removed(block);
+    if (removed(block) < 0)
+        return -1;
     h->reserved -= size;
     if (end_segment(h, block) < 0)
         return -1;
@@ -704,7 +713,8 @@ static int unmap(Heap *h, Block *block)
     int64_t end = segment->address + (stop - segment->address) / page * page;
     if (begin >= end)
         return 0;
-    removed(block);
+    if (removed(block) < 0)
+        return -1;
     if (block->address < begin) { /* the part before the pages keeps its memory */
         Block *head = block;
         if ((block = cut(head, begin)) == NULL || insert(head) < 0)
@@ -721,7 +731,8 @@ static int unmap(Heap *h, Block *block)
     Block *beside[2] = {block->prev, block->next};
     for (int i = 0; i < 2; i++)
         if (beside[i] != NULL && !beside[i]->mapped) {
-            drop_unmapped(beside[i]);
+            if (drop_unmapped(beside[i]) < 0)
+                return -1;
             absorb(block, beside[i]);
         }
     if (block->prev == NULL && block->next == NULL)
@@ -851,7 +862,8 @@ static Block *map(Heap *h, Block *block, int64_t size)
         mapped = block->size;
     if (mapped > device_free(h))
         return NULL;
-    drop_unmapped(block);
+    if (drop_unmapped(block) < 0)
+        return NULL;
     if (mapped < block->size) {
         Block *rest = cut(block, block->address + mapped);
         if (rest == NULL || add_unmapped(rest) < 0)
@@ -872,9 +884,7 @@ static Block *expand(Heap *h, Pool *home, int64_t need)
         block = map(h, block, need);
     while (block != NULL && block->size < need)
         block = block->next == NULL ? NULL : map(h, block->next, need - block->size);
-    if (block != NULL)
-        removed(block);
-    return block;
+    return block != NULL && removed(block) == 0 ? block : NULL;
 }
 
 /* ------------------------------------------------------------------ taking and dropping */
@@ -936,7 +946,8 @@ static Block *grow(Heap *h, Pool *home, int64_t need, int64_t size)
     if (block != NULL || PyErr_Occurred())
         return block;
     if (has(h->before_release)) {
-        PyObject *result = PyObject_CallNoArgs(h->before_release);
+        PyObject *callback = Py_NewRef(h->before_release), *result = PyObject_CallNoArgs(callback);
+        Py_DECREF(callback);
         if (result == NULL)
             return NULL;
         Py_DECREF(result);
@@ -972,7 +983,7 @@ static int splits(const Heap *h, const Pool *home, int64_t need, int64_t rest)
             (highest) = (value); \
     } while (0)
 
-/* Return a block in use, as a borrowed reference; NULL with an exception. */
+/* Return a block in use, as a new reference; NULL with an exception. */
 static Block *acquire(Heap *h, Pool *home, int64_t need, int64_t size)
 {
     home->searches++;
@@ -995,8 +1006,9 @@ static Block *acquire(Heap *h, Pool *home, int64_t need, int64_t size)
     RAISE_TO(h->max_allocated, h->allocated);
     h->requested += size;
     RAISE_TO(h->max_requested, h->requested);
+    Py_INCREF(block); /* what is told may free it, and give its memory back */
     if (tells(h) && emit(h, ALLOC, block->address, size, home) < 0)
-        return NULL;
+        Py_CLEAR(block);
     return block;
 }
 
@@ -1008,6 +1020,10 @@ static int request_free(Heap *h, Block *block, int told)
 
 static int complete_free(Heap *h, Block *block, int told)
 {
+    if (live_at(h, block->address) != block) { /* the callback of the request dropped it */
+        refuse_number(h, "_no_block", block->address, -1);
+        return -1;
+    }
     live_drop(h, block);
     h->active -= block->size;
     h->requested -= block->requested;
@@ -1021,11 +1037,15 @@ static int complete_free(Heap *h, Block *block, int told)
 /* Free a block in use, at once. */
 static int drop(Heap *h, Block *block)
 {
-    if (block->heap != h || block->free || block->pending) {
+    if (live_at(h, block->address) != block || block->pending) {
         refuse_number(h, "_no_block", block->address, -1);
         return -1;
     }
-    return request_free(h, block, tells(h)) < 0 || complete_free(h, block, tells(h)) < 0 ? -1 : 0;
+    int told = tells(h);
+    Py_INCREF(block);
+    int failed = request_free(h, block, told) < 0 || complete_free(h, block, told) < 0;
+    Py_DECREF(block);
+    return failed ? -1 : 0;
 }
 
 /* ------------------------------------------------------------------ the model's methods */
@@ -1069,19 +1089,35 @@ static PyObject *py_malloc(Heap *h, PyObject *arguments, PyObject *names)
     int64_t need = round_size(h, size);
     Pool *home = pool_of(h, need, stream, number);
     Block *block = home ? taken(h, home, need, given, size) : NULL;
-    return block ? Py_BuildValue("LL", (long long)block->address, (long long)block->size) : NULL;
+    PyObject *found = block ? Py_BuildValue("LL", (long long)block->address, (long long)block->size) : NULL;
+    Py_XDECREF(block);
+    return found;
+}
+
+static int is_pool_of(const Heap *h, PyObject *home)
+{
+    return Py_TYPE(home) == pool_type && ((Pool *)home)->heap == h;
+}
+
+/* Refuse what no request rounds to. */
+static int cannot_be(int64_t need, int64_t size)
+{
+    if (size > 0 && need >= size)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "a block is of more than 0 bytes, and of no less than are asked for");
+    return 1;
 }
 
 static PyObject *py_acquire(Heap *h, PyObject *const *given, Py_ssize_t count)
 {
     int64_t need, size;
-    if (count != 3 || Py_TYPE(given[0]) != pool_type) {
+    if (count != 3 || !is_pool_of(h, given[0])) {
         PyErr_SetString(PyExc_TypeError, "acquire takes a pool and two sizes");
         return NULL;
     }
-    if (bytes_of(given[1], &need) < 0 || bytes_of(given[2], &size) < 0)
+    if (bytes_of(given[1], &need) < 0 || bytes_of(given[2], &size) < 0 || cannot_be(need, size))
         return NULL;
-    return Py_XNewRef((PyObject *)taken(h, (Pool *)given[0], need, given[2], size));
+    return (PyObject *)taken(h, (Pool *)given[0], need, given[2], size);
 }
 
 static PyObject *py_pool_of(Heap *h, PyObject *arguments, PyObject *names)
@@ -1172,6 +1208,7 @@ static int by_address(const void *one, const void *other)
 
 static PyObject *py_chains(Heap *h, PyObject *Py_UNUSED(none))
 {
+    int collects = PyGC_Disable(); /* what is collected may call the model */
     size_t length = h->segments.length;
     Segment **sorted = malloc((length + 1) * sizeof *sorted);
     PyObject *chains = sorted ? PyList_New(0) : PyErr_NoMemory();
@@ -1191,6 +1228,8 @@ static PyObject *py_chains(Heap *h, PyObject *Py_UNUSED(none))
         Py_XDECREF(blocks);
     }
     free(sorted);
+    if (collects)
+        PyGC_Enable();
     if (failed)
         Py_CLEAR(chains);
     return chains;
@@ -1224,16 +1263,16 @@ static int take_one(Heap *h, PyObject *const *given, int64_t place, int64_t numb
     int64_t needed, asked;
     if (home == NULL || need == NULL || size == NULL || item(given[6], place) == NULL)
         return -1;
-    if (Py_TYPE(home) != pool_type) {
-        PyErr_SetString(PyExc_TypeError, "a block is taken from a pool");
+    if (!is_pool_of(h, home) || !PyLong_Check(need) || !PyLong_Check(size)) { /* reading others may run Python */
+        PyErr_SetString(PyExc_TypeError, "a block is taken from a pool of this model, by whole bytes");
         return -1;
     }
-    if (bytes_of(need, &needed) < 0 || bytes_of(size, &asked) < 0)
+    if (bytes_of(need, &needed) < 0 || bytes_of(size, &asked) < 0 || cannot_be(needed, asked))
         return -1;
     Py_INCREF(size);
     Block *block = taken(h, (Pool *)home, needed, size, asked);
     Py_DECREF(size);
-    return block == NULL ? -1 : PyList_SetItem(given[6], place, Py_NewRef((PyObject *)block));
+    return block == NULL ? -1 : PyList_SetItem(given[6], place, (PyObject *)block);
 }
 
 static int drop_one(Heap *h, PyObject *list, int64_t place)
@@ -1259,11 +1298,14 @@ static PyObject *py_run(Heap *h, PyObject *const *given, Py_ssize_t count)
     if (PyErr_Occurred())
         return NULL;
     h->stop = 0;
-    for (Py_ssize_t index = first; index < end && !h->stop; index++) {
+    for (Py_ssize_t index = first; index < end; index++) {
         PyObject *entry = item(given[0], index);
         if (entry == NULL)
             return NULL;
-        if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) < 3) {
+        int numbers = PyTuple_Check(entry) && PyTuple_GET_SIZE(entry) >= 3;
+        for (Py_ssize_t i = 0; numbers && i < PyTuple_GET_SIZE(entry); i++)
+            numbers = PyLong_Check(PyTuple_GET_ITEM(entry, i));
+        if (!numbers) {
             PyErr_SetString(PyExc_TypeError, "an operation is a kind, a place and a size");
             return NULL;
         }
@@ -1285,8 +1327,10 @@ static PyObject *py_run(Heap *h, PyObject *const *given, Py_ssize_t count)
         }
         if (failed < 0)
             return NULL;
+        if (kind == TAKE && h->stop)
+            Py_RETURN_TRUE;
     }
-    return PyBool_FromLong(h->stop);
+    Py_RETURN_FALSE;
 }
 
 enum { REPLAY_FREE, REPLAY_FLUSH, REPLAY_ALLOC };
@@ -1324,7 +1368,7 @@ static int replayed(Heap *h, Py_buffer *columns, Block **blocks)
         Block *block = home ? acquire(h, home, need, sizes[row]) : NULL;
         if (block == NULL)
             return -1;
-        blocks[row] = (Block *)Py_NewRef((PyObject *)block);
+        blocks[row] = block;
     }
     return 0;
 }
@@ -1333,6 +1377,7 @@ static int replayed(Heap *h, Py_buffer *columns, Block **blocks)
 static PyObject *py_replay(Heap *h, PyObject *arguments)
 {
     Py_buffer columns[5];
+    h->asked = NULL;
     if (!PyArg_ParseTuple(arguments, "y*y*y*y*y*", columns, columns + 1, columns + 2, columns + 3, columns + 4))
         return NULL;
     Py_ssize_t events = columns[0].len, rows = columns[2].len;
@@ -1412,8 +1457,11 @@ static int init(Heap *h, PyObject *arguments, PyObject *names)
         PyErr_SetString(PyExc_ValueError, "a setting is beyond what is modelled here");
         return -1;
     }
-    if (stretch_add(&h->gaps, 0, TOP) < 0)
+    if (h->settings != NULL || stretch_add(&h->gaps, 0, TOP) < 0) {
+        if (h->settings != NULL)
+            PyErr_SetString(PyExc_TypeError, "a model begins once");
         return -1;
+    }
     h->expands = (char)expands;
     h->oldest_first = (char)oldest_first;
     h->plain = h->split_limit == UNLIMITED && !expands;
@@ -1457,6 +1505,7 @@ static void heap_dealloc(Heap *h)
         free(h->segments.at[i]);
     }
     for (size_t i = 0; i < h->pools.length; i++) {
+        h->pools.at[i]->heap = NULL;
         h->pools.at[i]->free.length = h->pools.at[i]->unmapped.length = 0;
         Py_DECREF(h->pools.at[i]);
     }
@@ -1536,6 +1585,7 @@ static void pool_dealloc(Pool *pool)
 
 static PyObject *pool_free(Pool *pool, void *Py_UNUSED(closure))
 {
+    int collects = PyGC_Disable();
     PyObject *found = PyList_New((Py_ssize_t)pool->free.length);
     for (size_t i = 0; found != NULL && i < pool->free.length; i++) {
         PyObject *pair = Py_BuildValue("LL", (long long)pool->free.at[i].size, (long long)pool->free.at[i].place);
@@ -1544,6 +1594,8 @@ static PyObject *pool_free(Pool *pool, void *Py_UNUSED(closure))
         else
             PyList_SET_ITEM(found, (Py_ssize_t)i, pair);
     }
+    if (collects)
+        PyGC_Enable();
     return found;
 }
 

@@ -28,8 +28,8 @@ _LARGEST = 1 << 60  # bytes of one request; no device has as many
 def allocator(settings: AllocatorSettings, capacity: int | None = None) -> CachingAllocator:
     """Return the model of a device's allocator, as :class:`CachingAllocator` makes it."""
     module = _native.replayer()
-    if module is not None:
-        with contextlib.suppress(ValueError, OverflowError):
+    if module is not None and type(settings) is AllocatorSettings:
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
             return _class_of(module)(settings, capacity)
     return CachingAllocator(settings, capacity)
 
@@ -51,4 +51,6 @@ def _class_of(module: ModuleType) -> type[CachingAllocator]:
         refuse(-(-self.settings.round_size(size) // page) * page if page else size)
 
     bases = (module.Heap, CachingAllocator)
-    return type("NativeAllocator", bases, {"_no_addresses": no_addresses, "__module__": __name__})
+    # A dataclass compares and shows fields, which are not all there: one model is equal to itself alone.
+    plain = {"__repr__": object.__repr__, "__eq__": object.__eq__, "__hash__": None}
+    return type("NativeAllocator", bases, {"_no_addresses": no_addresses, "__module__": __name__, **plain})

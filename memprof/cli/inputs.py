@@ -16,7 +16,7 @@ from memprof.errors import InputError
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["GivenRun", "analysed", "file_of_run", "known_report", "read_run"]
+__all__ = ["GivenRun", "analysed", "known_report", "read_run"]
 
 _REPORT = "memprof.report/1"
 
@@ -53,6 +53,8 @@ def read_run(path: Path, device: int | None = None) -> GivenRun:
         InputError: there is none, or it cannot be used.
         UsageError: the snapshot holds nothing of ``device``.
     """
+    from memprof.analysis.ranks.run_folders import file_of_run
+
     path = file_of_run(path)
     report = known_report(path)
     if report is not None:
@@ -75,32 +77,3 @@ def known_report(path: Path) -> dict[str, Any] | None:
     if data["schema"] != _REPORT:
         raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or {_REPORT}.")
     return data
-
-
-def file_of_run(folder: Path) -> Path:
-    """Return a folder's recording with the highest peak, by the reports beside the snapshots; return a file as it is.
-
-    Without reports the newest snapshot is taken.
-
-    Raises:
-        InputError: the folder has neither.
-    """
-    if not folder.is_dir():
-        return folder
-    from memprof.analysis.ranks.run_folders import places_of_run
-    from memprof.analysis.report_files import read_memprof_json
-
-    places = places_of_run(folder)
-    snapshots = [p for place in places for p in sorted(place.glob("*.pickle"))]
-    peaks: dict[Path, int] = {}
-    for path in (p for place in places for p in sorted(place.glob("*.json"))):
-        data = read_memprof_json(path)
-        if data is not None and data["schema"] == _REPORT:
-            peaks[path] = int(data["peak"]["allocated_bytes"])
-    if peaks:
-        best = max(peaks, key=lambda path: peaks[path])
-        beside = best.with_suffix(".pickle")
-        return beside if beside in snapshots else best
-    if not snapshots:
-        raise InputError(f"{folder}: no snapshot (*.pickle) and no report (*.json) in it or in its _memprof.")
-    return max(snapshots, key=lambda path: path.stat().st_mtime)

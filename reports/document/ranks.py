@@ -198,7 +198,8 @@ def _difference(difference: Mapping[str, Any]) -> str:
 
 
 def _phase(spread: Mapping[str, Any]) -> Line:
-    high, low = (str(spread[f"{end}_rank"]) for end in ("highest", "lowest"))
+    alike = spread["highest_bytes"] == spread["lowest_bytes"]
+    high, low = ("all" if alike else str(spread[f"{end}_rank"]) for end in ("highest", "lowest"))
     name = Words(plain(phase_label(spread["phase"])), phase=plain(spread["phase"]))
     figures = (spread["highest_bytes"], high, spread["median_bytes"], spread["lowest_bytes"], low)
     return Line((name, *figures, f"{100 * spread['imbalance']:.1f} %"))

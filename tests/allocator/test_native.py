@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import subprocess
@@ -253,3 +254,93 @@ def test_under_sanitizers(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " passed" in done.stdout
+
+
+def _acquired(heap: CachingAllocator) -> Any:
+    return heap.block_at(heap.malloc(5 * MIB)[0])
+
+
+def _frees_at_alloc(heap: CachingAllocator, _: Any) -> None:
+    def event(action: str, address: int, *_: int) -> None:
+        if action == "alloc":
+            heap.free(address)
+            heap.empty_cache()
+
+    heap.on_event = event
+    heap.malloc(5 * MIB)
+
+
+def _drops_twice(heap: CachingAllocator, _: Any) -> None:
+    block = _acquired(heap)
+
+    def event(action: str, *_: int) -> None:
+        if action == "free_requested":
+            heap.on_event = None
+            heap.drop(block)
+            heap.empty_cache()
+
+    heap.on_event = event
+    heap.drop(block)
+
+
+def _drops_a_freed_one(heap: CachingAllocator, _: Any) -> None:
+    block = _acquired(heap)
+
+    def event(action: str, *_: int) -> None:
+        if action == "free_completed":
+            heap.on_event = None
+            heap.drop(block)
+
+    heap.on_event = event
+    heap.free(block.address)
+
+
+def _takes_from_another(heap: CachingAllocator, other: CachingAllocator) -> None:
+    other.free(other.malloc(512)[0])
+    heap.acquire(other.pool_of(512), 512, 512)
+
+
+def _clears_while_read(heap: CachingAllocator, _: Any) -> None:
+    operations: list[list[Any]] = []
+
+    class Kind:
+        def __index__(self) -> int:
+            operations.clear()
+            return 0
+
+    operations += [[Kind(), 0, 0]]
+    heap.run(operations, 0, 1, [heap.pool_of(512)], [512], [512], [None], [])
+
+
+_MISUSES = (_frees_at_alloc, _drops_twice, _drops_a_freed_one, _takes_from_another, _clears_while_read)
+
+
+def _misused() -> None:
+    for misuse in _MISUSES:
+        heap, other = (native.allocator(AllocatorSettings()) for _ in range(2))
+        with contextlib.suppress(UsageError, KeyError, TypeError):
+            misuse(heap, other)
+        heap.on_event = None
+        for _ in range(3):
+            heap.free(heap.malloc(5 * MIB)[0])
+        heap.empty_cache()
+        assert min(getattr(heap, total) for total in _TOTALS) >= 0
+
+
+def test_misused_it_refuses_and_goes_on() -> None:
+    """In a process of its own: each of these wrote to freed memory."""
+    command = [sys.executable, "-c", "from tests.allocator.test_native import _misused; _misused(); print('done')"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_settings_that_only_python_knows_are_left_to_it() -> None:
+    class Own(AllocatorSettings):
+        def round_size(self, size: int) -> int:
+            return super().round_size(size) + 512
+
+    assert type(native.allocator(Own())) is CachingAllocator
+    assert type(native.allocator(AllocatorSettings(), 1e9)) is CachingAllocator  # type: ignore[arg-type]
+    heap = native.allocator(AllocatorSettings())
+    assert "NativeAllocator" in repr(heap)
+    assert heap != native.allocator(AllocatorSettings())

@@ -1,11 +1,13 @@
-"""Name the folders that hold a run's recordings: ``_memprof``, or ``_memprof-2`` where an earlier run used that."""
+"""Find a run's recordings: in ``_memprof``, or in ``_memprof-2`` where an earlier run has that."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-__all__ = ["RUN_FOLDER", "places_of_run", "unused_folder"]
+from memprof.errors import InputError
+
+__all__ = ["RUN_FOLDER", "file_of_run", "places_of_run", "unused_folder"]
 
 RUN_FOLDER = "_memprof"
 _NUMBERED = re.compile(rf"{RUN_FOLDER}-(\d{{1,6}})")
@@ -19,6 +21,34 @@ def places_of_run(folder: Path) -> tuple[Path, Path]:
     numbered = {int(number[1]): path for path, number in named if number}
     newest = numbered[max(numbered)] if numbered else folder / RUN_FOLDER
     return folder, newest
+
+
+def file_of_run(folder: Path) -> Path:
+    """Return a folder's recording with the highest peak, by the reports beside the snapshots; a file is itself.
+
+    Without reports the newest snapshot is taken.
+
+    Raises:
+        InputError: the folder has neither.
+    """
+    if not folder.is_dir():
+        return folder
+    from memprof.analysis.report_files import read_memprof_json
+
+    places = places_of_run(folder)
+    snapshots = [p for place in places for p in sorted(place.glob("*.pickle"))]
+    peaks: dict[Path, int] = {}
+    for path in (p for place in places for p in sorted(place.glob("*.json"))):
+        data = read_memprof_json(path)
+        if data is not None and data["schema"] == "memprof.report/1":
+            peaks[path] = int(data["peak"]["allocated_bytes"])
+    if peaks:
+        best = max(peaks, key=lambda path: peaks[path])
+        beside = best.with_suffix(".pickle")
+        return beside if beside in snapshots else best
+    if not snapshots:
+        raise InputError(f"{folder}: no snapshot (*.pickle) and no report (*.json) in it or in its _memprof.")
+    return max(snapshots, key=lambda path: path.stat().st_mtime)
 
 
 def unused_folder(folder: Path, began: float) -> Path:

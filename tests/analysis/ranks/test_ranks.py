@@ -253,6 +253,15 @@ def test_everything_shown_adds_up_and_says_who_is_missing() -> None:
     assert max(map(len, render_terminal(document, 60).split("\n"))) <= 60
 
 
+def test_a_phase_that_is_alike_on_every_rank_names_none() -> None:
+    shown = ranks_of(many_ranks(8))
+    assert shown is not None
+    assert shown.phases is not None
+    named = {(line.cells[1] == line.cells[4], line.cells[2], line.cells[5]) for line in shown.phases.lines}
+    assert {who for alike, *both in named if alike for who in both} == {"all"}
+    assert "all" not in {who for alike, *both in named if not alike for who in both}
+
+
 def test_256_ranks_are_on_one_screen() -> None:
     """The eight fullest, and a digit for each rank's peak in the order of their numbers."""
     report = many_ranks(256, missing=(17,))
@@ -265,7 +274,7 @@ def test_256_ranks_are_on_one_screen() -> None:
     assert digits[max(peaks, key=peaks.__getitem__)] == "8"
     assert digits[min(peaks, key=peaks.__getitem__)] == "1"
     page = render_html(build_document(report))
-    assert page.index("The other 247 ranks") > page.index("<svg class=\"rank-picture\"")
+    assert page.index("The other 247 ranks") > page.index('<svg class="rank-picture"')
 
 
 def test_one_process_alone_has_no_ranks_to_show() -> None:
