@@ -43,15 +43,15 @@ def code(words: str) -> str:
 def draw(sheet: Sheet) -> str:
     """Draw an answer: title, headline, then block after block."""
     head = [f"### {text(sheet.title)}" if sheet.title else "", text(" · ".join(sheet.subtitle))]
-    head += [_block(sheet.headline)] if sheet.headline is not None else []
+    if (found := sheet.headline) is not None:
+        head.append(f"**{text(found.verdict)}.** {_rest(found)}".rstrip())
     blocks = [_block(block) for section in sheet.sections for block in section if block and "m" in block.on]
     return "\n\n".join(block for block in (*head, *blocks) if block) + "\n"
 
 
 def _block(block: Block) -> str:
-    if isinstance(block, Headline):
-        parts = (text(part) for part in (block.cause, block.action, block.assumed) if part)
-        return " ".join([f"**{text(block.verdict)}.**", *parts])
+    if isinstance(block, Headline):  # one of several answers
+        return "\n\n".join(part for part in (f"### {text(block.verdict)}", _rest(block)) if part)
     if isinstance(block, Said):
         return _said(block)
     if isinstance(block, Facts):
@@ -67,6 +67,10 @@ def _block(block: Block) -> str:
     if isinstance(block, Bars):
         return ""  # its table says the same
     return "\n".join(f"- {text(note)}" for note in block.notes)
+
+
+def _rest(found: Headline) -> str:
+    return " ".join(text(part) for part in (found.cause, found.action, found.assumed) if part)
 
 
 def _said(block: Said) -> str:
