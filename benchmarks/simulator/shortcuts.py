@@ -63,6 +63,8 @@ names = [name for name, module in plain.SHORTCUTS.items() if any(path.endswith(f
 highest = told["highest"]
 print(json.dumps([used.ru_utime + used.ru_stime, highest["allocated_bytes"], highest["reserved_bytes"], names]))
 """
+#: What else a shortcut is made of, beside its file.
+_BEHIND = {"native": ("allocator/native.py", "_native/replay.c")}
 _KEYS = ("cpu_s", "allocated_bytes", "reserved_bytes", "taken")
 
 
@@ -103,11 +105,12 @@ def _timed(workload: str, off: list[str], limit: int) -> dict[str, Any]:
 
 
 def _lines() -> dict[str, int]:
-    """Count the lines of each shortcut's file, or of its folder."""
+    """Count the lines of each shortcut's file or folder, and of what stands behind it."""
     found = {}
     for name, module in SHORTCUTS.items():
         place = ROOT / "memprof" / "simulate" / "shortcuts" / module.partition(".")[0]
         files = sorted(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+        files += [ROOT / "memprof" / file for file in _BEHIND.get(name, ())]
         found[name] = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
     return found
 
