@@ -142,11 +142,14 @@ class LeanTrainer(_Trainer):
         elif (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             why = "needs checkpointing with use_reentrant=False, torch's default"
         if why is None:
-            return Adaptation(self._once_log, self._clear_cache, lambda: self._techniques.lighten(draws=self._draws))
+            return Adaptation(self._once_log, self._clear_cache, self._lighten)
         if lean.on_oom == "adapt":
             raise UsageError(f"on_oom='adapt' {why}.")
         self._once_log.say(f"memory that runs out ends the run: on_oom='adapt' {why}")
         return None
+
+    def _lighten(self, tokens: int) -> str | None:
+        return self._techniques.lighten(tokens, draws=self._draws)
 
     def _check_half(self, lean: LeanGRPOConfig, base: Any) -> None:
         """Refuse a dtype in which the loss cannot be computed on this card."""

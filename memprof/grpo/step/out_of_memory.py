@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from memprof.grpo.once_log import OnceLog
+from memprof.grpo.rows import longest
 from memprof.grpo.step.pieces import Piece
 from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
@@ -39,7 +40,8 @@ class Adaptation:
     Attributes:
         log: where it is told.
         give_back: empties the device's cache.
-        lighten: checkpoints the layers harder and says how; None where that is not possible.
+        lighten: checkpoints the layers harder, for a piece of so many tokens, and says how; None where that is not
+            possible.
         park: moves the optimizer's state to host memory; False where that is not possible, or has been done.
         most_tokens: of a piece of several rows, since larger ones have run out; None: as the settings say.
         again: pieces that were run again.
@@ -47,7 +49,7 @@ class Adaptation:
 
     log: OnceLog
     give_back: Callable[[], Any]
-    lighten: Callable[[], str | None]
+    lighten: Callable[[int], str | None]
     park: Callable[[], bool] = lambda: False
     most_tokens: int | None = None
     again: int = 0
@@ -150,14 +152,15 @@ def _instead(
 ) -> Iterable[_Attempt]:
     """Choose what runs in place of an attempt that has failed; the last is run first."""
     piece, rows = attempt.piece, list(attempt.piece.rows)
+    tokens = longest(rows or (piece.prompt.rows if piece.prompt else ()))
     adaptation.again += 1
     if not attempt.again:
         adaptation.log.warn("out of memory in a piece: the cache was given back, and the piece runs again")
         return [_Attempt(piece, without, again=True)]
     if len(rows) > 1 and splits:
         half = -(-len(rows) // 2)
-        tokens = half * max(row.completion if piece.prompt else row.length for row in rows)
-        adaptation.most_tokens = adaptation.limit(tokens)
+        width = max(row.completion if piece.prompt else row.length for row in rows)
+        adaptation.most_tokens = adaptation.limit(half * width)
         adaptation.log.warn(
             f"out of memory in a piece of {len(rows)} rows: it runs in halves, and pieces of several rows have at most "
             f"{adaptation.most_tokens} tokens from here on (max_tokens_per_piece={adaptation.most_tokens} spares the "
@@ -165,7 +168,7 @@ def _instead(
         )
         parts = [rows[half:], rows[:half]]
         return [_Attempt(Piece(part, piece.prompt), without, again=True) for part in parts]
-    if (kind := adaptation.lighten()) is not None:
+    if (kind := adaptation.lighten(tokens * max(1, len(rows)))) is not None:
         adaptation.log.warn(f"out of memory in a piece that cannot be halved: {kind} from here on, and it runs again")
         return [_Attempt(piece, without, again=True)]
     if adaptation.park():
@@ -178,7 +181,6 @@ def _instead(
     if len(rows) > 1:
         why = "that has dropout, whose halves would draw others, or a router's loss over it alone"
         raise end(said, f"in a piece {why}: set a smaller max_tokens_per_piece")
-    tokens = max((row.length for row in rows), default=0)
     least = f"in a piece of one sequence of {tokens} tokens, which is the least that can be trained"
     raise end(said, f"{least}: shorten max_completion_length, or take a larger card")
 

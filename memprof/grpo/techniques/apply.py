@@ -92,10 +92,11 @@ class Techniques:
         self.checkpointing = "auto"
         self.tile: int | None = None
 
-    def lighten(self, *, draws: bool) -> str | None:
+    def lighten(self, tokens: int, *, draws: bool) -> str | None:
         """Checkpoint the layers harder, or run their MLPs in smaller tiles; return what, or None for nothing left.
 
         The gradient stays the same but for rounding. So a model that ``draws`` has no tiles: their dropout is another.
+        ``tokens``: of what has no room, which a tile must be smaller than.
         """
         own = getattr(self._model, "is_gradient_checkpointing", False)
         kinds = () if self.checkpointing == "offloaded" or not _has_layers(self._model) else ("full", "offloaded")
@@ -105,6 +106,8 @@ class Techniques:
             self.apply()
             return f"checkpointing={kind!r}"
         tile = (self.tile or 2 * TILE_TOKENS) // 2
+        while tile >= max(1, tokens):
+            tile //= 2
         if draws or tile < _LEAST_TILE or not _can_tile(self._model):
             return None
         self._lighter = self.checkpointing, tile

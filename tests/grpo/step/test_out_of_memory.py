@@ -108,7 +108,7 @@ def _lives_through(case: str, rounds: int, folder: Path, monkeypatch: pytest.Mon
     at_random = torch.Generator().manual_seed(len(case))
     ours, inputs, times = trained(case, folder)
     adaptation = ours._adaptation
-    adaptation.lighten = lambda: None  # the next round would not be this case
+    adaptation.lighten = lambda *_: None  # the next round would not be this case
     counted = RunsOut()
     with running_out(monkeypatch, counted):
         loss, meant = gradients_of(ours, inputs, times)
@@ -139,8 +139,8 @@ def _lives_through(case: str, rounds: int, folder: Path, monkeypatch: pytest.Mon
 def test_what_cannot_be_halved_exactly_ends_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = build("lean", tiny_mixture(), tmp_path, on_oom="adapt", max_tokens_per_piece=1000)
     inputs = with_policies(ours, batch(), beta=0.0)
-    ours._techniques.lighten = lambda: None
-    ours._adaptation.lighten = lambda: None
+    ours._techniques.lighten = lambda *_: None
+    ours._adaptation.lighten = lambda *_: None
     mode = RunsOut(*range(20, 100000))
     with (
         running_out(monkeypatch, mode),
@@ -170,6 +170,7 @@ def test_dropout_in_the_network_is_not_tiled(
 def test_one_row_that_has_no_room_is_checkpointed_harder_then_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(apply, "_LEAST_TILE", 4)
     ours = build("lean", tiny_llama(), tmp_path, on_oom="adapt", max_tokens_per_piece=1)
     inputs = with_policies(ours, batch(), beta=0.0)
     with (
@@ -177,8 +178,9 @@ def test_one_row_that_has_no_room_is_checkpointed_harder_then_ends(
         pytest.raises(torch.OutOfMemoryError, match=r"one sequence of \d+ tokens, which is the least"),
     ):
         loss_and_gradients(ours, inputs)
-    for kind in ("checkpointing='full'", "checkpointing='offloaded'", "tiled_mlp=4096", "tiled_mlp=256"):
+    for kind in ("checkpointing='full'", "checkpointing='offloaded'", "tiled_mlp=8", "tiled_mlp=4"):
         assert kind in caplog.text
+    assert "tiled_mlp=4096" not in caplog.text
 
 
 def test_what_cannot_be_smaller_gets_the_room_of_the_optimizers_state(
@@ -192,7 +194,7 @@ def test_what_cannot_be_smaller_gets_the_room_of_the_optimizers_state(
         there_was, short.at = bool(short.at), set()
         return there_was
 
-    ours._adaptation.lighten, ours._adaptation.park = lambda: None, park
+    ours._adaptation.lighten, ours._adaptation.park = lambda *_: None, park
     with running_out(monkeypatch, short):
         _, found = gradients_of(ours, inputs, times)
     assert worst(found, meant) <= 3e-6  # halves add up in another order
@@ -205,8 +207,10 @@ def test_a_harder_kind_stays_where_the_tile_shrinks_next(tmp_path: Path, monkeyp
     techniques = build("lean", tiny_llama(), tmp_path, on_oom="adapt", gradient_checkpointing=True)._techniques
     monkeypatch.undo()
     assert techniques.checkpointing == "offloaded"
-    assert techniques.lighten(draws=False) == "tiled_mlp=4096"
+    assert techniques.lighten(10_000, draws=False) == "tiled_mlp=4096"
     assert (techniques.checkpointing, techniques.tile) == ("offloaded", 4096)
+    assert techniques.lighten(1500, draws=False) == "tiled_mlp=1024"  # larger ones are no tiles
+    assert techniques.lighten(256, draws=False) is None
 
 
 def test_a_card_adapts_unless_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
