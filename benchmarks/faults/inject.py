@@ -52,13 +52,8 @@ EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
 )
 # What torch calls without the door (it holds its own ``try``), and the import, before any run.
 _ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__")
-# Shortcuts: the Python reader stands behind the scanner in C and psutil behind /proc, and they read the same.
-_SHORTCUTS = (
-    "memprof/_native/",
-    "memprof/snapshot/rows.py:",
-    "memprof/snapshot/packed.py:",
-    "memprof/recording/system/host.py:_resident",
-)
+# Shortcuts: the Python reader stands behind the scanner in C, and reads the same.
+_SHORTCUTS = ("memprof/_native/", "memprof/snapshot/rows.py:", "memprof/snapshot/packed.py:")
 _SECONDS = 240
 # A function, and which of the exceptions it is to raise.
 Job = tuple[types.CodeType, int]
