@@ -52,13 +52,8 @@ EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
 )
 # What torch calls without the door (it holds its own ``try``), and the import, before any run.
 _ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__")
-# Shortcuts: the Python reader stands behind the scanner in C and psutil behind /proc, and they read the same.
-_SHORTCUTS = (
-    "memprof/_native/",
-    "memprof/snapshot/rows.py:",
-    "memprof/snapshot/packed.py:",
-    "memprof/recording/system/host.py:_resident",
-)
+# Shortcuts: the Python reader stands behind the scanner in C, and reads the same.
+_SHORTCUTS = ("memprof/_native/", "memprof/snapshot/rows.py:", "memprof/snapshot/packed.py:")
 _SECONDS = 240
 # A function, and which of the exceptions it is to raise.
 Job = tuple[types.CodeType, int]
@@ -94,7 +89,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Return one of :data:`VERDICTS`; ``not called``: it runs only while a module is imported."""
+        """Return one of :data:`VERDICTS`; ``not called``: it runs once a process, as a module is imported."""
         if not self.equal:
             return "broken"
         return "not called" if not self.fired else "warned" if self.said else "whole" if self.whole else "silent"
@@ -437,6 +432,6 @@ def injections_table() -> str:
     """Show the injections by exception and what came of them."""
     found = read("injections")
     rows = [*found["exceptions"].items(), ("all", found)]
-    head = ("exception", "injected", "warned", "a shortcut, nothing lost", "only while imported", "broken", "silent")
+    head = ("exception", "injected", "warned", "a shortcut, nothing lost", "not reached", "broken", "silent")
     order = ("warned", "whole", "not called", "broken", "silent")
     return table(head, [(name, sum(row[v] for v in order), *(row[v] for v in order)) for name, row in rows])

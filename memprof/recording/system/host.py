@@ -32,8 +32,9 @@ def rss_bytes() -> int:
     """Return resident bytes of this process (0 where nothing tells)."""
     try:
         return _resident("self")
-    except (OSError, ValueError, IndexError):
-        pass
+    except Exception as error:
+        if not isinstance(error, _NOT_THERE):
+            _reading.shut(error)
     try:
         import psutil
 
