@@ -24,7 +24,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # one thread of torch in each. Bytecode is kept, since some hundred of the tests' processes load memprof anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest \
 	--numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
-	--ignore tests/cuda --durations 25 --durations-min 5
+	--ignore tests/cuda --durations 100 --durations-min 4
 
 .PHONY: setup demo test test-all cuda test-cuda docs lint types browser clean
 
@@ -67,7 +67,7 @@ cuda: $(CUDA_READY)
 
 test-cuda: cuda
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(CUDA)/bin/python -m pytest --numprocesses logical --maxprocesses 2 \
-		--dist loadfile --durations 25 --durations-min 5 tests/cuda
+		--dist loadfile --durations 100 --durations-min 4 tests/cuda
 
 # --quiet would hide the warnings from --strict, which counts them.
 docs: $(READY)
