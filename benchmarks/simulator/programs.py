@@ -6,7 +6,7 @@
 of the program (a hand-written loop: model, dtype, NF4, attention, batch, length, rank, checkpointing). Paths of models
 are beside it. Rows whose source leaves the attention kernel open ran on Windows, whose build of torch has no flash
 kernel: grouped heads are computed in full there, as the reserved memory of each of their stages confirms. They are
-marked so, and are no evidence of the error.
+marked so, and count as runs known by a text.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ def _less_state(run: Run) -> Iterator[Candidate | None]:
     peak, trained = run.peak, run.own_peaks.get("gradients", 0)
     if trained and peak.of("optimizer_state") > 1.5 * trained:
         yield _candidate("adamw_8bit", _scope(run), effects.coarser_state("adamw_8bit"))
-    if trained > 0.5 * peak.of("weights") > 0 and not peak.of("adapters"):
+    # Batch norms tell a convolutional network, which is trained whole.
+    if trained > 0.5 * peak.of("weights") > 0 and not peak.of("adapters") and not run.over_batches:
         yield _candidate("lora", _scope(run), effects.low_rank(RANK))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memprof.analysis.allocations.places import listed_places
+from memprof.analysis.next_step import highest_in_next_step
 from memprof.config.gpus import size_words
 from memprof.config.trl_arguments import assumed_words
 from memprof.units import GIB, amount, format_bytes, gib, percent
@@ -158,7 +159,16 @@ def _verdict(report: Mapping[str, Any]) -> str:
     held = f"{amount(peak['allocated_bytes'])}{_in(peak_phase(report), peak['step'])}"
     words = f"{peak_words(source)}: {held}"
     capacity = _capacity(report)
-    return f"{words}, {percent(peak['allocated_bytes'], capacity)} of the device" if capacity else words
+    words += f", {percent(peak['allocated_bytes'], capacity)} of the device" if capacity else ""
+    return words + _from_the_next_step(report)
+
+
+def _from_the_next_step(report: Mapping[str, Any]) -> str:
+    """Say how high a phase rises in the next step, where the only step seen makes the optimizer's state."""
+    if (following := highest_in_next_step(report)) is None:
+        return ""
+    phase, needed = following
+    return f"; about {amount(needed)} in {_where(phase, None)} from the next step on, beside the optimizer's state"
 
 
 def _judged(fit: Mapping[str, Any]) -> str:
@@ -219,7 +229,7 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
     sentence = f"{' and '.join(parts[: len(named)])}{made}{more}."
     counted = peak.get("guessed") or {}
     if guessed := [_label(c) for c in (*named, *beside) if counted.get(c, 0) >= _GUESSED * held[c]]:
-        sentence += f" Guessed: {' and '.join(guessed)}."
+        sentence += f" Guessed: {', '.join(guessed[:-1])}{' and ' if len(guessed) > 1 else ''}{guessed[-1]}."
     if waiting := peak["pending_free_bytes"]:
         sentence += f" {gib(waiting)} GiB more were freed by the program and wait for a stream: phases, shares and the"
         sentence += f" total, {gib(active)} GiB, count them."
@@ -280,11 +290,17 @@ def _action(report: Mapping[str, Any]) -> str:
 
 
 def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    """Say what a step that ran out of memory needs in all, where the saving counts from that and not from the peak."""
+    """Say what a step needs in all, where the saving counts from that and not from the peak: of one that ran out of
+    memory, and of the next one after a first.
+    """
     after = entry.get("peak_after_bytes")
-    if after is None or entry["basis"] != "estimated" or not (report.get("oom") or {}).get("ahead"):
+    if after is None or entry["basis"] != "estimated":
         return ""
     whole = int(entry["saves_bytes"] + after)
+    if highest_in_next_step(report) is not None:
+        return f" of the {gib(whole)} GiB that the next step needs"
+    if not (report.get("oom") or {}).get("ahead"):
+        return ""
     return f" of the {gib(whole)} GiB that the step needs in all" if whole > report["peak"]["allocated_bytes"] else ""
 
 

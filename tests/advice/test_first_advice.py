@@ -13,7 +13,7 @@ SHARED = Path(__file__).parents[3] / "shared"
 FIRST = {
     "SYNTHETIC-mosaic-output": (None, ""),  # fabricated: one kind of block, from a hundred lines alike
     "cs336-2.7b-fullstep-ctx128-t26": ("adamw_8bit", "saves 18.66 GiB (an estimate)"),
-    "cs336-2.7b-fullstep-ctx512-t26": ("adamw_8bit", "saves 9.88 GiB (an estimate)"),
+    "cs336-2.7b-fullstep-ctx512-t26": ("checkpointing", "saves 15.12 GiB of the 66.35 GiB that the next step needs"),
     "cs336-2.7b-fwd-ctx256-amp-t26": ("no_grad", "the recording shows no backward"),
     "cs336-2.7b-fwd-ctx512-t26": ("no_grad", "saves 25.06 GiB (an estimate; results stay the same)"),
     "cs336-compile-fwd-ctx256-t26": ("no_grad", "the recording shows no backward"),
@@ -25,7 +25,7 @@ FIRST = {
     "flexgen-opt1.3b-a-t20": ("smaller_weights", "saves 2.65 GiB"),
     "linear-grad-t24": ("made_here", "profile_grad.py:11"),
     "linear-nograd-t24": ("made_here", "profile_no_grad.py:13"),
-    "resnet50-pytorchblog-t22": ("micro_batch_half", "(an estimate)."),
+    "resnet50-pytorchblog-t22": ("checkpointing", "gradients stay the same"),
     "sd-guidance-legacy-list-t22": ("made_here", "attention_processor.py:1262"),
     "select_n-llama-infer-offload-t21": ("smaller_weights", "saves 6.91 GiB"),
     "sketchkv-llama-kvcache-t24": ("smaller_weights", "saves 6.28 GiB"),  # half of the model alone, not of its cache

@@ -14,6 +14,7 @@ import pytest
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.analysis import analyze
 from memprof.analysis.headline import _cause, _out_of_memory, headline_of, missing_bytes, peak_phase, peak_words
+from memprof.analysis.next_step import highest_in_next_step
 from memprof.snapshot import snapshot_from_raw
 from tests.synthetic import SnapshotBuilder, frame
 
@@ -179,3 +180,24 @@ def test_categories_are_named_until_half_is(shared: Path) -> None:
     shares = [float(n) for n in re.findall(r"\((\d+(?:\.\d+)?) %", found["headline"]["cause"])]
     assert len(shares) > 1
     assert 50 <= sum(shares) <= 100
+
+
+def _with_phases(*rows: tuple[str, int, int]) -> dict[str, Any]:
+    """A report's part: phases with their peaks and the optimizer state in them, GiB."""
+    phases = [{"phase": p, "peak_bytes": n * GIB, "categories": {"optimizer_state": s * GIB}} for p, n, s in rows]
+    return {"phases": phases, "peak": {"active_bytes": max(n for _, n, _ in rows) * GIB}}
+
+
+def test_a_first_step_tells_of_the_next() -> None:
+    first = [("load", 12, 0), ("forward", 41, 0), ("backward", 40, 0), ("optimizer_step", 51, 25)]
+    assert highest_in_next_step(_with_phases(*first)) == ("forward", 66 * GIB)
+    assert highest_in_next_step(_with_phases(*first, ("forward", 66, 25))) is None  # it was seen
+    assert highest_in_next_step(_with_phases(("forward", 41, 25), ("optimizer_step", 51, 25))) is None
+    assert highest_in_next_step(_with_phases(("forward", 20, 0), ("optimizer_step", 51, 25))) is None  # no higher
+    assert highest_in_next_step({**_with_phases(*first), "oom": {"phase": "optimizer_step"}}) is None
+
+
+def test_the_verdict_of_a_first_step(shared: Path) -> None:
+    """"Peak 51.23 GiB", of a run that needs 66 from its second step on."""
+    found = analyze(shared / "snapshots" / "cs336-2.7b-fullstep-ctx512-t26.pickle").to_dict()["headline"]
+    assert "; about 66.35 GiB in forward from the next step on, beside the optimizer's state" in found["verdict"]
