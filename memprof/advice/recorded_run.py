@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memprof.analysis.allocations.places import place_of
-from memprof.analysis.next_step import state_to_come
+from memprof.analysis.peaks.next_step import state_to_come
 from memprof.config.from_recording import settings_like
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memprof.analysis.allocations.places import listed_places
-from memprof.analysis.next_step import highest_in_next_step
+from memprof.analysis.peaks.next_step import highest_in_next_step
 from memprof.config.gpus import size_words
 from memprof.config.trl_arguments import assumed_words
 from memprof.units import GIB, amount, format_bytes, gib, percent

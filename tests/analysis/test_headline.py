@@ -14,7 +14,7 @@ import pytest
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.analysis import analyze
 from memprof.analysis.headline import _cause, _out_of_memory, headline_of, missing_bytes, peak_phase, peak_words
-from memprof.analysis.next_step import highest_in_next_step
+from memprof.analysis.peaks.next_step import highest_in_next_step
 from memprof.snapshot import snapshot_from_raw
 from tests.synthetic import SnapshotBuilder, frame
 
