@@ -74,6 +74,8 @@ class Reporters:
         mlflow = sys.modules.get("mlflow")
         if mlflow is None or self._mlflow_run is None:
             return False
+        if hasattr(mlflow, "flush_async_logging"):  # a store of files is not read while a thread writes a metric
+            mlflow.flush_async_logging()
         mlflow.MlflowClient().log_artifact(self._mlflow_run, str(page), "memprof")
         return True
 
