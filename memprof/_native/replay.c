@@ -1071,14 +1071,23 @@ static Block *taken(Heap *h, Pool *home, int64_t need, PyObject *given, int64_t 
     return block;
 }
 
+/* Read bytes by the name `what`, and optionally the stream and the number of a pool. */
+static int read_request(PyObject *arguments, PyObject *names, char *what, PyObject **given, int64_t *bytes,
+                        long long *stream, long long *number)
+{
+    char *known[] = {what, "stream", "pool", NULL};
+    *stream = *number = 0;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|LL", known, given, stream, number))
+        return -1;
+    return bytes_of(*given, bytes);
+}
+
 static PyObject *py_malloc(Heap *h, PyObject *arguments, PyObject *names)
 {
-    static char *known[] = {"size", "stream", "pool", NULL};
     PyObject *given;
-    long long stream = 0, number = 0;
+    long long stream, number;
     int64_t size;
-    if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|LL", known, &given, &stream, &number)
-        || bytes_of(given, &size) < 0)
+    if (read_request(arguments, names, "size", &given, &size, &stream, &number) < 0)
         return NULL;
     if (size < 0) {
         refuse(h, "_no_size", given, -1);
@@ -1122,12 +1131,10 @@ static PyObject *py_acquire(Heap *h, PyObject *const *given, Py_ssize_t count)
 
 static PyObject *py_pool_of(Heap *h, PyObject *arguments, PyObject *names)
 {
-    static char *known[] = {"need", "stream", "pool", NULL};
     PyObject *given;
-    long long stream = 0, number = 0;
+    long long stream, number;
     int64_t need;
-    if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|LL", known, &given, &stream, &number)
-        || bytes_of(given, &need) < 0)
+    if (read_request(arguments, names, "need", &given, &need, &stream, &number) < 0)
         return NULL;
     return Py_XNewRef((PyObject *)pool_of(h, need, stream, number));
 }

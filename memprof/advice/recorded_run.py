@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memprof.analysis.allocations.places import place_of
-from memprof.analysis.peaks.next_step import state_to_come
+from memprof.analysis.peaks.next_step import phases_of_next_step
 from memprof.config.from_recording import settings_like
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import InputError
 from memprof.oom.frameworks import PLAIN, Names, names_in
-from memprof.vocabulary import Category
 
 __all__ = ["Effect", "Made", "Peak", "Run", "bounded", "highest", "run_of"]
 
@@ -110,8 +109,8 @@ def highest(rows: Iterable[Peak]) -> tuple[Peak, ...]:
 def run_of(report: Mapping[str, Any]) -> Run:
     """Read a run from its report; settings and shape where they can be known."""
     source, peak = report["source"], report["peak"]
-    rows = [Peak(p["phase"], p["peak_bytes"], p["categories"]) for p in report["phases"]]
-    rows += _in_next_step(report)
+    phases = [*report["phases"], *phases_of_next_step(report)]
+    rows = [Peak(p["phase"], p["peak_bytes"], p["categories"]) for p in phases]
     whole = _with_what_is_ahead(Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"]), report)
     run = Run(
         peaks=highest([*rows, whole]),
@@ -155,13 +154,6 @@ def _with_what_is_ahead(peak: Peak, report: Mapping[str, Any]) -> Peak:
         return peak
     categories = {**peak.categories, **{name: peak.of(name) + n for name, n in still.items()}}
     return Peak(peak.phase, peak.bytes + sum(still.values()), categories)
-
-
-def _in_next_step(report: Mapping[str, Any]) -> list[Peak]:
-    """Return the phases of the next step, beside the state that the only step seen makes at its end."""
-    state, before = state_to_come(report)
-    name = str(Category.OPTIMIZER_STATE)
-    return [Peak(p["phase"], p["peak_bytes"] + state, {**p["categories"], name: state}) for p in before if state]
 
 
 def _whole_step(report: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.emulate.child import CALL
 from memprof.recording.api import switched_off
 from memprof.recording.guard import Door, on_stderr
 from memprof.watch.import_hook import when_imported
@@ -22,8 +23,6 @@ OPTIONS = "MEMPROF_EMULATE_RECORD"
 
 def asked(options: Mapping[str, Any]) -> dict[str, str]:
     """Return what to put into the environment of an emulated command, so that each of its processes is recorded."""
-    from memprof.emulate.child import CALL
-
     return {CALL: f"{__name__}:record", OPTIONS: json.dumps(options)}
 
 

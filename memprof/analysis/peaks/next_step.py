@@ -7,13 +7,14 @@ from typing import Any
 
 from memprof.vocabulary import Category, Phase
 
-__all__ = ["highest_in_next_step", "state_to_come"]
+__all__ = ["highest_in_next_step", "phases_of_next_step"]
 
 
-def state_to_come(report: Mapping[str, Any]) -> tuple[int, list[Mapping[str, Any]]]:
-    """Return the bytes of state that the only optimizer step seen makes, and the phases before it, which lack them.
+def phases_of_next_step(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the report's phases before the only optimizer step seen, beside the state that it makes; [] elsewhere.
 
-    Where memory ran out, the report's ``oom.ahead`` counts them; where anything follows that step, its peak shows them.
+    Where memory ran out, the report's ``oom.ahead`` counts that state; where anything follows that step, its peak shows
+    it. Gradients are taken to be freed before the next forward, as in the step seen.
 
     Args:
         report: ``memprof.report/1``.
@@ -21,20 +22,20 @@ def state_to_come(report: Mapping[str, Any]) -> tuple[int, list[Mapping[str, Any
     phases = [p for p in report["phases"] if p["phase"] != Phase.LOAD]
     steps = [i for i, p in enumerate(phases) if p["phase"] == Phase.OPTIMIZER_STEP]
     if report.get("oom") or len(steps) != 1 or steps[0] != len(phases) - 1:
-        return 0, []
+        return []
     *before, step = phases
-    if any(p["categories"].get(Category.OPTIMIZER_STATE) for p in before):
-        return 0, []
-    return int(step["categories"].get(Category.OPTIMIZER_STATE, 0)), before
+    name = str(Category.OPTIMIZER_STATE)
+    state = int(step["categories"].get(name, 0))
+    if not state or any(p["categories"].get(name) for p in before):
+        return []
+    return [
+        {**p, "peak_bytes": p["peak_bytes"] + state, "categories": {**p["categories"], name: state}} for p in before
+    ]
 
 
 def highest_in_next_step(report: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the phase that rises above the recorded peak in the next step, and its bytes then; None where none does.
-
-    Gradients are taken to be freed before its forward, as in the step seen.
-    """
-    state, before = state_to_come(report)
-    highest = max(before, key=lambda p: int(p["peak_bytes"]), default=None)
-    if not state or highest is None or highest["peak_bytes"] + state <= report["peak"]["active_bytes"]:
+    """Return the phase that rises above the recorded peak in the next step, and its bytes; None where none does."""
+    highest = max(phases_of_next_step(report), key=lambda p: int(p["peak_bytes"]), default=None)
+    if highest is None or highest["peak_bytes"] <= report["peak"]["active_bytes"]:
         return None
-    return str(highest["phase"]), int(highest["peak_bytes"]) + state
+    return str(highest["phase"]), int(highest["peak_bytes"])
