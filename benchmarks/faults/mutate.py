@@ -252,13 +252,13 @@ def _read_comparison(path: Path, draw: random.Random) -> Iterator[str]:
 
 
 def _read_counters(path: Path, draw: random.Random) -> Iterator[str]:
-    from memprof.reports.renderers import draw
+    from memprof.reports import renderers
 
     from memprof.analysis.counters import find_counters, read_counters
 
     found = [read_counters(p) for p in find_counters(path.parent)]
     if draw.random() < 0.25:
-        yield draw("watch", found)
+        yield renderers.draw("watch", found)
 
 
 def _read_any(path: Path, draw: random.Random) -> Iterator[str]:
@@ -504,7 +504,7 @@ def _batches(kinds: Sequence[str], seeds: range, commands: int) -> Iterator[list
 @click.option("--inputs", default=2000, show_default=True)
 @click.option("--seed", default=0, show_default=True, help="The first input's number.")
 @click.option("--only", "only", multiple=True, type=click.Choice(KINDS), help="Take this kind; may be given again.")
-@click.option("--commands", default=1, show_default=True, help="Put one in so many through a whole command.")
+@click.option("--commands", default=1, type=click.IntRange(1), show_default=True, help="One in N by commands.")
 @click.option("--log", type=click.Path(path_type=Path), help="Write findings there as it goes.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the counts there as it goes.")
 def main(inputs: int, seed: int, only: tuple[str, ...], commands: int, log: Path | None, path: Path | None) -> None:

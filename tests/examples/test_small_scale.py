@@ -72,6 +72,7 @@ def test_gsm8k_reads_a_folder_and_leaves_out_long_questions(tmp_path: Path, monk
     assert len(gsm8k_grpo.training_set(questions, tokenizer)) == 0
 
 
+@pytest.mark.heavy
 def test_vram_table_has_what_each_method_trains(ran: Any) -> None:
     rows = {row["method"]: row for row in read(ran("vram_table.py") / "vram.json")}
     full, lora = rows["full"]["categories"], rows["LoRA"]["categories"]

@@ -142,6 +142,7 @@ def test_generation_in_passes(tmp_path: Path) -> None:
     assert ours.state.global_step == 1
 
 
+@pytest.mark.heavy  # of GRPO it is held by tests/grpo/test_budget.py
 def test_a_memory_budget_is_kept_by_simulating_rloos_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ _GRPO = {
 @pytest.mark.parametrize(
     "asked",
     [
-        pytest.param({**_GRPO, "lora_r": 8}, id="adapter"),
+        pytest.param({**_GRPO, "lora_r": 8}, id="adapter", marks=pytest.mark.heavy),
         pytest.param(
             {**_GRPO, "steps_per_generation": 14, "num_generations": 14}, id="two steps a generation",
             marks=pytest.mark.slow,

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("context", "autocast"), [(256, False), (1024, True)])
+@pytest.mark.parametrize(("context", "autocast"), [pytest.param(256, False, marks=pytest.mark.heavy), (1024, True)])
 def test_peaks_are_within_two_percent_of_the_capture(shared: Path, context: int, autocast: bool) -> None:
     from memprof.config.gpus import find_gpu
     from memprof.simulate.run import simulate

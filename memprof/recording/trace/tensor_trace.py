@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 import warnings
 import weakref
 from collections import deque
@@ -36,6 +37,10 @@ from memprof.vocabulary import History, Kind
 __all__ = ["TensorTrace"]
 
 _CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to allocate) (\d+) bytes")
+_FROZEN = (
+    "gc.freeze() was called: tensors made before it that only local variables hold are counted from their first use, "
+    "or not at all"
+)
 
 
 class _Watch(weakref.ref):  # type: ignore[type-arg]
@@ -107,6 +112,8 @@ class TensorTrace:
         keep_compiler_off(self._on_death.__code__)
         for tensor in _visible_tensors():
             self._adopt(tensor)
+        if _is_collector_frozen():
+            self.notes.append(_FROZEN)
         self.scope.start(self.door)
         self._region.start(self.door)
         self._watch_resize()
@@ -384,7 +391,7 @@ keep_compiler_off(TensorTrace._died.__code__)
 def _visible_tensors() -> list[torch.Tensor]:
     """Return the tensors Python objects stand for. ``type()``, not ``isinstance``: lazy proxies must stay asleep."""
     found = []
-    for thing in gc.get_objects():
+    for thing in _tracked_objects():
         kind = type(thing)
         if issubclass(kind, torch.Tensor) and getattr(kind, "__torch_dispatch__", PLAIN) is PLAIN:
             found.append(thing)
@@ -395,3 +402,27 @@ def _visible_tensors() -> list[torch.Tensor]:
             if grad is not None:
                 found.append(grad)
     return found
+
+
+def _tracked_objects() -> list[object]:
+    """Return what the collector tracks, with what ``gc.freeze()`` took off its lists (vLLM's engine does so).
+
+    Frozen objects are found from the modules and from what is not frozen: a second or two for a million of them. What
+    only a local variable holds is not: reading a running frame's variables would keep them alive.
+    """
+    listed = gc.get_objects()
+    if not _is_collector_frozen():
+        return listed
+    seen = {id(thing): thing for thing in listed}
+    new: list[object] = [*listed, sys.modules]
+    while new:
+        found = {id(thing): thing for thing in filter(gc.is_tracked, gc.get_referents(*new))}
+        for known in found.keys() & seen.keys():
+            del found[known]
+        seen.update(found)
+        new = list(found.values())
+    return list(seen.values())
+
+
+def _is_collector_frozen() -> bool:
+    return gc.get_freeze_count() > 0

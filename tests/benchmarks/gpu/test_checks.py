@@ -68,6 +68,7 @@ def test_a_run_is_held_to_its_closed_forms_and_to_the_unwatched_run() -> None:
 
 
 @no_gpu
+@pytest.mark.heavy
 def test_a_steps_seconds_leave_out_what_is_written_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing is slowed down: training waits for it at the next step's beginning, and no step is the longer for it."""
     from memprof.recording.session import Session

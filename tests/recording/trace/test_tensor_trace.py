@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 from torch.utils.checkpoint import checkpoint
 
+from memprof.analysis import analyze
 from memprof.recording import phase, record
 from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.snapshot import load_snapshot
@@ -97,6 +100,26 @@ def test_what_lived_before_is_held_and_its_death_is_seen() -> None:
     assert address not in {e["addr"] for e in events(raw)}
     assert address in {e["addr"] for e in events(raw, "free_completed")}
     assert before.untyped_storage().data_ptr() in {s["address"] for s in raw["segments"]}
+
+
+def test_what_a_frozen_collector_does_not_list_is_held_too(tmp_path: Path) -> None:
+    """In a process of its own: what is frozen here stays so."""
+    (tmp_path / "frozen.py").write_text(
+        "import gc, sys, torch\nfrom memprof import record\n"
+        "def main():\n"
+        "    model = torch.nn.Linear(256, 256)\n"
+        "    if sys.argv[2] == 'freeze':\n        gc.freeze()\n"
+        "    with record(sys.argv[1], model=model):\n        model(torch.ones(8, 256)).sum().backward()\n"
+        "kept = [torch.zeros(1000, 1000)]\nmain()\n"
+    )
+    peaks = []
+    for way in ("freeze", "not"):
+        target = tmp_path / f"{way}.pickle"
+        subprocess.run([sys.executable, "frozen.py", target, way], cwd=tmp_path, check=True)
+        found = analyze(target)
+        peaks.append((found.peak.active_bytes, found.own_peaks))
+        assert any("gc.freeze()" in note for note in load_snapshot(target).extra["notes"]) == (way == "freeze")
+    assert peaks[0] == peaks[1]
 
 
 def test_tensors_made_without_any_operation_are_seen_when_used() -> None:

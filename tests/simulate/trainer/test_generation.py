@@ -150,7 +150,13 @@ def simulated(settings: Any, heap: CachingAllocator, *, whole: bool = True) -> A
     return decoding
 
 
-@pytest.mark.parametrize("name", list(_CACHES))
+# The others differ from these by what one of these has too.
+_HEAVY = ("static sliding window", "fp8")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.heavy] if name in _HEAVY else []) for name in _CACHES]
+)
 def test_the_allocator_ends_as_after_every_recorded_event(name: str, tmp_path: Path) -> None:
     settings = settings_for(tmp_path, name)
     events = recorded(settings)

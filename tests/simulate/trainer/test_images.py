@@ -20,9 +20,11 @@ from tests.simulate.trainer.vision_models import written
     ("kind", "changes"),
     [
         ("qwen2_vl", {}),
-        ("qwen2_5_vl", {"gradient_checkpointing": False, "gradient_accumulation_steps": 2}),
+        pytest.param(
+            "qwen2_5_vl", {"gradient_checkpointing": False, "gradient_accumulation_steps": 2}, marks=pytest.mark.heavy
+        ),
         ("qwen2_5_vl", {"lora_r": 3, "beta": 0.1}),
-        ("gemma3", {}),
+        pytest.param("gemma3", {}, marks=pytest.mark.heavy),
         ("gemma3", {"lora_r": 3, "num_iterations": 2}),
     ],
 )
