@@ -404,7 +404,7 @@ def _visible_tensors() -> list[torch.Tensor]:
     return found
 
 
-def _tracked_objects() -> list[object]:
+def _tracked_objects() -> list[Any]:
     """Return what the collector tracks, with what ``gc.freeze()`` took off its lists (vLLM's engine does so).
 
     Frozen objects are found from the modules and from what is not frozen: a second or two for a million of them. What
@@ -414,7 +414,7 @@ def _tracked_objects() -> list[object]:
     if not _is_collector_frozen():
         return listed
     seen = {id(thing): thing for thing in listed}
-    new: list[object] = [*listed, sys.modules]
+    new: list[Any] = [*listed, sys.modules]
     while new:
         found = {id(thing): thing for thing in filter(gc.is_tracked, gc.get_referents(*new))}
         for known in found.keys() & seen.keys():
