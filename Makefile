@@ -16,6 +16,7 @@ DEMO_READY := $(VENV)/.demo-ready
 # torch's CUDA build without NVIDIA's libraries, on top of .venv's packages.
 CUDA := .venv-cuda
 CUDA_READY := $(CUDA)/.ready
+CUDA_MARKS := not heavy
 
 # torch's threads spin while they wait for each other; on a machine that is shared, that starves the one waited for.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -50,9 +51,11 @@ demo: setup
 test: setup lint types browser
 	$(PYTEST) -m "not heavy"
 
-# With the simulations and real models that would take `make test` beyond twenty minutes on two cores.
+# With the simulations and real models that would take `make test` beyond twenty minutes on two cores, and all of
+# `make test-cuda`.
 test-all: setup lint types browser
 	$(PYTEST)
+	$(MAKE) test-cuda CUDA_MARKS=
 
 # 0.8 GB to download (torch 527 MB, Triton 198 MB, bitsandbytes 43 MB), 2 GB on disk. The emulator is compiled once for
 # each version of its sources, in half a minute.
@@ -67,7 +70,7 @@ cuda: $(CUDA_READY)
 
 test-cuda: cuda
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(CUDA)/bin/python -m pytest --numprocesses logical --maxprocesses 2 \
-		--dist loadfile --durations 100 --durations-min 4 tests/cuda
+		--dist loadfile --durations 100 --durations-min 4 -m "$(CUDA_MARKS)" tests/cuda
 
 # --quiet would hide the warnings from --strict, which counts them.
 docs: $(READY)

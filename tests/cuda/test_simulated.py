@@ -81,7 +81,13 @@ def test_a_simulated_step_with_images_holds_what_the_real_one_does(kind: str, tm
     assert simulated["reserved_bytes"] == pytest.approx(real["reserved_bytes"], abs=2 * 2**20)
 
 
-@pytest.mark.parametrize("name", CASES)
+# What they hold has one of the others, too.
+HEAVY = ("T4, LoRA", "L4, RMSprop", "V100, full")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.heavy] if name in HEAVY else []) for name in CASES]
+)
 def test_a_simulated_run_holds_and_reserves_what_the_real_one_does(name: str, tmp_path: Path) -> None:
     card, settings = CASES[name]
     told = run("as_settings", {"folder": str(tmp_path), "card": card, "settings": settings}, env=device(card))
