@@ -12,7 +12,7 @@ from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 __all__ = ["TABLES"]
 
-_WIDTH = 60
+_WIDTH = 44
 
 
 def _cell(text: str, width: int = _WIDTH) -> str:

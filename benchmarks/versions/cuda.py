@@ -167,8 +167,7 @@ def _unbalanced(run: dict[str, Any], phases: tuple[str, ...]) -> list[str]:
 
 def table_of(results: dict[str, Any]) -> str:
     """Return the rows as a Markdown table."""
-    head = ("torch (CUDA)", "callback: peak", "unattributed", "phases", "lean: peak", "activations, inputs parked",
-            "inputs kept", "inputs parked")  # fmt: skip
+    head = ("torch (CUDA)", "callback: peak", "unattributed", "phases", "lean: peak", "activations", "inputs kept")
     rows: list[tuple[object, ...]] = []
     for name, result in results.items():
         if "error" in result:
@@ -179,5 +178,5 @@ def table_of(results: dict[str, Any]) -> str:
         sizes = (lean["balance"]["peak"], lean["activations_bytes"], lean["activations_kept_bytes"])
         watched = (f"{one['peak']:,}", f"{one['unattributed']:,}", f"{len(found)} of {len(PHASES)}")
         label = f"{name} ({result['versions']['cuda']})"
-        rows.append((label, *watched, *(f"{n:,}" for n in sizes), lean["parked"]["count"]))
+        rows.append((label, *watched, *(f"{n:,}" for n in sizes)))
     return table(head, rows)
