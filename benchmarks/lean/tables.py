@@ -2,7 +2,7 @@
 
     python -m benchmarks.lean tables [NAME ...]
 
-``benchmarks.docs.tables`` puts them into the documentation.
+``benchmarks.docs.tables`` puts them into the documentation, but those in ``PRINTED``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.lean.memory import training_bytes
 from benchmarks.tabling import read, table
 from memprof.units import GIB
 
-__all__ = ["TABLES"]
+__all__ = ["PRINTED", "TABLES"]
 
 _PETA = 1e15
 
@@ -179,15 +179,10 @@ def lengths() -> str:
     lines = []
     for device, words in (("cuda", ""), ("traced", ", traced on a CPU")):
         for row in (row for row in read("lean_lengths").values() if row["device"] == device):
-            if row["length"] not in _SHOWN_LENGTHS:
-                continue
             found = row["peak_bytes"]
             sizes = (f"{found[kind] / 1e6:,.0f}" if kind in found else "–" for kind in ("trl", LEAST, "lean"))
             lines.append((f"{row['length']}{words}", *sizes, f"{found['lean'] / found[LEAST]:.3f}"))
     return table(head, lines)
-
-
-_SHOWN_LENGTHS = (64, 128, 1024, 4096)
 
 
 def _steps(log: list[str]) -> int:
@@ -229,6 +224,36 @@ def blocks() -> str:
     ])  # fmt: skip
 
 
+_PATHS = {
+    "trl": "TRL's chunks",
+    "liger": "Liger",
+    "plain": "plain logits",
+    "in_backward": "without `grad_fn`",
+    "in_forward": "with `grad_fn`",
+}
+
+
+def fused_loss() -> str:
+    """Show each path of the log-probabilities: products of the head, peak, time and errors."""
+    found = read("fused_loss")
+    rows = []
+    for head, (title, gradient) in {
+        "frozen_head": ("frozen head: ", "hidden_gradient"),
+        "trainable_head": ("trainable head: ", "head_gradient"),
+    }.items():
+        for path, name in _PATHS.items():
+            row = found[head][path]
+            if "error" in row:
+                rows.append([title + name, row["error"], *["–"] * 4])
+                continue
+            errors = found["bf16_error"][path]
+            logps = "–" if errors["logps"] is None else f"{errors['logps']:.1e}"
+            sums = [f"{row['products']:.0f}", f"{row['peak_bytes'] / 1e6:.1f}", row["seconds_over_trl"]]
+            rows.append([title + name, *sums, logps, f"{errors[gradient]:.1e}"])
+    head_line = ["", "products", "peak, MB", "time ÷ TRL", "log-probabilities off", "gradient off"]
+    return table(head_line, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "lean-memory": memory,
     "lean-lengths": lengths,
@@ -241,7 +266,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "lean-speed": speed,
     "lean-generation": generation,
     "lean-track": track,
+    "lean-fused-loss": fused_loss,
 }
+
+# On no page: printed by the command alone.
+PRINTED = ("lean-blocks", "lean-fused-loss", "lean-generation", "lean-lengths")
 
 
 @click.command(help=__doc__)
