@@ -270,7 +270,14 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 # On no page: printed by the command alone.
-PRINTED = ("lean-blocks", "lean-fused-loss", "lean-generation", "lean-lengths")
+PRINTED = (
+    "lean-blocks",
+    "lean-fused-loss",
+    "lean-generation",
+    "lean-lengths",
+    "lean-techniques-prompt",
+    "lean-techniques-reference",
+)
 
 
 @click.command(help=__doc__)
