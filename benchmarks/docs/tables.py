@@ -21,7 +21,7 @@ from benchmarks.faults.mutate import inputs_table
 from benchmarks.lean import tables as lean_tables
 from benchmarks.lean.equality import survival
 from benchmarks.oom import forms_table
-from benchmarks.simulator import classes, comparisons, decisions, programs, rivals, shortcuts
+from benchmarks.simulator import classes, decisions, rivals, shortcuts
 from benchmarks.simulator.emulated import edges, matrix
 from benchmarks.tabling import ROOT, read, table
 from benchmarks.versions import cuda as cuda_versions
@@ -155,8 +155,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "advice-real": lambda: advice("real"),
     "advice-simulated": lambda: advice("simulated"),
     "cuda-versions": lambda: cuda_versions.table_of(cuda_versions.read()),
-    "captures-and-runs": lambda: comparisons.table(read("simulator")["comparisons"]),
-    "programs": lambda: programs.table(programs.read()) + "\n",
     "classes": lambda: classes.class_table(classes.gathered()),
     "decisions": lambda: decisions.table(read("decisions")),
     "rivals": lambda: rivals.table(read("rivals")),

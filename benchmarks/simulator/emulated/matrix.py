@@ -102,7 +102,7 @@ _KINDS = ("allocated_bytes", "reserved_bytes")
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Write the table of docs/measurements.md: every row that differs; then count those that are exact."""
+    """Write the table of docs/accuracy.md: every row that differs; then count those that are exact."""
     head = ["| run | card | allocated | simulated | reserved | simulated |", "|---|---|--:|--:|--:|--:|"]
     both = {name: row for name, row in rows.items() if "simulated" in row}
     exact = [name for name, row in both.items() if all(row["measured"][k] == row["simulated"][k] for k in _KINDS)]
@@ -114,7 +114,7 @@ def table(rows: dict[str, Any]) -> str:
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """Write one row of the table of docs/measurements.md."""
+    """Write one row of the table."""
     real, ours = row["measured"], row["simulated"]
     cells = [f"{real[key] / 2**30:.2f} | {difference(ours[key], real[key])}" for key in _KINDS]
     return f"| {name} | {row['card']} | {' | '.join(cells)} |"
