@@ -31,7 +31,7 @@ page.
 
 
 class _Markdown(click.HelpFormatter):
-    """Write help as Markdown: usage as code, paragraphs as they are, options as tables.
+    """Write help as Markdown: usage as code, paragraphs as they are, options as lists.
 
     ``known`` names the command that an option was described for already; here it is then named only.
     """
@@ -46,7 +46,7 @@ class _Markdown(click.HelpFormatter):
         self.write(f"\n## {prog}\n\n`{prog} {args}`\n")
 
     def write_heading(self, heading: str) -> None:
-        self.heading = f"\n| {heading} | |\n|---|---|\n"
+        self.heading = "\n" if heading == "Options" else f"\n**{heading}**\n\n"
 
     def write_paragraph(self) -> None:
         self.write("\n")
@@ -66,9 +66,10 @@ class _Markdown(click.HelpFormatter):
             if first != self.command:
                 self.repeated.setdefault(first, []).append(f"`--{names.partition('--')[2].split()[0]}`")
                 continue
-            cell = " ".join(text.split()).replace("|", "\\|")
-            self.write(f"{self.heading}| `{names.replace('|', chr(92) + '|')}` | {cell} |\n")
+            self.write(self.heading)
             self.heading = ""
+            item = f"- `{names}`: {' '.join(text.split())}"
+            self.write(textwrap.fill(item, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n")
 
     def write_repeated(self) -> None:
         """Name the options that another command has too."""

@@ -21,7 +21,7 @@ from benchmarks.faults.mutate import inputs_table
 from benchmarks.lean import tables as lean_tables
 from benchmarks.lean.equality import survival
 from benchmarks.oom import forms_table
-from benchmarks.simulator import classes, comparisons, decisions, programs, rivals, shortcuts
+from benchmarks.simulator import classes, decisions, rivals, shortcuts
 from benchmarks.simulator.emulated import edges, matrix
 from benchmarks.tabling import ROOT, read, table
 from benchmarks.versions import cuda as cuda_versions
@@ -56,13 +56,6 @@ def qlora() -> str:
          row["lora_to_qlora"])
         for size, row in _claim("qlora_is_gb_per_billion").items()
     ])  # fmt: skip
-
-
-def sharing() -> str:
-    """Show GiB with two policies and with one base."""
-    head = ("Qwen2.5-1.5B, bf16, GiB", "models", "gradients and optimizer", "needed")
-    rows = _claim("sharing_a_base").items()
-    return table(head, [(name, row["models_gib"], row["trained_gib"], row["needed_gib"]) for name, row in rows])
 
 
 def adam() -> str:
@@ -103,13 +96,6 @@ def slower() -> str:
     return table(("forward and backward of a small Llama", "checkpointed ÷ not"), rows)
 
 
-def offload() -> str:
-    """Say what a link has to carry."""
-    rates = {name: row["gb_per_s_to_hide_at_400_tflops"] for name, row in _claim("offload_costs").items()}
-    least, most = (pick(rates, key=lambda name: rates[name]) for pick in (min, max))
-    return f"from {rates[least]:.1f} GB/s ({least}) to {rates[most]:.1f} ({most}) at 400 TFLOP/s.\n"
-
-
 def memory_own() -> str:
     """Show every category of the two runs of docs/grpo-memory.md."""
     runs = read("memory_pictures")["runs"]
@@ -141,36 +127,6 @@ def generations() -> str:
                  [(way, *(by.get((way, n), "–") for n in counts)) for way in ways])  # fmt: skip
 
 
-_PATHS = {
-    "trl": "TRL's chunks",
-    "liger": "Liger",
-    "plain": "plain logits",
-    "in_backward": "without `grad_fn`",
-    "in_forward": "with `grad_fn`",
-}
-
-
-def fused_loss() -> str:
-    found = read("fused_loss")
-    rows = []
-    for head, (title, gradient) in {
-        "frozen_head": ("frozen head: ", "hidden_gradient"),
-        "trainable_head": ("trainable head: ", "head_gradient"),
-    }.items():
-        for path, name in _PATHS.items():
-            row = found[head][path]
-            if "error" in row:
-                rows.append([title + name, row["error"], *["–"] * 4])
-                continue
-            errors = found["bf16_error"][path]
-            logps = "–" if errors["logps"] is None else f"{errors['logps']:.1e}"
-            sums = [f"{row['products']:.0f}", f"{row['peak_bytes'] / 1e6:.1f} MB", row["seconds_over_trl"]]
-            rows.append([title + name, *sums, logps, f"{errors[gradient]:.1e}"])
-    head_line = ["", "products", "peak beside the inputs", "CPU time over TRL's", "log-probabilities' error",
-                 "gradient's error"]  # fmt: skip
-    return table(head_line, rows)
-
-
 def advice(part: str) -> str:
     """Say what ``benchmarks.advice`` found: how far off the predicted savings were."""
     found = read("advice")[part]
@@ -188,22 +144,17 @@ def advice(part: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "categories": categories,
     "qlora": qlora,
-    "sharing": sharing,
     "adam": adam,
     "accumulation": accumulation,
     "five-gb": five_gb,
     "forty-nine": forty_nine,
     "slower": slower,
-    "offload": offload,
     "memory-own": memory_own,
     "fit": fit,
     "generations": generations,
-    "fused-loss": fused_loss,
     "advice-real": lambda: advice("real"),
     "advice-simulated": lambda: advice("simulated"),
     "cuda-versions": lambda: cuda_versions.table_of(cuda_versions.read()),
-    "captures-and-runs": lambda: comparisons.table(read("simulator")["comparisons"]),
-    "programs": lambda: programs.table(programs.read()) + "\n",
     "classes": lambda: classes.class_table(classes.gathered()),
     "decisions": lambda: decisions.table(read("decisions")),
     "rivals": lambda: rivals.table(read("rivals")),
@@ -216,7 +167,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "survival": lambda: survival.table() + "\n",
     "injections": injections_table,
     "inputs": inputs_table,
-    **lean_tables.TABLES,
+    **{name: made for name, made in lean_tables.TABLES.items() if name not in lean_tables.PRINTED},
     **forms_table.TABLES,
 }
 

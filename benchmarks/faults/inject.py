@@ -39,7 +39,7 @@ from typing import Any
 import click
 
 from benchmarks.measure import write_result
-from benchmarks.tabling import read, table
+from benchmarks.tabling import read
 
 # What may go wrong anywhere.
 EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
@@ -429,9 +429,11 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def injections_table() -> str:
-    """Show the injections by exception and what came of them."""
+    """Sum up the injections and what came of them."""
     found = read("injections")
-    rows = [*found["exceptions"].items(), ("all", found)]
-    head = ("exception", "injected", "warned", "a shortcut, nothing lost", "not reached", "broken", "silent")
     order = ("warned", "whole", "not called", "broken", "silent")
-    return table(head, [(name, sum(row[v] for v in order), *(row[v] for v in order)) for name, row in rows])
+    return (
+        f"{sum(found[key] for key in order):,} injections of {len(found['exceptions'])} exceptions: "
+        f"{found['warned']:,} warned, {found['whole']} lost a shortcut and nothing else,\n"
+        f"{found['not called']} were not reached, {found['broken']} were broken, {found['silent']} silent.\n"
+    )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.lean tables [NAME ...]
 
-``benchmarks.docs.tables`` puts them into the documentation.
+``benchmarks.docs.tables`` puts them into the documentation, but those in ``PRINTED``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.lean.memory import training_bytes
 from benchmarks.tabling import read, table
 from memprof.units import GIB
 
-__all__ = ["TABLES"]
+__all__ = ["PRINTED", "TABLES"]
 
 _PETA = 1e15
 
@@ -31,13 +31,23 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 
 def memory() -> str:
-    """Show every simulated case: its memory, and what the memory costs in time."""
+    """Show the simulated cases that differ in what is trained or by whom, and what the memory costs in time."""
     head = ("run", "card", "training", "generation", "whole", "host", "step, s")
     return table(head, [
         (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)),
          _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), _price(row))
-        for name, row in _memory(lambda name: True).items()
+        for name, row in _memory(lambda name: name not in _BESIDE).items()
     ])  # fmt: skip
+
+
+# Steps between two rows that are shown; benchmarks/results/cpu/lean_memory.json has them.
+_BESIDE = (
+    "8B LoRA, 8 x 20480, TRL tuned by hand",
+    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints, vLLM",
+    "1.5B QLoRA, 8 x 1042, TRL tuned by hand",
+    "1.5B QLoRA, 8 x 1042, lean",
+    "7B LoRA, 8 x (16384 + 1024), TRL's defaults",
+)
 
 
 def _price(row: Mapping[str, Any]) -> str:
@@ -111,12 +121,10 @@ def longest() -> str:
     rows = read("lean_longest")["rows"]
     lines = []
     for name in dict.fromkeys(key.rpartition(", ")[0] for key in rows):
-        cells: list[object] = [name]
-        for kind in ("training alone", "with generation"):
-            row = rows.get(f"{name}, {kind}")
-            cells += ["–", "–"] if row is None else _length(row)
-        lines.append([*cells, *_decoding(rows.get(f"{name}, with generation"))])
-    return table(("", "training alone", "ends in", "with generation", "ends in", "passes", "decode steps"), lines)
+        alone, whole = (rows.get(f"{name}, {kind}") for kind in ("training alone", "with generation"))
+        ends = ["–", "–"] if whole is None else _length(whole)
+        lines.append([name, "–" if alone is None else _length(alone)[0], *ends, _decoding(whole)[1]])
+    return table(("", "training alone", "with generation", "ends in", "decode steps"), lines)
 
 
 def _decoding(row: Mapping[str, Any] | None) -> list[object]:
@@ -143,14 +151,12 @@ def speed() -> str:
     """Show the lean trainer's CPU time and peak over each baseline's: medians of interleaved rounds, traced bytes."""
     from benchmarks.lean.speed import FAIR, LEAST
 
-    head = ("SmolLM2-135M unless said, fp32", "tokens a row", "CPU time: lean ÷ TRL, head as on CUDA",
-            "÷ that in micro-batches of 1", "peak: lean ÷ TRL, head as on CUDA",
-            "÷ micro-batches of 1")  # fmt: skip
+    head = ("fp32", "tokens", "time ÷ TRL", "÷ its micro-batches of 1", "peak ÷ TRL", "÷ its micro-batches of 1")
     return table(head, [
-        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}",
+        (name.removesuffix(" tokens"), f"{row['tokens']['prompt']} + {row['tokens']['completion']}",
          *(row["cpu_ratio"].get(kind, "–") for kind in (FAIR, LEAST)),
          *(_peaks(row, kind) for kind in (FAIR, LEAST)))
-        for name, row in read("lean_speed")["cases"].items() if FAIR in row["cpu_ratio"]
+        for name, row in read("lean_speed")["cases"].items() if FAIR in row["cpu_ratio"] and ", 256 " not in name
     ])  # fmt: skip
 
 
@@ -169,12 +175,12 @@ def lengths() -> str:
     """Show training peaks by length: of a simulated GPU, and of real micro-batches that were traced."""
     from benchmarks.lean.speed import LEAST
 
-    head = ("tokens a sequence", "TRL, 8 together, MB", "TRL, micro-batch 1", "lean", "lean ÷ micro-batch 1")
+    head = ("tokens", "TRL, 8 together", "micro-batch 1", "lean", "lean ÷ micro-batch 1")
     lines = []
     for device, words in (("cuda", ""), ("traced", ", traced on a CPU")):
         for row in (row for row in read("lean_lengths").values() if row["device"] == device):
             found = row["peak_bytes"]
-            sizes = (f"{found[kind] / 1e6:,.1f}" if kind in found else "–" for kind in ("trl", LEAST, "lean"))
+            sizes = (f"{found[kind] / 1e6:,.0f}" if kind in found else "–" for kind in ("trl", LEAST, "lean"))
             lines.append((f"{row['length']}{words}", *sizes, f"{found['lean'] / found[LEAST]:.3f}"))
     return table(head, lines)
 
@@ -197,26 +203,55 @@ def generation() -> str:
 
 
 def track() -> str:
-    """Show the first and last step of both runs, and the largest difference of any, relative to the largest value."""
+    """Say by how much any step of both runs differs, relative to the largest value."""
     found = read("lean_track")
-    one, other = found["trl"]["steps"], found["lean"]["steps"]
-    lines = [
-        (name, *(f"{steps[at][key]:.5g}" for at in (0, -2) for steps in (one, other)),
-         f"{found['largest_difference'][key]:.1e}")
+    apart = (
+        f"{name} {found['largest_difference'][key]:.1e}"
         for name, key in (("loss", "loss"), ("reward", "reward"), ("gradient norm", "grad_norm"), ("KL", "kl"))
-    ]  # fmt: skip
-    last = len(one) - 1
-    head = ("", "step 1: TRL", "lean", f"step {last}: TRL", "lean", "largest difference of any step, relative")
-    return table(head, lines)
+    )
+    return f"Largest difference of any step, over the largest value: {', '.join(apart)}.\n"
 
 
 def blocks() -> str:
-    """Show three layers of SmolLM2's shape on a CPU: each technique over doing nothing."""
-    return table(("one sequence", "FLOPs", "peak, MB", "CPU time"), [
-        (name, row["flops"], f"{row['peak_bytes'] / 1e6:.1f}", row["cpu_seconds"])
-        for name, row in read("lean_blocks")["one_sequence"].items()
-        if not name.startswith("offloaded")  # the host is the same memory here
+    """Show three layers of SmolLM2's shape on a CPU: each technique over doing nothing, with and without tiles."""
+    rows = read("lean_blocks")["one_sequence"]
+    head = ("checkpointing", "FLOPs", "peak, MB", "time", "tiled MLP: FLOPs", "peak, MB", "time")
+    return table(head, [
+        (name, *(cell for row in (rows[name], rows[f"{name}, tiled MLP"])
+                 for cell in (row["flops"], f"{row['peak_bytes'] / 1e6:.1f}", row["cpu_seconds"])))
+        for name in rows
+        if ", " not in name and not name.startswith("offloaded")  # the host is the same memory here
     ])  # fmt: skip
+
+
+_PATHS = {
+    "trl": "TRL's chunks",
+    "liger": "Liger",
+    "plain": "plain logits",
+    "in_backward": "without `grad_fn`",
+    "in_forward": "with `grad_fn`",
+}
+
+
+def fused_loss() -> str:
+    """Show each path of the log-probabilities: products of the head, peak, time and errors."""
+    found = read("fused_loss")
+    rows = []
+    for head, (title, gradient) in {
+        "frozen_head": ("frozen head: ", "hidden_gradient"),
+        "trainable_head": ("trainable head: ", "head_gradient"),
+    }.items():
+        for path, name in _PATHS.items():
+            row = found[head][path]
+            if "error" in row:
+                rows.append([title + name, row["error"], *["–"] * 4])
+                continue
+            errors = found["bf16_error"][path]
+            logps = "–" if errors["logps"] is None else f"{errors['logps']:.1e}"
+            sums = [f"{row['products']:.0f}", f"{row['peak_bytes'] / 1e6:.1f}", row["seconds_over_trl"]]
+            rows.append([title + name, *sums, logps, f"{errors[gradient]:.1e}"])
+    head_line = ["", "products", "peak, MB", "time ÷ TRL", "log-probabilities off", "gradient off"]
+    return table(head_line, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -231,7 +266,18 @@ TABLES: dict[str, Callable[[], str]] = {
     "lean-speed": speed,
     "lean-generation": generation,
     "lean-track": track,
+    "lean-fused-loss": fused_loss,
 }
+
+# On no page: printed by the command alone.
+PRINTED = (
+    "lean-blocks",
+    "lean-fused-loss",
+    "lean-generation",
+    "lean-lengths",
+    "lean-techniques-prompt",
+    "lean-techniques-reference",
+)
 
 
 @click.command(help=__doc__)

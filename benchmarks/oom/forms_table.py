@@ -5,20 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 
-from benchmarks.tabling import table
 from memprof.oom import explain_log
 from memprof.oom.known_messages import FORMS, NOT_MEMORY
 from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 __all__ = ["TABLES"]
-
-_WIDTH = 60
-
-
-def _cell(text: str, width: int = _WIDTH) -> str:
-    words = " ".join(text.split()).replace("|", "\\|").replace("`", "'")
-    return f"`{words}`" if len(words) <= width else f"`{words[: width - 2].rstrip()} …`"
-
 
 def forms() -> str:
     """Name the programs whose messages are read, by the kind of the first, with how many there are."""
@@ -33,10 +24,9 @@ def forms() -> str:
 
 
 def not_memory() -> str:
-    """What sounds like memory and is not."""
-    about = {form.id: form.says for form in NOT_MEMORY}
-    rows = [(_cell(text), about[name].split(":")[0]) for name, text in NOT_MEMORY_EXAMPLES.items()]
-    return table(("a text", "what it is"), rows).replace("--:", "---")
+    """Say what sounds like memory and is not, once each."""
+    said = dict.fromkeys(form.says.split(":")[0] for form in NOT_MEMORY if form.id in NOT_MEMORY_EXAMPLES)
+    return "".join(textwrap.fill(f"- {words}", 120, subsequent_indent="  ") + "\n" for words in said)
 
 
 TABLES = {"oom-forms": forms, "oom-not-memory": not_memory}

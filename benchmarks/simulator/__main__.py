@@ -10,7 +10,7 @@ main = group_of(
     {
         "gpu": ("comparisons:gpu", "Simulate what other people captured on GPUs."),
         "cpu": ("comparisons:cpu", "Record small TRL runs on this CPU and simulate them."),
-        "table": ("comparisons:print_table", "Print tables of docs/measurements.md; update the expected error."),
+        "table": ("comparisons:print_table", "Print what was compared; update the expected error."),
         "real-step": ("real_step", "Compare a real TRL step on the CPU with its simulation, in order."),
         "decisions": ("decisions", "Count fits-or-not verdicts that are right and wrong."),
         "emulated": ("emulated.matrix", "Run TRL on emulated cards, with the real allocator, and simulate the same."),

@@ -135,8 +135,8 @@ def class_table(found: Mapping[str, Any]) -> str:
         groups.setdefault((row["where"], row["class"], what), []).append(row)
     singles: dict[str, list[dict[str, Any]]] = {}
     lines = [
-        "| class | of | comparisons | lowest | highest | stated | inside the others' |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "| class | of | comparisons | errors | stated | inside the others' |",
+        "|---|---|--:|--:|--:|--:|",
     ]
     held = total = 0
     for (_, kind, what), rows in groups.items():
@@ -147,18 +147,24 @@ def class_table(found: Mapping[str, Any]) -> str:
         held_here = inside(rows)
         held, total = held + sum(held_here), total + len(held_here)
         low, high = stated_range(errors)
-        cells = [kind, what, str(len(rows)), _percent(min(errors)), _percent(max(errors))]
         share = f"{sum(held_here)} of {len(held_here)}"
-        lines.append(f"| {' | '.join(cells)} | {_percent(low)} to {_percent(high)} | {share} |")
+        cells = [kind, what, str(len(rows)), _span(min(errors), max(errors)), _span(low, high), share]
+        lines.append(f"| {' | '.join(cells)} |")
     for what, rows in singles.items():
         errors = [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
         ranges = [stated_range([error]) for error in errors]
         kind = "; ".join(row["class"].removesuffix(_CARD) for row in rows) + _CARD * rows[0]["class"].endswith(_CARD)
-        cells = [kind, what, "1 each", _percent(min(errors)), _percent(max(errors))]
         low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-        lines.append(f"| {' | '.join(cells)} | {_percent(low)} to {_percent(high)} | – |")
-    lines.append(f"| all | | {len(found['comparisons'])} | | | | {held} of {total} |")
+        cells = [kind, what, "1 each", _span(min(errors), max(errors)), _span(low, high), "–"]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append(f"| all | | {len(found['comparisons'])} | | | {held} of {total} |")
     return "\n".join(lines) + "\n"
+
+
+def _span(low: float, high: float) -> str:
+    """Write a range of errors: one figure where both ends are written alike."""
+    ends = dict.fromkeys(_percent(end) for end in (low, high))
+    return " to ".join(ends).replace(" % to", " to")
 
 
 def outside(found: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulator gpu --snapshots FOLDER      # other people's captures, simulated
     python -m benchmarks.simulator cpu [--only NAME]           # small TRL runs here, recorded and simulated
-    python -m benchmarks.simulator table                       # what docs/measurements.md and every screen say
+    python -m benchmarks.simulator table                       # what was compared; what every screen says
 
 Each case is kept in ``benchmarks/results/cpu/simulator.json`` as soon as it is done, so that a run can be cut short.
 ``table`` also writes ``memprof/config/comparisons.json``, from which predictions state their expected error.
@@ -209,11 +209,13 @@ def cpu(only: tuple[str, ...]) -> None:
 
 @click.command("table")
 def print_table() -> None:
-    """Print tables of docs/measurements.md and write the comparisons that predictions state their error from."""
+    """Print what was compared and write the comparisons that predictions state their error from."""
+    from benchmarks.simulator import programs
     from benchmarks.simulator.classes import class_table, gathered, outside
 
     found = gathered()
     PACKAGED.write_text(json.dumps(found, indent=1) + "\n")
     print(table(json.loads(RESULTS.read_text())["comparisons"]))
+    print(programs.table(programs.read()) + "\n")
     print(class_table(found))
     print("Outside what the others of their class state:", "; ".join(outside(found)))

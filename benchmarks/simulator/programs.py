@@ -127,7 +127,7 @@ def read() -> dict[str, Any]:
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Write the table of docs/measurements.md."""
+    """Write a row for each program: how far off allocated and reserved memory are."""
     lines = ["| program | GPU | allocated | reserved | |", "|---|---|--:|--:|---|"]
     for row in rows.values():
         errors = (100 * (row[what][1] / row[what][0] - 1) for what in ("allocated", "reserved"))

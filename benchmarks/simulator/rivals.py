@@ -128,9 +128,9 @@ def _comparable(row: dict[str, Any], answer: dict[str, Any]) -> int:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Make a Markdown table: GB, and in brackets the signed error in percent."""
+    """Make a Markdown table: GB measured, and each estimate's signed error in percent."""
     lines = [
-        "| run | measured | memprof | arena memory estimate | accelerate estimate-memory |",
+        "| run | measured, GB | memprof | arena | accelerate |",
         "|---|--:|--:|--:|--:|",
     ]
     for row in found["rows"]:
@@ -142,7 +142,7 @@ def table(found: dict[str, Any]) -> str:
 def _cell(value: int | None, truth: int) -> str:
     if value is None:
         return "–"
-    return f"{value / 1e9:.1f} ({100 * (value / truth - 1):+.0f} %)".replace("-", "−")
+    return f"{100 * (value / truth - 1):+.0f} %".replace("-", "−")
 
 
 @click.command(help=__doc__)

@@ -167,17 +167,16 @@ def _unbalanced(run: dict[str, Any], phases: tuple[str, ...]) -> list[str]:
 
 def table_of(results: dict[str, Any]) -> str:
     """Return the rows as a Markdown table."""
-    head = ("torch (CUDA)", "callback: peak", "unattributed", "phases", "lean: peak", "activations, inputs parked",
-            "inputs kept", "inputs parked")  # fmt: skip
+    head = ("torch (CUDA)", "callback: peak", "unattributed", "lean: peak", "its activations", "with inputs kept")
     rows: list[tuple[object, ...]] = []
     for name, result in results.items():
         if "error" in result:
             rows.append((name, result["error"], *[""] * (len(head) - 2)))
             continue
         callback, lean = (result["runs"][run] for run in ("callback", "offloaded"))
-        one, found = callback["balance"], set(PHASES) & set(callback["balance"]["phases"])
+        one = callback["balance"]
         sizes = (lean["balance"]["peak"], lean["activations_bytes"], lean["activations_kept_bytes"])
-        watched = (f"{one['peak']:,}", f"{one['unattributed']:,}", f"{len(found)} of {len(PHASES)}")
+        watched = (f"{one['peak']:,}", f"{one['unattributed']:,}")
         label = f"{name} ({result['versions']['cuda']})"
-        rows.append((label, *watched, *(f"{n:,}" for n in sizes), lean["parked"]["count"]))
+        rows.append((label, *watched, *(f"{n:,}" for n in sizes)))
     return table(head, rows)

@@ -25,7 +25,7 @@ Entry = tuple[int, int, int, int]
 
 
 def deciding_blocks(changes: Iterable[tuple[int, bool]]) -> tuple[set[int], int]:
-    """Find the blocks that decide where those lie which a step leaves.
+    """Find the blocks that decide where a step's lasting blocks lie.
 
     Args:
         changes: what the step takes (True) and gives back (False) of one pool, by number, in order.

@@ -85,7 +85,7 @@ def _assumed(data: Mapping[str, Any], not_given: Collection[str]) -> list[str]:
 
 
 def _dtypes(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say which methods load weights in which dtype: the fewest by name, last all others."""
+    """Say which methods load weights in which dtype: name the rarer dtypes' methods, and sum up the most common one."""
     methods: dict[str, list[str]] = {}
     for row in rows:
         methods.setdefault(row["config"]["dtype"], []).append(row["method"])

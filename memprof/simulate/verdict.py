@@ -161,8 +161,8 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensem
     Args:
         analysis: of a simulated run; it has a device peak.
         gpu: the card.
-        fits: whether the run's memory is there.
-        flushes: whether it is only because the allocator gives cached segments back.
+        fits: whether the run fits the card.
+        flushes: whether it fits only because the allocator gives cached segments back.
         ensemble: what variants of the run reserve.
     """
     peak = analysis.device_peak

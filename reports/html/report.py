@@ -13,7 +13,7 @@ from memprof.reports.html.evidence import bottom
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
 from memprof.reports.html.opened import Opened, opened_data
 from memprof.reports.html.page import render_page
-from memprof.reports.html.ranks import ranks_section, recordings_section
+from memprof.reports.html.ranks_sections import ranks_section, recordings_section
 from memprof.reports.html.summary import oom_banner, prediction_section, room_section, summary
 from memprof.reports.html.tables import (
     allocation_table,

@@ -26,7 +26,7 @@ from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.allocator.replay import Program
 from memprof.allocator.settings import UNLIMITED, AllocatorSettings, parse_settings
 from memprof.errors import UsageError
-from tests.allocator.test_growth import _Loop, begun, one_by_one, replayed, state
+from tests.allocator.test_repeated_decoding import _Loop, begun, one_by_one, replayed, state
 from tests.snapshot.programs import MIB, sizes
 
 pytestmark = pytest.mark.skipif(replayer() is None, reason="the extension was not built, or MEMPROF_NATIVE=0")

@@ -15,6 +15,7 @@ smaller pieces is measured beside it in bf16. Rows are kept in
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
 import click
@@ -78,24 +79,28 @@ def _told(run: dict[str, Any]) -> str:
 
 
 def table() -> str:
-    """Draw the kept rows: one for each configuration, another for what smaller pieces alone change."""
-    lines = ["| run | steps | below | lived | pieces again | losses apart | parameters apart | CPU time |",
-             "| --- | --: | --: | --: | --: | --: | --: | --: |"]  # fmt: skip
-    for name, row in read_rows("survival").items():
-        for room in (True, False):
-            if runs := [run for run in row["runs"] if ("pieces" in run) == room]:
-                lines.append(_line(name, row["steps"], runs))
-    return "\n".join(lines)
+    """Sum up the rows that are kept, by base: what lived, and how far apart what was trained is."""
+    rows = read_rows("survival")
+    names = {"QLoRA": ["QLoRA"], "the others": [name for name in rows if name != "QLoRA"]}
+    lines = ["| run | lived | pieces again | losses apart | parameters apart | CPU time |",
+             "| --- | --: | --: | --: | --: | --: |"]  # fmt: skip
+    for label, own in names.items():
+        lines.append(_line(label, [run for name in own for run in rows[name]["runs"] if "pieces" not in run]))
+    lines.append(_line("QLoRA with room, smaller pieces", [run for run in rows["QLoRA"]["runs"] if "pieces" in run]))
+    ended = [
+        f"*{name}* at {run['shortage']} % below ({_told(run)})"
+        for name, row in rows.items()
+        for run in row["runs"]
+        if not run["lived"]
+    ]
+    text = f"The others: {'; '.join(names['the others'])}. Ended: {', '.join(ended)}."
+    return "\n".join([*lines, "", *textwrap.wrap(text, 120)])
 
 
-def _line(name: str, steps: int, runs: list[dict[str, Any]]) -> str:
+def _line(name: str, runs: list[dict[str, Any]]) -> str:
     lived = [run for run in runs if run["lived"]]
-    below = "room, pieces of " if "pieces" in runs[0] else ""
-    below += ", ".join(str(run.get("pieces", run.get("shortage"))) for run in runs) + ("" if below else " %")
-    died = sum(_told(run) == "DIED" for run in runs)
-    ends = f"{len(lived)} of {len(runs)}" + (f", {died} died" if died else "")
-    cells: list[object] = [name, steps, below, ends, max(run["again"] for run in runs)]
+    cells: list[object] = [name, f"{len(lived)} of {len(runs)}", max(run["again"] for run in runs)]
     cells += [f"{max(run[key] for run in lived):.0e}" for key in ("losses_apart", "parameters_apart")]
-    cost = [f"{run['cost']:.2f}" for run in lived]
-    cells.append(" to ".join(dict.fromkeys((min(cost), max(cost)))))
+    cost = [run["cost"] for run in lived]
+    cells.append(f"{min(cost):.2f} to {max(cost):.2f}")
     return f"| {' | '.join(map(str, cells))} |"

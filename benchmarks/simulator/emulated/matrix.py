@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -101,22 +102,19 @@ _KINDS = ("allocated_bytes", "reserved_bytes")
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Write the table of docs/measurements.md: every row that differs; then name those that are exact."""
+    """Write the table of docs/accuracy.md: every row that differs; then count those that are exact."""
     head = ["| run | card | allocated | simulated | reserved | simulated |", "|---|---|--:|--:|--:|--:|"]
     both = {name: row for name, row in rows.items() if "simulated" in row}
     exact = [name for name, row in both.items() if all(row["measured"][k] == row["simulated"][k] for k in _KINDS)]
     differ = [line(name, row) for name, row in both.items() if name not in exact]
-    groups: dict[str, list[str]] = {}
-    for name in exact:
-        parts = name.split(", ", 2)
-        groups.setdefault(", ".join(parts[:2]), []).append(", ".join(parts[2:]) or "plain")
-    text = "; ".join(f"*{kind}*" + f" ({' | '.join(names)})" * (names != ["plain"]) for kind, names in groups.items())
+    kinds = Counter(", ".join(name.split(", ", 2)[:2]) for name in exact)
+    text = ", ".join(f"*{kind}*" + f" ({count})" * (count > 1) for kind, count in kinds.items())
     words = textwrap.wrap(f"The {len(exact)} others are exact: {text}.", 120)
     return "\n".join([*head, *differ, "", *words])
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """Write one row of the table of docs/measurements.md."""
+    """Write one row of the table."""
     real, ours = row["measured"], row["simulated"]
     cells = [f"{real[key] / 2**30:.2f} | {difference(ours[key], real[key])}" for key in _KINDS]
     return f"| {name} | {row['card']} | {' | '.join(cells)} |"

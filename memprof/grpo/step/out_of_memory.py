@@ -1,10 +1,10 @@
 """Go on after a piece has run out of device memory, with the gradient of the step that had room.
 
-A backward that ends half-way has added to the gradients of some parameters and not of others. Which, their tensors
-tell: autograd adds to each once, in place. The piece runs again with those left out of the graph, so that no copy of
-gradients is needed, from the random state it began with; first as it was, once the cache has been given back, then in
-halves, then with its layers checkpointed harder, then with the optimizer's state in host memory. A shared prompt's
-keys and values are leaves beside the parameters.
+A backward that ends half-way has added to the gradients of some parameters and not of others. The gradients' tensors
+show which: autograd adds to each once, in place. The piece runs again from the random state it began with and leaves
+those parameters out of the graph, so that no copy of gradients is needed. It runs first as it was, with the cache given
+back; then in halves, then with its layers checkpointed harder, then with the optimizer's state in host memory. A shared
+prompt's keys and values are leaves beside the parameters.
 """
 
 from __future__ import annotations

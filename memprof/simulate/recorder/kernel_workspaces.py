@@ -24,7 +24,7 @@ _graph_task: Any = torch_names.GRAPH_TASK.get()
 _MULTIPLIES = {_ATEN.mm.default, _ATEN.mm.out, _ATEN.bmm.default, _ATEN.addmm.default, _ATEN.baddbmm.default}
 _FOREACH_NORM: Any = torch_names.FOREACH_NORM.get()
 _FLASH_BACKWARD: Any = torch_names.FLASH_BACKWARD.get()
-#: And how many of their first arguments are copied where they are not contiguous.
+#: How many of their first arguments these copy where they are not contiguous.
 _LAYER_NORMS = {_ATEN.native_layer_norm.default: 1, _ATEN.native_layer_norm_backward.default: 2}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 # Threads of a multiprocessor whose shared memory does not hold the larger tiles, so that a kernel splits them.

@@ -1,9 +1,9 @@
 """Leave out micro-batches that repeat the one before them, where a search asks for many runs.
 
-The first micro-batch of an optimizer step makes the gradients, the second finds them there, the last one hands them
-over. Those after the third do what the third did: their work is counted, and they are not run. What the allocator
-reserves could still change from one to the next (from the second to the third it did, by a small segment), so this is
-for searches; ``memprof simulate`` runs all of them.
+The first micro-batch of an optimizer step makes the gradients, the second adds to them, and the last one is followed
+by the optimizer. Those between the third and the last do what the third did: their work is counted, and they are not
+run. What the allocator reserves could still change from one to the next (from the second to the third it did, by a
+small segment), so only searches take this shortcut; ``memprof simulate`` runs every micro-batch.
 """
 
 from __future__ import annotations

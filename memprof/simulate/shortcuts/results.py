@@ -1,10 +1,10 @@
 """Answer an operation on fake tensors from the result it had before, without dispatching it again.
 
-A layer asks for what the layer before it asked for. torch's fake mode has a cache for that, but the way there, through
-the dispatcher and back into Python, costs several times what making the result does; lists of tensors and the view
-after each linear layer are not in it at all. Here an operation is known by the same facts of its arguments, before it
-is dispatched. Only its first result is torch's own, and it is looked at: what cannot be made exactly so again is never
-made here.
+Each layer runs the operations of the layer before it. torch's fake mode caches results too, but reaching its cache,
+through the dispatcher and back into Python, costs several times what making the result does; and it caches neither
+lists of tensors nor the view after each linear layer. Here an operation is recognised by the same facts of its
+arguments before it is dispatched. The first result is torch's own. A result that cannot be made exactly so again is
+never made here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Execute a few rounds of a loop whose rounds ask the allocator for the same, and repeat their events for the others.
 
-A tile of an MLP, or a chunk of tokens before the head, makes the same allocations as the one before it, and what a
-tensor holds nobody looks at here. From the second round on, in which what the first one left is given back, the events
-of a round are those of the round before: they are noted once and repeated, stacks and tags included. Where the second
-round does not leave as much as it gives back, or does anything but take and give device memory, all are executed.
+A tile of an MLP, or a chunk of tokens before the head, makes the same allocations as the one before it, and no values
+are computed here. The second round gives back what the first one left; every round after it repeats the second's
+events. They are recorded once and repeated, stacks and tags included. All rounds are executed where the second does not
+leave as much as it gives back, or does anything but take and give device memory.
 """
 
 from __future__ import annotations

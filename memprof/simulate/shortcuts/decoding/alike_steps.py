@@ -1,4 +1,4 @@
-"""Read off decoding steps that nobody executed: between two that were logged, or within periods that come back."""
+"""Derive decoding steps that were not executed: those between two logged ones, or those of a period that recurs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from memprof.allocator.growth import DROP, DROP_OLD, TAKE, Operation, Step
+from memprof.allocator.repeated_decoding import DROP, DROP_OLD, TAKE, Operation, Step
 from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
 from memprof.simulate.recorder.reductions import Processors
 from memprof.simulate.recorder.rehearsal import Claim, Given, Kernel, Logged, Meta, Taken, plain

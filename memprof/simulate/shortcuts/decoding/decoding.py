@@ -1,11 +1,11 @@
 """Repeat a generation's decoding steps from the logs of a few of them: thousands of steps, none of which is executed.
 
-A decoding step does what the step before did, with tensors that are one token longer. From two logged steps every one
-between them follows: sizes and shapes grow by the same number of elements at every token. What kernels ask for beside
-their results follows from the shapes. Where a quantised cache quantises all of itself every so many tokens, such jumps
+A decoding step does what the step before did, with tensors that are one token longer. Two logged steps give every step
+between them: sizes and shapes grow by the same number of elements at every token, and what kernels ask for beside their
+results follows from the shapes. A quantised cache that quantises all of itself every so many tokens makes jumps, which
 follow from the first and the last of them in the same way. The allocator's model runs each step
-(:mod:`memprof.allocator.growth`); the trace tells of the steps that were logged, and where the others' blocks lie from
-time to time.
+(:mod:`memprof.allocator.repeated_decoding`); the trace holds the steps that were logged, and now and then where the
+others' blocks lie.
 """
 
 from __future__ import annotations

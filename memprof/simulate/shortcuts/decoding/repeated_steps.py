@@ -1,5 +1,4 @@
-"""Run decoding steps that nobody executed in the allocator's model, and tell the trace from time to time where their
-blocks lie."""
+"""Run decoding steps that were not executed through the allocator's model, and log now and then where blocks lie."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from memprof.allocator.growth import DROP, DROP_OLD, TAKE, GrowthReplay
 from memprof.allocator.model import Block, CachingAllocator, OutOfMemory
+from memprof.allocator.repeated_decoding import DROP, DROP_OLD, TAKE, GrowthReplay
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.shortcuts.decoding.alike_steps import Periods, Span, Steps
 

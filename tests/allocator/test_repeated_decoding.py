@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from memprof.allocator.growth import DROP, DROP_OLD, TAKE, GrowthReplay, Operation, Step
 from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.repeated_decoding import DROP, DROP_OLD, TAKE, GrowthReplay, Operation, Step
 from memprof.allocator.settings import MIB, parse_settings
 
 

@@ -14,7 +14,7 @@ step asks the same, is *parked*: its steps are counted and not run. That changes
   parked pool holds at each operation is known without running it. A pool of large blocks, which keep unsplit rests, is
   never parked.
 
-``tests/allocator/test_growth.py`` holds it against the same operations one by one.
+``tests/allocator/test_repeated_decoding.py`` holds it against the same operations one by one.
 """
 
 from __future__ import annotations
