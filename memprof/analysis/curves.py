@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.result import Attribution, PhaseSpan
-from memprof.snapshot.model import I64
+from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import GROUP_OF, Category, Group, Phase
 
@@ -165,14 +165,14 @@ def _instants(timeline: Timeline, attribution: Attribution, max_points: int, pea
     ]
     if n <= max_points:
         return np.arange(n, dtype=np.int64)
-    starts = np.unique(np.linspace(0, n, max(max_points // 4, 1), endpoint=False).astype(np.int64))
+    starts = distinct(np.linspace(0, n, max(max_points // 4, 1), endpoint=False).astype(np.int64))
     ends = np.append(starts[1:], n)
     extremes = [
         first + pick
         for first, end in zip(starts.tolist(), ends.tolist(), strict=True)
         for pick in _extremes(timeline.active[first:end])
     ]
-    return np.unique(np.concatenate([*forced, np.array(extremes, dtype=np.int64)]))
+    return distinct(np.concatenate([*forced, np.array(extremes, dtype=np.int64)]))
 
 
 def _extremes(values: I64) -> tuple[int, int, int, int]:

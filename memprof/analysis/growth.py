@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.attribution.result import Attribution
-from memprof.snapshot.model import I64
+from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
 
 __all__ = ["Growth", "Leftover", "StepMemory", "growth"]
@@ -72,7 +72,7 @@ def growth(timeline: Timeline, attribution: Attribution, tokens: dict[int, int] 
 def _steps(timeline: Timeline, attribution: Attribution, tokens: dict[int, int]) -> list[StepMemory]:
     marks = attribution.track.step
     found = []
-    for step in np.unique(marks[marks >= 0]).tolist():
+    for step in distinct(marks[marks >= 0]).tolist():
         events = np.flatnonzero(marks == step)
         first, last = int(events[0]) + 1, int(events[-1]) + 1
         peak = int(timeline.allocated[first : last + 1].max())
@@ -97,9 +97,9 @@ def _leftovers(timeline: Timeline, attribution: Attribution) -> list[Leftover]:
     stays = (timeline.free_event >= timeline.n_events) & (steps >= 0) & (steps < steps.max())
     rows: I64 = np.flatnonzero(stays)
     found = []
-    for stack in np.unique(timeline.stack[rows]).tolist():
+    for stack in distinct(timeline.stack[rows]).tolist():
         of_stack = rows[timeline.stack[rows] == stack]
-        n_steps = len(np.unique(steps[of_stack]))
+        n_steps = len(distinct(steps[of_stack]))
         if n_steps < 2 or stack == 0:
             continue
         total = int(timeline.size[of_stack].sum())

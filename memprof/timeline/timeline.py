@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memprof.allocator.replay import Program
 from memprof.errors import InputError
-from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace
+from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace, distinct
 from memprof.timeline.block_sizes import row_sizes
 from memprof.timeline.lifetimes import Rows, pair_blocks
 from memprof.timeline.reserved import Regions, add_pools, regions_of
@@ -87,7 +87,7 @@ class Timeline:
 
     def program(self) -> Program:
         """Return what was asked of the allocator, in a form that its model runs again under other settings."""
-        gone = np.unique(self.regions.end_event)
+        gone = distinct(self.regions.end_event)
         gone = gone[gone < self.n_events]
         return Program(
             requested=self.requested,
