@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from memprof.analysis.analysis import Analysis
 from memprof.analysis.analysis import analyze as analyze_without_advice
 
 if TYPE_CHECKING:
+    from memprof.analysis.kept import Entry
     from memprof.attribution.rules import RuleSet
     from memprof.snapshot import Snapshot
 
@@ -39,9 +41,14 @@ def analyze_once(path: Path, device: int | None = None) -> Analysis:
     Raises:
         InputError, UsageError: as :func:`analyze`.
     """
-    from memprof.analysis.kept import Parts, entry_of
+    from memprof.analysis.kept import entry_of
 
-    entry = entry_of(path, device)
+    return _analyzed(path, device, entry_of(path, device))
+
+
+def _analyzed(path: Path, device: int | None, entry: Entry | None) -> Analysis:
+    from memprof.analysis.kept import Parts
+
     parts = entry.read() if entry is not None else None
     if parts is not None:
         return Analysis(*parts, estimated_advice, look_ahead)
@@ -73,6 +80,25 @@ class ReportOf:
             UsageError: the snapshot holds nothing of the device.
         """
         return self.of(self.analysis(path), path)
+
+    def once(self, path: Path) -> dict[str, Any]:
+        """Return what calling does, from what an earlier call kept of a large file."""
+        from memprof.analysis.kept import entry_of
+
+        entry = entry_of(path, self.device) if self.rules is None else None
+        if entry is None:
+            return self(path)
+        kept = entry.read_report(self.allocations)
+        if kept is not None:
+            return kept
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            report = self.of(_analyzed(path, self.device, entry), path)
+        for warning in told:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        if not told:  # a kept report would keep silent
+            entry.write_report(self.allocations, report)
+        return report
 
     def analysis(self, path: Path) -> Analysis:
         """Attribute the snapshot at ``path``; raises as calling does."""
