@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.advice.ahead import look_ahead
-from memprof.advice.estimate import estimated_advice
-from memprof.analysis.analysis import Analysis
-from memprof.analysis.analysis import analyze as analyze_without_advice
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memprof.analysis.analysis import Analysis
     from memprof.analysis.kept import Entry
+    from memprof.analysis.views import Views
     from memprof.attribution.rules import RuleSet
     from memprof.snapshot import Snapshot
 
@@ -32,7 +31,24 @@ def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: R
         InputError: the file cannot be used.
         UsageError: the snapshot holds nothing of ``device``.
     """
-    return analyze_without_advice(snapshot, device, rules, estimated_advice, look_ahead)
+    from memprof.analysis.analysis import analyze as analyze_without_advice
+
+    return analyze_without_advice(snapshot, device, rules, _advice, _outlook)
+
+
+# What a kept report or an explanation does not need is imported where it is called: a fifth of such a command.
+
+
+def _advice(report: Mapping[str, Any], analysis: Views) -> list[dict[str, Any]]:
+    from memprof.advice.estimate import estimated_advice
+
+    return estimated_advice(report, analysis)
+
+
+def _outlook(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    from memprof.advice.ahead import look_ahead
+
+    return look_ahead(report)
 
 
 def analyze_once(path: Path, device: int | None = None) -> Analysis:
@@ -47,11 +63,12 @@ def analyze_once(path: Path, device: int | None = None) -> Analysis:
 
 
 def _analyzed(path: Path, device: int | None, entry: Entry | None) -> Analysis:
+    from memprof.analysis.analysis import Analysis
     from memprof.analysis.kept import Parts
 
     parts = entry.read() if entry is not None else None
     if parts is not None:
-        return Analysis(*parts, estimated_advice, look_ahead)
+        return Analysis(*parts, _advice, _outlook)
     analysis = analyze(path, device)
     if entry is not None:
         entry.write(Parts(analysis.snapshot, analysis.timeline, analysis.attribution))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import stat
@@ -213,26 +214,26 @@ def _pieces(head: bytes, tables: list[Any]) -> Iterator[Any]:
         yield bytes(-table.nbytes % 8)
 
 
-def _content(path: Path) -> Any:
-    """Return an entry's bytes as an array; ValueError where they are not an entry's."""
+def _content(path: Path) -> mmap.mmap:
+    """Return an entry's bytes; ValueError where they are not an entry's."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(handle, "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        content = np.empty(found.st_size if _is_own(found, stat.S_ISREG) else 0, np.uint8)
-        read = 0
-        while part := file.readinto(content.data[read:]):  # at most 2 GiB at a time
-            read += part
-    whole = read == len(content) > len(_MAGIC) + 16 and content[: len(_MAGIC)].tobytes() == _MAGIC
-    if not whole or zlib.crc32(content.data[:-8]) != int.from_bytes(content[-8:].tobytes(), "little"):
+        if not _is_own(os.fstat(file.fileno()), stat.S_ISREG):
+            raise ValueError("not an entry of this user's")
+        # A copy of a hundred megabytes costs more than all that is done with it. Entries are renamed into place and
+        # only ever unlinked, so that none shrinks under its readers; what is changed in the arrays stays here.
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    whole = len(content) > len(_MAGIC) + 16 and content[: len(_MAGIC)] == _MAGIC
+    if not whole or zlib.crc32(memoryview(content)[:-8]) != int.from_bytes(content[-8:], "little"):
         raise ValueError("no entry, or a damaged one")
     return content
 
 
-def _tree(content: Any, key: str) -> tuple[Any, list[Any]]:
+def _tree(content: mmap.mmap, key: str) -> tuple[Any, list[Any]]:
     """Return the plain data of an entry and its arrays."""
     at = len(_MAGIC) + 8
-    head = int.from_bytes(content[len(_MAGIC) : at].tobytes(), "little")
-    said = json.loads(content[at : at + head].tobytes())
+    head = int.from_bytes(content[len(_MAGIC) : at], "little")
+    said = json.loads(content[at : at + head])
     if said["key"] != key:
         raise ValueError("the entry of another file")
     at += head
