@@ -71,10 +71,16 @@ def growth(timeline: Timeline, attribution: Attribution, tokens: dict[int, int] 
 
 def _steps(timeline: Timeline, attribution: Attribution, tokens: dict[int, int]) -> list[StepMemory]:
     marks = attribution.track.step
+    starts = np.flatnonzero(np.diff(marks, prepend=-2))
+    first_of: dict[int, int] = {}
+    last_of: dict[int, int] = {}
+    ends = starts + np.diff(starts, append=len(marks))
+    for step, start, end in zip(marks[starts].tolist(), starts.tolist(), ends.tolist(), strict=True):
+        first_of.setdefault(step, start + 1)
+        last_of[step] = end
     found = []
-    for step in distinct(marks[marks >= 0]).tolist():
-        events = np.flatnonzero(marks == step)
-        first, last = int(events[0]) + 1, int(events[-1]) + 1
+    for step in sorted(step for step in first_of if step >= 0):
+        first, last = first_of[step], last_of[step]
         peak = int(timeline.allocated[first : last + 1].max())
         found.append(StepMemory(step, peak, int(timeline.allocated[last]), tokens.get(step)))
     return found

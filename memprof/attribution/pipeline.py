@@ -112,13 +112,21 @@ def _pair_key(facts: Facts) -> NDArray[np.int64]:
 
 def _pairs(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct (stack, phase of birth) pairs; rules are matched once for each."""
-    keys = distinct(_pair_key(facts))
+    keys = np.flatnonzero(_occurs(_pair_key(facts)))
     return keys // 32, keys % 32
 
 
 def _pair_of_row(facts: Facts) -> NDArray[np.int64]:
-    inverse: NDArray[np.int64] = np.unique(_pair_key(facts), return_inverse=True)[1]
-    return inverse.reshape(-1)
+    keys = _pair_key(facts)
+    place: NDArray[np.int64] = np.cumsum(_occurs(keys)) - 1
+    return place[keys]
+
+
+def _occurs(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Flag the keys that occur: there are 32 for each distinct stack, so they need no sorting."""
+    found = np.zeros(int(keys.max(initial=-1)) + 1, bool)
+    found[keys] = True
+    return found
 
 
 def _with_role(facts: Facts, matched: NDArray[np.int64], role: str) -> NDArray[np.int64]:
