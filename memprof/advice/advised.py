@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memprof.analysis.analysis import Analysis
-    from memprof.analysis.kept import Entry
+    from memprof.analysis.kept.entries import Entry
     from memprof.analysis.views import Views
     from memprof.attribution.rules import RuleSet
     from memprof.snapshot import Snapshot
@@ -64,13 +64,13 @@ def analyze_once(path: Path, device: int | None = None) -> Analysis:
 
 def _analyzed(path: Path, device: int | None, entry: Entry | None) -> Analysis:
     from memprof.analysis.analysis import Analysis
-    from memprof.analysis.kept import Parts
-
     parts = entry.read() if entry is not None else None
     if parts is not None:
         return Analysis(*parts, _advice, _outlook)
     analysis = analyze(path, device)
     if entry is not None:
+        from memprof.analysis.kept.entries import Parts
+
         entry.write(Parts(analysis.snapshot, analysis.timeline, analysis.attribution))
     return analysis
 

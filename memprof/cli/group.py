@@ -56,10 +56,11 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; suggest one where the name is misspelt."""
-        from difflib import get_close_matches
+        if args and args[0] not in _COMMANDS:
+            from difflib import get_close_matches
 
-        if args and args[0] not in _COMMANDS and (near := get_close_matches(args[0], _COMMANDS, 1)):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+            if near := get_close_matches(args[0], _COMMANDS, 1):
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

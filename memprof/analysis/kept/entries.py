@@ -27,13 +27,12 @@ from memprof._version import __version__
 from memprof.analysis.host.growth import counters_beside
 from memprof.analysis.kept.plain import TYPES, built, is_json, written
 from memprof.attribution.result import Attribution
-from memprof.files import cache_folder, cache_is_off, write_whole
+from memprof.files import cache_folder, write_whole
 from memprof.snapshot.model import Snapshot
 from memprof.timeline.timeline import Timeline
 
-__all__ = ["Entry", "Parts", "entry_of"]
+__all__ = ["Entry", "Parts", "entry_at"]
 
-_LEAST = 4 * 2**20  # bytes of a snapshot; a smaller one is read about as fast as its entry
 _MOST = 2 * 2**30  # bytes of all entries; the oldest go first
 _MAGIC = b"memprof kept 1\n\0"
 _SUFFIX = ".kept"
@@ -53,18 +52,15 @@ class Parts(NamedTuple):
     attribution: Attribution
 
 
-def entry_of(path: Any, device: int | None) -> Entry | None:
-    """Return the entry that keeps the parts of a snapshot's device; None where nothing is kept.
+def entry_at(path: Path, device: int | None, before: os.stat_result) -> Entry | None:
+    """Return the entry of a large file's device; None where the user's folder is not theirs alone.
 
-    Nothing is kept where the cache is switched off, of a small file, and of a file elsewhere.
+    Raises:
+        OSError, RuntimeError: the file cannot be read, or there is no folder to keep anything in.
     """
-    if cache_is_off() or not isinstance(path, Path) or "://" in str(path):
+    if not _is_private(folder := _folder()):
         return None
-    with suppress(OSError, RuntimeError):
-        before = path.stat()
-        if stat.S_ISREG(before.st_mode) and before.st_size >= _LEAST and _is_private(folder := _folder()):
-            return Entry(path, folder, f"{_digest(path)} {device} {__version__} {_sources()}", before)
-    return None
+    return Entry(path, folder, f"{_digest(path)} {device} {__version__} {_sources()}", before)
 
 
 class Entry:
