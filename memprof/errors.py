@@ -11,7 +11,6 @@ MemprofError
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 
 from memprof._version import __version__
 
@@ -41,6 +40,8 @@ def did_you_mean(word: str, names: Iterable[str], most: int = 2) -> str:
         names: what there is; of a mapping the values are shown.
         most: names at most.
     """
+    from difflib import get_close_matches
+
     shown = names if isinstance(names, Mapping) else {name: name for name in names}
     near = dict.fromkeys(str(shown[name]) for name in get_close_matches(word, shown, most))
     return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable
@@ -94,7 +93,7 @@ def write_whole(path: Path, data: str | bytes | Callable[[IO[bytes]], None]) -> 
             _fill(file, data)
         return
     _clear_abandoned(path.parent)
-    unfinished = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}.part")
+    unfinished = path.with_name(f"{_UNFINISHED}{os.urandom(8).hex()}.part")
     # The system applies the user's umask; a name that somebody else has taken is refused, links included.
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:

@@ -33,7 +33,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["FramePath", "OwnFolder", "frame_path", "own_folders", "package_names", "recorded_own_folders", "text_path"]
+__all__ = [
+    "FramePath", "OwnFolder", "frame_path", "library_path", "own_folders", "package_names", "recorded_own_folders",
+    "short_path", "text_path",
+]  # fmt: skip
 
 # A folder, with "/" between its parts and at its end, and its import name ("memprof/integrations").
 OwnFolder = tuple[str, str]
@@ -107,6 +110,22 @@ def text_path(frame: str) -> FramePath:
 @lru_cache(maxsize=65536)
 def _path_of_text(file: str) -> FramePath:
     return frame_path(file)
+
+
+def short_path(path: str) -> str:
+    """Shorten a path: begin at the library's name or at ``python3.x``; keep only the file name of other files."""
+    return library_path(path) or re.split(r"[/\\]", path)[-1]
+
+
+def library_path(path: str) -> str | None:
+    """Return a file's path from its library's name or from ``python3.x`` on; None for other files."""
+    parts = re.split(r"[/\\]+", path)
+    for i in range(len(parts) - 2, -1, -1):
+        if parts[i] in ("site-packages", "dist-packages"):
+            return "/".join(parts[i + 1 :])
+        if re.fullmatch(r"python3\.\d+", parts[i]):
+            return "/".join(parts[i:])
+    return None
 
 
 @lru_cache(maxsize=1)

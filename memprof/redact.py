@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from memprof.frame_paths import own_folders
+from memprof.frame_paths import library_path, own_folders, short_path
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 
-__all__ = ["HIDDEN", "redact", "redact_snapshot", "redact_text", "short_path"]
+__all__ = ["HIDDEN", "redact", "redact_snapshot", "redact_text"]
 
 HIDDEN = "<redacted>"
 
@@ -239,32 +239,17 @@ def _paths(text: str) -> str:
     return _PATH.sub(_path_in_text, text) if "/" in text or "\\" in text else text
 
 
-def short_path(path: str) -> str:
-    """Shorten a path: begin at the library's name or at ``python3.x``; keep only the file name of other files."""
-    return _in_library(path) or re.split(r"[/\\]", path)[-1]
-
-
 def _own_path(path: str, own: Iterable[Sequence[str]]) -> str | None:
     """Return the import path of a file of memprof that lies beside the package, as in an editable install."""
     slashed = path.replace("\\", "/")
     return next((f"{name}/{slashed[len(folder) :]}" for folder, name in own if slashed.startswith(folder)), None)
 
 
-def _in_library(path: str) -> str | None:
-    parts = re.split(r"[/\\]+", path)
-    for i in range(len(parts) - 2, -1, -1):
-        if parts[i] in ("site-packages", "dist-packages"):
-            return "/".join(parts[i + 1 :])
-        if re.fullmatch(r"python3\.\d+", parts[i]):
-            return "/".join(parts[i:])
-    return None
-
-
 def _path_in_text(match: re.Match[str]) -> str:
     """Apply :func:`short_path`, except to relative paths, which may be a model's name or two words."""
     path = match.group()
     absolute = path[0] in "/\\~" or path[1:2] == ":"
-    return _in_library(path) or (f"…/{short_path(path)}" if absolute else path)
+    return library_path(path) or (f"…/{short_path(path)}" if absolute else path)
 
 
 def _own_names() -> set[str]:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from memprof.reports.document.build import build_document
 
 from memprof.analysis.report_files import validate
-from memprof.redact import HIDDEN, redact, redact_snapshot, redact_text, short_path
+from memprof.frame_paths import short_path
+from memprof.redact import HIDDEN, redact, redact_snapshot, redact_text
 from tests.reports.sample import sample
 
 

@@ -26,7 +26,7 @@ Summaries = dict[int, dict[int, dict[str, Any]]]  # by rank, by step
 
 def summaries_of(result: Result, rank: int) -> list[dict[str, Any]]:
     """Return a summary of each of this rank's recordings."""
-    from memprof.analysis.ranks import rank_summary
+    from memprof.analysis.ranks.summary import rank_summary
 
     return [rank_summary(report, rank, path.name) for path, report in result.reports.items()]
 
@@ -74,8 +74,8 @@ def _merge(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
 
 def _known(result: Result, folder: Path, gathering: Gathering, told: Mapping[int, list[Any]]) -> Summaries:
     """Return every summary at hand: rank 0's own, those told, and of the other ranks what their files in reach say."""
-    from memprof.analysis.ranks import check_summary
     from memprof.analysis.ranks.files import find_recordings
+    from memprof.analysis.ranks.summary import check_summary
 
     found: Summaries = {}
     for summary in summaries_of(result, gathering.rank):
@@ -102,7 +102,7 @@ def _known(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
 
 def _from_file(path: Path, rank: int, since: float) -> dict[str, Any] | None:
     """Return a rank's summary from what it wrote in this training; None where that is older, or damaged."""
-    from memprof.analysis.ranks import rank_summary
+    from memprof.analysis.ranks.summary import rank_summary
 
     try:
         report = _report_of(path) if path.stat().st_mtime >= since else None

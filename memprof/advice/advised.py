@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.advice.ahead import look_ahead
-from memprof.advice.estimate import estimated_advice
-from memprof.analysis.analysis import Analysis
-from memprof.analysis.analysis import analyze as analyze_without_advice
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memprof.analysis.analysis import Analysis
+    from memprof.analysis.kept.entries import Entry
+    from memprof.analysis.views import Views
     from memprof.attribution.rules import RuleSet
     from memprof.snapshot import Snapshot
 
@@ -30,7 +31,24 @@ def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: R
         InputError: the file cannot be used.
         UsageError: the snapshot holds nothing of ``device``.
     """
-    return analyze_without_advice(snapshot, device, rules, estimated_advice, look_ahead)
+    from memprof.analysis.analysis import analyze as analyze_without_advice
+
+    return analyze_without_advice(snapshot, device, rules, _advice, _outlook)
+
+
+# What a kept report or an explanation does not need is imported where it is called: a fifth of such a command.
+
+
+def _advice(report: Mapping[str, Any], analysis: Views) -> list[dict[str, Any]]:
+    from memprof.advice.estimate import estimated_advice
+
+    return estimated_advice(report, analysis)
+
+
+def _outlook(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    from memprof.advice.ahead import look_ahead
+
+    return look_ahead(report)
 
 
 def analyze_once(path: Path, device: int | None = None) -> Analysis:
@@ -39,14 +57,20 @@ def analyze_once(path: Path, device: int | None = None) -> Analysis:
     Raises:
         InputError, UsageError: as :func:`analyze`.
     """
-    from memprof.analysis.kept import Parts, entry_of
+    from memprof.analysis.kept import entry_of
 
-    entry = entry_of(path, device)
+    return _analyzed(path, device, entry_of(path, device))
+
+
+def _analyzed(path: Path, device: int | None, entry: Entry | None) -> Analysis:
+    from memprof.analysis.analysis import Analysis
     parts = entry.read() if entry is not None else None
     if parts is not None:
-        return Analysis(*parts, estimated_advice, look_ahead)
+        return Analysis(*parts, _advice, _outlook)
     analysis = analyze(path, device)
     if entry is not None:
+        from memprof.analysis.kept.entries import Parts
+
         entry.write(Parts(analysis.snapshot, analysis.timeline, analysis.attribution))
     return analysis
 
@@ -73,6 +97,25 @@ class ReportOf:
             UsageError: the snapshot holds nothing of the device.
         """
         return self.of(self.analysis(path), path)
+
+    def once(self, path: Path) -> dict[str, Any]:
+        """Return what calling does, from what an earlier call kept of a large file."""
+        from memprof.analysis.kept import entry_of
+
+        entry = entry_of(path, self.device) if self.rules is None else None
+        if entry is None:
+            return self(path)
+        kept = entry.read_report(self.allocations)
+        if kept is not None:
+            return kept
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            report = self.of(_analyzed(path, self.device, entry), path)
+        for warning in told:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        if not told:  # a kept report would keep silent
+            entry.write_report(self.allocations, report)
+        return report
 
     def analysis(self, path: Path) -> Analysis:
         """Attribute the snapshot at ``path``; raises as calling does."""

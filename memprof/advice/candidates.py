@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from memprof.advice import effects
 from memprof.advice.candidate import Candidate, Toll
 from memprof.advice.foreign import RANK, an_adapter, candidates_by_category, is_open
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.optimizers import optimizer
-from memprof.config.settings import GenerationSettings, Settings, TrainerSettings
 from memprof.config.to_grpo import NF4, adapter_text, written
 from memprof.vocabulary import EXPANDABLE_SEGMENTS
+
+if TYPE_CHECKING:
+    from memprof.config.settings import GenerationSettings, Settings, TrainerSettings
 
 __all__ = ["candidates_for"]
 

@@ -12,11 +12,11 @@ from memprof.advice.growing_segments import saved_by_growing
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
 from memprof.advice.recorded_run import Effect, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
-from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
+    from memprof.config.settings import Settings
 
 __all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "with_time", "worth"]
 

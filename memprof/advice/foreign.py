@@ -13,10 +13,9 @@ from typing import Any
 from memprof.advice import effects
 from memprof.advice.candidate import Candidate, Toll
 from memprof.advice.recorded_run import Effect, Peak, Run
-from memprof.oom.evidence import scope_of_recording
-from memprof.oom.expressions import Scope
-from memprof.oom.frameworks import frameworks
-from memprof.oom.remedies import change, possible, remedies
+from memprof.oom.expressions import Scope, functions_over
+from memprof.oom.frameworks import PLAIN, Names, frameworks
+from memprof.oom.remedies import change, possible, remedy
 from memprof.vocabulary import CATEGORY_LABELS
 
 __all__ = ["RANK", "an_adapter", "candidates_by_category", "is_open"]
@@ -40,21 +39,51 @@ def candidates_by_category(run: Run) -> Iterator[Candidate]:
         yield from (candidate for candidate in make(run) if candidate is not None)
 
 
-def is_open(remedy: str, run: Run) -> bool:
+def is_open(name: str, run: Run) -> bool:
     """Tell whether a remedy applies to the framework whose frames were seen, and is not refused there."""
-    return possible(remedies()[remedy], _scope(run))
+    return possible(remedy(name), _scope(run))
 
 
 def an_adapter() -> Candidate:
     """Return the change from training all weights to training an adapter, in TRL's words, without settings."""
     trl = next(names for names in frameworks() if names.framework == "TRL")
-    found = _candidate("lora", scope_of_recording(trl, "other", True), effects.low_rank(RANK))
+    found = _candidate("lora", _scope_of(trl, "other", True), effects.low_rank(RANK))
     assert found is not None
     return found
 
 
 def _scope(run: Run, held: int = 0, **more: Any) -> Scope:
-    return scope_of_recording(run.names, run.peak.phase, _trains(run), run.alloc_conf, held=held, **more)
+    return _scope_of(run.names, run.peak.phase, _trains(run), run.alloc_conf, held=held, **more)
+
+
+def _scope_of(names: Names, phase: str, training: bool, alloc_conf: str = "", **more: Any) -> Scope:
+    """Return what a recording tells a change; a setting that the framework has no word for is unknown.
+
+    Args:
+        names: the framework whose files the stacks show. An engine's settings say nothing of a training beside it.
+        phase: the phase of the peak.
+        training: gradients were seen.
+        alloc_conf: the allocator's settings.
+        more: what the change's own words ask for, such as ``held``, the bytes that it is about.
+    """
+    words = dict(names.words) if names.framework else dict(PLAIN.words)
+    if names.kind == "serving":  # its word for checkpointing is about graphs
+        words = {**words, **PLAIN.words} if training else {k: v for k, v in words.items() if k != "checkpointing"}
+    values = {
+        **{f"setting_{word}": text for word, text in words.items()},
+        "backend": "CUDA",
+        "framework": names.framework or None,
+        "phase": phase,
+        "training": training,
+        "serving": names.kind == "serving" and not training,
+        "images": names.kind == "images",
+        "loading": phase == "load",
+        "sleeping_engine": names.sleeps,
+        "torch": None,
+        "torch_most": None,
+        **more,
+    }
+    return Scope(values, functions_over((), "", alloc_conf, values))
 
 
 def _candidate(name: str, scope: Scope, effect: Effect) -> Candidate | None:

@@ -6,15 +6,16 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.peaks.next_step import phases_of_next_step
-from memprof.config.from_recording import settings_like
-from memprof.config.model_shape import ModelShape
-from memprof.config.settings import Settings
 from memprof.errors import InputError
 from memprof.oom.frameworks import PLAIN, Names, names_in
+
+if TYPE_CHECKING:
+    from memprof.config.model_shape import ModelShape
+    from memprof.config.settings import Settings
 
 __all__ = ["Effect", "Made", "Peak", "Run", "bounded", "highest", "run_of"]
 
@@ -127,6 +128,15 @@ def run_of(report: Mapping[str, Any]) -> Run:
         whole_step=_whole_step(report),
         over_batches=any("batchnorm.py" in f for group in _groups(peak) for f in group.get("stack") or []),
     )
+    return _configured(run, source) if source.get("config") else run
+
+
+def _configured(run: Run, source: Mapping[str, Any]) -> Run:
+    """Add settings and shape, where the report's source has enough of them."""
+    # Most recordings have no settings, and these modules are a twentieth of a small report's start.
+    from memprof.config.from_recording import settings_like
+    from memprof.config.model_shape import ModelShape
+
     try:
         likeness = settings_like(source)
         counted = (source.get("config") or {}).get("parameters")

@@ -11,8 +11,12 @@ Estimates take what was recorded and scale it by these, so that what is not coun
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memprof.config.model_shape import DTYPE_BYTES, ModelShape
-from memprof.config.settings import Settings, TrainerSettings
+
+if TYPE_CHECKING:
+    from memprof.config.settings import Settings, TrainerSettings
 
 __all__ = ["TRANSIENT", "held", "kept_by_a_layer", "moments", "tokens_of"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from memprof.errors import UsageError
@@ -121,6 +120,8 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 def _read(key: str, value: str) -> Any:
     if key not in _READERS:
+        from difflib import get_close_matches
+
         near = get_close_matches(key, _READERS, 1)
         hint = f" (near it: {near[0]})" if near else ""
         raise UsageError(f"torch has no allocator setting {key}{hint}, and refuses it.")

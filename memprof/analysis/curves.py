@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.result import Attribution, PhaseSpan
-from memprof.snapshot.model import I64
+from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import GROUP_OF, Category, Group, Phase
 
@@ -33,14 +33,15 @@ CATEGORIES = list(Category)
 def category_curve(timeline: Timeline, rows: NDArray[np.bool_]) -> I64:
     """Return the active bytes of the chosen rows at every instant, shape ``[n_events + 1]``."""
     delta = np.zeros(timeline.n_events + 1, dtype=np.int64)
-    ghost = rows & (timeline.alloc_event < 0)
-    delta[0] = timeline.size[ghost].sum()
-    born = rows & (timeline.alloc_event >= 0)
+    chosen = np.flatnonzero(rows)
+    begin, end, size = timeline.alloc_event[chosen], timeline.free_event[chosen], timeline.size[chosen]
+    ghosts = int(np.searchsorted(begin, 0))  # rows are in order of birth
+    delta[0] = size[:ghosts].sum()
     # An event begins or ends at most one allocation, so plain assignment loses nothing.
-    delta[timeline.alloc_event[born] + 1] += timeline.size[born]
-    died = rows & (timeline.free_event < timeline.n_events)
-    delta[timeline.free_event[died] + 1] -= timeline.size[died]
-    return np.cumsum(delta)
+    delta[begin[ghosts:] + 1] += size[ghosts:]
+    died = end < timeline.n_events
+    delta[end[died] + 1] -= size[died]
+    return np.cumsum(delta, out=delta)
 
 
 def _curves(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[Category, I64]]:
@@ -165,14 +166,14 @@ def _instants(timeline: Timeline, attribution: Attribution, max_points: int, pea
     ]
     if n <= max_points:
         return np.arange(n, dtype=np.int64)
-    starts = np.unique(np.linspace(0, n, max(max_points // 4, 1), endpoint=False).astype(np.int64))
+    starts = distinct(np.linspace(0, n, max(max_points // 4, 1), endpoint=False).astype(np.int64))
     ends = np.append(starts[1:], n)
     extremes = [
         first + pick
         for first, end in zip(starts.tolist(), ends.tolist(), strict=True)
         for pick in _extremes(timeline.active[first:end])
     ]
-    return np.unique(np.concatenate([*forced, np.array(extremes, dtype=np.int64)]))
+    return distinct(np.concatenate([*forced, np.array(extremes, dtype=np.int64)]))
 
 
 def _extremes(values: I64) -> tuple[int, int, int, int]:

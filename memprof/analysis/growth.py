@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.attribution.result import Attribution
-from memprof.snapshot.model import I64
+from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
 
 __all__ = ["Growth", "Leftover", "StepMemory", "growth"]
@@ -71,10 +71,16 @@ def growth(timeline: Timeline, attribution: Attribution, tokens: dict[int, int] 
 
 def _steps(timeline: Timeline, attribution: Attribution, tokens: dict[int, int]) -> list[StepMemory]:
     marks = attribution.track.step
+    starts = np.flatnonzero(np.diff(marks, prepend=-2))
+    first_of: dict[int, int] = {}
+    last_of: dict[int, int] = {}
+    ends = starts + np.diff(starts, append=len(marks))
+    for step, start, end in zip(marks[starts].tolist(), starts.tolist(), ends.tolist(), strict=True):
+        first_of.setdefault(step, start + 1)
+        last_of[step] = end
     found = []
-    for step in np.unique(marks[marks >= 0]).tolist():
-        events = np.flatnonzero(marks == step)
-        first, last = int(events[0]) + 1, int(events[-1]) + 1
+    for step in sorted(step for step in first_of if step >= 0):
+        first, last = first_of[step], last_of[step]
         peak = int(timeline.allocated[first : last + 1].max())
         found.append(StepMemory(step, peak, int(timeline.allocated[last]), tokens.get(step)))
     return found
@@ -97,9 +103,9 @@ def _leftovers(timeline: Timeline, attribution: Attribution) -> list[Leftover]:
     stays = (timeline.free_event >= timeline.n_events) & (steps >= 0) & (steps < steps.max())
     rows: I64 = np.flatnonzero(stays)
     found = []
-    for stack in np.unique(timeline.stack[rows]).tolist():
+    for stack in distinct(timeline.stack[rows]).tolist():
         of_stack = rows[timeline.stack[rows] == stack]
-        n_steps = len(np.unique(steps[of_stack]))
+        n_steps = len(distinct(steps[of_stack]))
         if n_steps < 2 or stack == 0:
             continue
         total = int(timeline.size[of_stack].sum())

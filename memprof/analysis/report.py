@@ -12,7 +12,7 @@ from memprof.analysis.host.growth import host_report
 from memprof.analysis.outside_torch import outside_report, switches_report
 from memprof.analysis.peaks.by_device import devices_note
 from memprof.analysis.peaks.counted import unseen_note
-from memprof.redact import short_path
+from memprof.frame_paths import short_path
 from memprof.timeline.block_sizes import segment_for
 from memprof.units import format_bytes
 from memprof.vocabulary import Category, Kind

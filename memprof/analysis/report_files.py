@@ -9,7 +9,6 @@ import reprlib
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -70,7 +69,7 @@ def read_memprof_json(path: Path) -> dict[str, Any] | None:
 @cache
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of ``memprof.report/1``, ``explain/1``, ``compare/1``, ``plan/1``, ``serving/1``."""
-    text = files("memprof.analysis").joinpath("report.schema.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("report.schema.json").read_text(encoding="utf-8")
     return cast("dict[str, Any]", json.loads(text))
 
 

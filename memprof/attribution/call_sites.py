@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memprof.attribution.rules import LOGPROBS
 from memprof.attribution.stack_index import StackIndex
-from memprof.snapshot.model import Trace
+from memprof.snapshot.model import Trace, distinct
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Phase
 
@@ -88,7 +88,7 @@ def _find_decoding(
     out: Codes = code.copy()
     backwards = np.cumsum(np.diff(code == _BACKWARD, prepend=False) & (code == _BACKWARD))
     calls = {}
-    for where in np.unique(site[runs & (site >= 0)]):
+    for where in distinct(site[runs & (site >= 0)]):
         mine = np.flatnonzero(runs & (site == where))
         # The first stack to allocate (the embedding) does so once per call.
         calls[where] = mine[trace.stack[births[mine]] == trace.stack[births[mine[0]]]]
@@ -159,7 +159,7 @@ def _adapters_off(mine: NDArray[np.bool_], code: Codes, births: Codes, trace: Tr
     adapter = stacks.frames_matching(("peft/tuners/*:forward",))
 
     def lines(rows: NDArray[np.bool_]) -> set[int]:
-        used = np.unique(trace.stack[births[rows]])
+        used = distinct(trace.stack[births[rows]])
         return {f for s in used for f in stacks.table.stacks[int(s)] if adapter[f]}
 
     training = lines(code == _FORWARD)

@@ -13,6 +13,7 @@ import numpy as np
 
 from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, Ints, codes_of, multiset
 from memprof.attribution.loaded_models import NEVER_RUNS, NOTICEABLE, is_language_model, rank_in_size
+from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = [
@@ -52,7 +53,7 @@ def copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None
         if factor == 1 and _state_is_partial(facts, draft, trained):
             # The history begins inside the step that makes the state: the ghosts left over are the part made before.
             _fill_copies(facts, draft, rows, sizes, [r for r in roles if r is not Category.OPTIMIZER_STATE], exact=True)
-            left = facts.ghost & draft.open & np.isin(facts.size, np.array(sorted(sizes), np.int64))
+            left = facts.ghost & draft.open & is_among(facts.size, np.array(sorted(sizes), np.int64))
             draft.fill(left, Category.OPTIMIZER_STATE, Evidence.FINGERPRINT, _COPY, alternatives=(first,))
         _fill_copies(facts, draft, rows, sizes, roles)
         rows = np.flatnonzero(facts.ghost & draft.open)
@@ -100,9 +101,9 @@ def _oldest_first(facts: Facts, rows: Ints, roles: list[Category]) -> Ints:
         # This memory comes from the C library. A loaded file lies packed in one mapping, and mappings grow
         # downwards. Tensors made one by one lie scattered over the heap, which grows upwards.
         every = np.flatnonzero(facts.ghost)
-        ends = np.unique(t.address[every] + facts.size[every])
-        starts = np.unique(t.address[every])
-        packed = np.isin(t.address[rows], ends) | np.isin(t.address[rows] + facts.size[rows], starts)
+        ends = distinct(t.address[every] + facts.size[every])
+        starts = distinct(t.address[every])
+        packed = is_among(t.address[rows], ends) | is_among(t.address[rows] + facts.size[rows], starts)
         return rows[np.lexsort((np.where(packed, -t.address[rows], t.address[rows]), ~packed))]
     return rows[::-1] if _grows_downwards(facts, rows, len(roles) if Category.OPTIMIZER_STATE in roles else 0) else rows
 
@@ -154,7 +155,7 @@ def _paired_share(sizes: Ints) -> float:
 
 def _state_is_partial(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
     """Tell whether only some parameters got their optimizer state in the trace."""
-    sized = np.isin(facts.size, np.array(sorted(trained), np.int64))
+    sized = is_among(facts.size, np.array(sorted(trained), np.int64))
     made = multiset(facts.size[(draft.category == Category.OPTIMIZER_STATE.code) & ~facts.ghost & sized])
     copies = {made[s] / c for s, c in trained.items()}
     return bool(made) and len(copies) > 1
@@ -163,7 +164,7 @@ def _state_is_partial(facts: Facts, draft: Draft, trained: Counter[int]) -> bool
 def _fill_copies(
     facts: Facts, draft: Draft, rows: Ints, sizes: dict[int, int], roles: list[Category], *, exact: bool = False
 ) -> None:
-    mine = rows[np.isin(facts.size[rows], np.array(sorted(sizes), np.int64))]
+    mine = rows[is_among(facts.size[rows], np.array(sorted(sizes), np.int64))]
     mine = _oldest_first(facts, mine, roles)
     if roles and roles[0] is Category.ADAPTERS:
         # Some sizes are shared with the base model. Adapters were added to a finished model, so they come after it.
@@ -200,7 +201,7 @@ def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
 
 def _is_small_part(facts: Facts, trained: Counter[int]) -> bool:
     """Tell whether the trained part is small beside all ghosts but cuBLAS's: adapters, not the model."""
-    kept = facts.ghost & facts.survivor & ~np.isin(facts.size, WORKSPACE_BYTES)
+    kept = facts.ghost & facts.survivor & ~is_among(facts.size, WORKSPACE_BYTES)
     return sum(s * c for s, c in trained.items()) < 0.15 * int(facts.size[kept].sum())
 
 
@@ -340,7 +341,7 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     if not dead.any():
         return
     life = Evidence.LIFETIME
-    sized = np.isin(facts.size, np.array(sorted(trained), np.int64))
+    sized = is_among(facts.size, np.array(sorted(trained), np.int64))
     step = facts.death == Phase.OPTIMIZER_STEP.code
     if trained:
         _replaced_state(facts, draft, trained, dead & step & sized)
@@ -350,7 +351,7 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     draft.fill(dead & step, Category.TEMPORARIES, life, "ghost.dies-in-optimizer", alternatives=(Category.GRADIENTS,))
     if (draft.category == Category.WEIGHT_CASTS.code).any():
         halves = np.array(sorted(s // 2 for s in parameters if s >= _SMALL), np.int64)
-        cast = dead & np.isin(facts.size, halves)
+        cast = dead & is_among(facts.size, halves)
         draft.fill(
             cast, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "ghost.weight-copy", alternatives=(Category.ACTIVATIONS,)
         )
@@ -419,17 +420,17 @@ def _opening_phase(facts: Facts) -> int:
 
 def _repeated(facts: Facts, among: Bools, times: int) -> Bools:
     values, counts = np.unique(facts.size[among], return_counts=True)
-    return np.isin(facts.size, values[counts >= times])
+    return is_among(facts.size, values[counts >= times])
 
 
 def _workspaces(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
-    rows = np.flatnonzero(facts.ghost & draft.open & np.isin(facts.size, WORKSPACE_BYTES))
+    rows = np.flatnonzero(facts.ghost & draft.open & is_among(facts.size, WORKSPACE_BYTES))
     if not len(rows):
         return
-    others = facts.ghost & draft.open & (facts.size >= 1 << 20) & ~np.isin(facts.size, WORKSPACE_BYTES)
+    others = facts.ghost & draft.open & (facts.size >= 1 << 20) & ~is_among(facts.size, WORKSPACE_BYTES)
     counts = [c for c in multiset(facts.size[others]).values() if c >= 8]
     layers = int(np.gcd.reduce(np.array(counts))) if counts else 0
-    for size in np.unique(facts.size[rows]):
+    for size in distinct(facts.size[rows]):
         same = rows[facts.size[rows] == size]
         same = same[np.argsort(facts.timeline.address[same], kind="stable")]
         spare = _spare(len(same), trained[int(size)], layers)
@@ -502,7 +503,7 @@ def _upper_model(facts: Facts, rows: Ints) -> Ints:
     repeated = counts >= 4
     bytes_of = values * counts
     best, where = 0.02 * float(bytes_of.sum()), -1
-    for cut in np.unique(first[repeated]):
+    for cut in distinct(first[repeated]):
         straddling = float(bytes_of[(first < cut) & (last >= cut)].sum())
         below, above = (repeated & (last < cut)).sum(), (repeated & (first >= cut)).sum()
         if below >= 3 and above >= 3 and straddling <= best:

@@ -13,6 +13,7 @@ from collections import Counter
 import numpy as np
 
 from memprof.attribution.facts import WORKSPACE_BYTES, Draft, Facts, Ints, multiset
+from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = [
@@ -49,7 +50,7 @@ def apply_gradients(facts: Facts, draft: Draft) -> None:
 def first_workspaces(facts: Facts, among: Ints) -> Ints:
     """Return the cuBLAS workspaces among some rows: the first of the exact size on each stream, if never freed."""
     t = facts.timeline
-    rows = among[np.isin(facts.size[among], WORKSPACE_BYTES) & facts.survivor[among]]
+    rows = among[is_among(facts.size[among], WORKSPACE_BYTES) & facts.survivor[among]]
     first = []
     seen: set[int] = set()
     for row in rows[np.argsort(t.alloc_event[rows], kind="stable")]:
@@ -94,7 +95,7 @@ def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[i
     rows = rows[np.argsort(-t.alloc_event[rows], kind="stable")]
     events = np.sort(t.alloc_event[rows])
     age = np.searchsorted(events, t.free_event[rows]) - np.searchsorted(events, t.alloc_event[rows])
-    ambiguous = set(np.unique(facts.size[facts.module]).tolist())
+    ambiguous = set(distinct(facts.size[facts.module]).tolist())
     # Where accumulation has already left a gradient, another block of its size is about to be added to it.
     existing = (draft.category == Category.GRADIENTS.code) & facts.survivor
     existing[facts.born_in(spans[-1])] = False
@@ -125,7 +126,7 @@ def apply_buckets(facts: Facts, draft: Draft) -> None:
     t = facts.timeline
     for size, count in stated.items():
         # The sizes in a trace are requested bytes or block bytes.
-        alike = np.isin(facts.size, (size, -(-size // _BLOCK) * _BLOCK))
+        alike = is_among(facts.size, (size, -(-size // _BLOCK) * _BLOCK))
         rows = np.flatnonzero(alike & facts.survivor & draft.open)
         # A tensor trace first sees a bucket in the backward that fills it; of several candidates the oldest count.
         rows = rows[np.argsort(t.alloc_event[rows], kind="stable")][:count]

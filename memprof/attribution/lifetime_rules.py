@@ -9,6 +9,7 @@ import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of
 from memprof.attribution.gradients import first_workspaces
+from memprof.snapshot.model import is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = [
@@ -64,9 +65,9 @@ def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int], lib
     # In [input, weight, output] and [input, weight, bias, output] the first is the input's cast, unless
     # only a bias follows it.
     following = np.r_[size[1:], 0]
-    input_cast = first_of_run & ~np.r_[last_of_run[1:], True] & np.isin(following, halves) & (following > _BIAS_BYTES)
+    input_cast = first_of_run & ~np.r_[last_of_run[1:], True] & is_among(following, halves) & (following > _BIAS_BYTES)
     last_of_run |= input_cast
-    candidate = facts.module & facts.linear & np.isin(facts.size, halves) & np.isin(facts.phase, _COMPUTE)
+    candidate = facts.module & facts.linear & is_among(facts.size, halves) & np.isin(facts.phase, _COMPUTE)
     casting = facts.stacks.any_of("autocast")
     if casting.any():
         candidate &= (casting | facts.stacks.all_python)[facts.timeline.stack]
@@ -111,7 +112,7 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     rows = rows[draft.open[rows] & ~foreach[t.stack[rows]]]
     births = np.sort(t.alloc_event[rows])
     later = len(births) - np.searchsorted(births, t.alloc_event[rows], side="right")
-    sized = np.isin(facts.size[rows], np.array(sorted(trained), np.int64))
+    sized = is_among(facts.size[rows], np.array(sorted(trained), np.int64))
     kept = rows[sized & facts.survivor[rows] & (t.free_event[rows] >= span[1]) & (later >= _NEXT_PARAMETERS)]
     draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-its-parameter",
                alternatives=(Category.TEMPORARIES,))  # fmt: skip
@@ -176,7 +177,7 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
     held = held[draft.open[held]]
     sizes, counts = np.unique(facts.size[held], return_counts=True)
     repeated = sizes[((counts >= 2 * _LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
-    cached = held[np.isin(facts.size[held], repeated)]
+    cached = held[is_among(facts.size[held], repeated)]
     draft.fill(cached, Category.KV_CACHE, Evidence.LIFETIME, "cache.preallocated-layers",
                alternatives=(Category.INPUTS,))  # fmt: skip
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.facts import Draft, Facts, Ints, multiset
+from memprof.snapshot.model import distinct
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = ["NEVER_RUNS", "NOTICEABLE", "LoadedModel", "apply_loaded_models", "embedding_geometry", "is_language_model"]
@@ -64,7 +65,7 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
         )
         if model.never_runs:
             draft.fill(model.rows, role, Evidence.FINGERPRINT, "models.never-runs", alternatives=NEVER_RUNS)
-        for index in np.unique(matched[model.rows]):
+        for index in distinct(matched[model.rows]):
             mine = model.rows[matched[model.rows] == index]
             others = () if role is Category.WEIGHTS else (Category.WEIGHTS,)
             draft.fill(mine, role, Evidence.STACK, rules[int(index)].name, alternatives=others)

@@ -17,6 +17,7 @@ import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, codes_of
 from memprof.attribution.loaded_models import embedding_geometry
+from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = ["apply_fused_logprobs", "apply_logits", "find_vocabulary"]
@@ -53,13 +54,13 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
     outside = place & ~facts.module & _after_a_model_ran(facts)
     head = place & facts.module & (facts.module_depth <= _head_depth(facts)) & _rare_or_tagged(facts, vocabulary)
     forward = wide & (outside | head) & draft.open
-    known = np.unique(facts.size[forward & (facts.size >= vocabulary * 16)])
-    related = np.unique(np.concatenate([known, known * 2, known // 2]))
+    known = distinct(facts.size[forward & (facts.size >= vocabulary * 16)])
+    related = distinct(np.concatenate([known, known * 2, known // 2]))
     # A size alone says nothing of bytes and whole numbers: logits are floating point.
-    backward = (facts.phase == Phase.BACKWARD.code) & np.isin(facts.size, related) & ~facts.whole_numbers
+    backward = (facts.phase == Phase.BACKWARD.code) & is_among(facts.size, related) & ~facts.whole_numbers
     backward &= _not_parameters(facts, parameters)
     backward |= (facts.phase == Phase.BACKWARD.code) & _wide_by_tag(facts, vocabulary)
-    for phase in np.unique(facts.phase[forward | backward]):
+    for phase in distinct(facts.phase[forward | backward]):
         rows = (forward | backward) & (facts.phase == phase)
         draft.fill(rows, Category.LOSS_LOGITS, Evidence.SHAPE, RULE, _DETAIL.get(int(phase), ""))
 
@@ -91,7 +92,7 @@ def apply_fused_logprobs(
     casts = (draft.category == Category.WEIGHT_CASTS.code).any()
     if casts:
         extents = {vocabulary, 1 << 15, vocabulary % (1 << 15)} - {0}
-        tile = rows & np.isin(facts.size, [e * vector // 2 for e in extents])
+        tile = rows & is_among(facts.size, [e * vector // 2 for e in extents])
         draft.fill(
             tile,
             Category.WEIGHT_CASTS,
@@ -99,7 +100,7 @@ def apply_fused_logprobs(
             "logprob.weight-tile",
             alternatives=(Category.LOSS_LOGITS,),
         )
-    head = (backward | (rows & ~facts.module)) & np.isin(facts.size, [vocabulary * vector, vocabulary * vector * 2])
+    head = (backward | (rows & ~facts.module)) & is_among(facts.size, [vocabulary * vector, vocabulary * vector * 2])
     held = _existing_gradient(facts, draft, vocabulary * vector)
     draft.fill(head & ~held, Category.GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient",
                alternatives=(Category.ACTIVATION_GRADIENTS,))  # fmt: skip
@@ -118,7 +119,7 @@ def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
     """Flag rows born while a gradient of ``size`` bytes already exists from an earlier backward."""
     t = facts.timeline
     grads = np.flatnonzero(
-        (draft.category == Category.GRADIENTS.code) & np.isin(facts.size, [size, size // 2, size * 2])
+        (draft.category == Category.GRADIENTS.code) & is_among(facts.size, [size, size // 2, size * 2])
     )
     out = np.zeros(len(t), bool)
     spans = facts.spans_of(Phase.BACKWARD)
@@ -148,7 +149,7 @@ def _wide_by_size(facts: Facts, parameters: Counter[int], vocabulary: int) -> Bo
 
 def _not_parameters(facts: Facts, parameters: Counter[int]) -> Bools:
     sizes = np.array(sorted(parameters), np.int64)
-    return ~np.isin(facts.size, np.concatenate([sizes, sizes * 2, sizes // 2]))
+    return ~is_among(facts.size, np.concatenate([sizes, sizes * 2, sizes // 2]))
 
 
 def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:

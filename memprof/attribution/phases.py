@@ -96,27 +96,24 @@ def _from_stacks(
     snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags: Tags, trace: Trace | None
 ) -> tuple[Codes, str]:
     n = timeline.n_events
-    everything_other = np.full(n, _OTHER, np.int64)
     if trace is None or not n:
-        return everything_other, "none"
-    births = np.flatnonzero(trace.action == Action.ALLOC)
+        return np.full(n, _OTHER), "none"
+    is_birth = trace.action == Action.ALLOC
+    births = np.flatnonzero(is_birth)
     if not len(births):
-        return everything_other, "none"
+        return np.full(n, _OTHER), "none"
     code = _said(stacks)[trace.stack[births]]
     if np.any(tags.phase >= 0):
         tagged = tags.phase[trace.metadata[births]]
         code = np.where(tagged >= 0, tagged, code)
     code = _annotated(code, births, snapshot, timeline)
     if (code == _SILENT).all():
-        return everything_other, "none"
+        return np.full(n, _OTHER), "none"
     code = _fill_silent(code)
     code = resolve_passes(code, births, trace, stacks, timeline)
     code = resolve_runs(code, births, trace, stacks, timeline)
-    filled = np.full(n, -1, np.int64)
-    filled[births] = code
     # Each event takes the phase of the last allocation before it; events before the first take the first's.
-    last = np.maximum.accumulate(np.where(filled >= 0, np.arange(n), -1))
-    return np.where(last >= 0, filled[last], code[0]), "stacks"
+    return code[np.maximum(np.cumsum(is_birth) - 1, 0)], "stacks"
 
 
 def _said(stacks: StackIndex) -> Codes:
@@ -190,14 +187,17 @@ def _tagged_steps(trace: Trace, tags: Tags) -> Codes:
 
 def _count_steps(phase: Codes) -> Codes:
     """Count steps from 1: a new one begins where work resumes after an optimizer step; loading has none."""
-    solid = np.where(phase == _OTHER, -1, np.arange(len(phase)))
-    context = np.maximum.accumulate(solid)
-    settled = np.where(context >= 0, phase[context], _OTHER)
+    if not len(phase):
+        return phase
+    starts = np.flatnonzero(np.diff(phase, prepend=-1))
+    runs = phase[starts]
+    context = np.maximum.accumulate(np.where(runs == _OTHER, -1, np.arange(len(runs))))
+    settled = np.where(context >= 0, runs[context], _OTHER)
     previous = np.r_[_OTHER, settled[:-1]]
     fresh = (previous == _OPTIMIZER) & np.isin(settled, [_GENERATE, _FORWARD, _OLD, _REFERENCE])
     step = 1 + np.cumsum(fresh)
-    started = np.maximum.accumulate(~np.isin(settled, [_LOAD, _OTHER])) if len(phase) else np.zeros(0, bool)
-    return np.where(started, step, -1)
+    started = np.maximum.accumulate(~np.isin(settled, [_LOAD, _OTHER]))
+    return np.repeat(np.where(started, step, -1), np.diff(starts, append=len(phase)))
 
 
 def _spans(phase: Codes, step: Codes, within: Codes, names: list[str], timeline: Timeline) -> list[PhaseSpan]:

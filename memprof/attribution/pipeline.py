@@ -30,7 +30,7 @@ from memprof.attribution.rules import RuleSet, load_rules
 from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import read_tags
 from memprof.frame_paths import recorded_own_folders
-from memprof.snapshot.model import Snapshot
+from memprof.snapshot.model import Snapshot, distinct
 from memprof.timeline.timeline import Timeline
 from memprof.units import format_bytes
 from memprof.vocabulary import Category, Evidence, Phase
@@ -112,13 +112,21 @@ def _pair_key(facts: Facts) -> NDArray[np.int64]:
 
 def _pairs(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct (stack, phase of birth) pairs; rules are matched once for each."""
-    keys = np.unique(_pair_key(facts))
+    keys = np.flatnonzero(_occurs(_pair_key(facts)))
     return keys // 32, keys % 32
 
 
 def _pair_of_row(facts: Facts) -> NDArray[np.int64]:
-    inverse: NDArray[np.int64] = np.unique(_pair_key(facts), return_inverse=True)[1]
-    return inverse.reshape(-1)
+    keys = _pair_key(facts)
+    place: NDArray[np.int64] = np.cumsum(_occurs(keys)) - 1
+    return place[keys]
+
+
+def _occurs(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Flag the keys that occur: there are 32 for each distinct stack, so they need no sorting."""
+    found = np.zeros(int(keys.max(initial=-1)) + 1, bool)
+    found[keys] = True
+    return found
 
 
 def _with_role(facts: Facts, matched: NDArray[np.int64], role: str) -> NDArray[np.int64]:
@@ -163,13 +171,13 @@ def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_])
 
 def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, context: bool = False) -> None:
     """Fill each row from the rule it matched. A context rule without frames is evidence of its phase only."""
-    for index in np.unique(matched[draft.open & (matched >= 0)]):
+    for index in distinct(matched[draft.open & (matched >= 0)]):
         rule = facts.stacks.rules.rules[int(index)]
         rows = (matched == index) & draft.open
         others = [Category(a) for a in rule.alternatives]
         framed = not context or bool(rule.any or rule.inner)
         known = ~facts.stacks.empty[facts.timeline.stack] if not framed else np.ones(len(rows), bool)
-        for phase in np.unique(facts.phase[rows]):
+        for phase in distinct(facts.phase[rows]):
             detail = rule.detail or (_PASS_DETAIL.get(int(phase), "") if rule.category is Category.LOSS_LOGITS else "")
             here = rows & (facts.phase == phase)
             draft.fill(here & known, rule.category, Evidence.STACK, rule.name, detail, others)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, codes_of
-from memprof.snapshot.model import Action
+from memprof.snapshot.model import Action, distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = [
@@ -59,7 +59,7 @@ def _rows_at(facts: Facts, address: Any, instant: Any) -> Any:
     """Return for each instant the row alive whose range holds the address; -1 for none."""
     t = facts.timeline
     order = np.lexsort((t.alloc_event, t.address))
-    keys = np.unique(t.address[order])
+    keys = distinct(t.address[order])
     first = np.searchsorted(t.address[order], keys)
     last = np.searchsorted(t.address[order], keys, side="right")
     out = np.full(len(address), -1, np.int64)
@@ -137,7 +137,7 @@ def _casts(facts: Facts, draft: Draft, inside: Bools, parameters: Counter[int]) 
     copies = np.array(["_to_copy" in op for op in facts.tags.column("op")], bool)[facts.timeline.metadata]
     other = np.array(sorted({s // 2 for s in parameters} | {s * 2 for s in parameters}), np.int64)
     flat = facts.tags.rank[facts.timeline.metadata] <= 2
-    rows = copies & inside & flat & np.isin(facts.size, other) & (facts.size >= _MODEL_BYTES)
+    rows = copies & inside & flat & is_among(facts.size, other) & (facts.size >= _MODEL_BYTES)
     draft.fill(
         rows, Category.WEIGHT_CASTS, Evidence.SHAPE, "tag.cast-of-parameter", alternatives=(Category.ACTIVATIONS,)
     )

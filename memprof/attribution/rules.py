@@ -245,22 +245,19 @@ class FunctionNames:
     """
 
     exact: frozenset[str]
-    globs: re.Pattern[str] | None
+    globs: tuple[Callable[[str], bool], ...]
 
     def fits(self, function: str) -> bool:
         """Tell whether a function's name fits."""
-        return function in self.exact or (self.globs is not None and self.globs.match(function) is not None)
+        return function in self.exact or any(fits(function) for fits in self.globs)
 
 
 @cache
 def function_names(alternatives: str) -> FunctionNames:
     """Read ``forward|_call_*``, the FUNCTION part of a pattern; the head of ``rules.toml`` explains it."""
     names = alternatives.split("|")
-    globs = [fnmatch.translate(name) for name in names if "*" in name]
-    return FunctionNames(
-        frozenset(name for name in names if "*" not in name),
-        re.compile("|".join(f"(?:{glob})" for glob in globs)) if globs else None,
-    )
+    globs = tuple(_glob_test(name) for name in names if "*" in name)
+    return FunctionNames(frozenset(name for name in names if "*" not in name), globs)
 
 
 def file_test(glob: str) -> Callable[[FramePath], bool]:

@@ -58,8 +58,8 @@ class _FrameMatcher:
             names = function_names(alternatives)
             hits = np.zeros(len(self.functions), bool)
             hits[[self._function_ids[name] for name in names.exact if name in self._function_ids]] = True
-            if (globs := names.globs) is not None:
-                hits |= np.fromiter((globs.match(f) is not None for f in self.functions), bool, len(hits))
+            for fits in names.globs:
+                hits |= np.fromiter(map(fits, self.functions), bool, len(hits))
             self._function_hits[alternatives] = hits
         return self._function_hits[alternatives]
 

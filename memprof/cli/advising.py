@@ -29,8 +29,8 @@ def estimated(report: Mapping[str, Any], gpu: str | None = None, why: str = "") 
         gpu: the card that the run is to fit, by estimates.
         why: why nothing is simulated, for the report's notes.
     """
-    from memprof.advice import estimated_advice
     from memprof.advice.advise import estimated_parts
+    from memprof.advice.estimate import estimated_advice
 
     return with_headline({**report, "advice": estimated_advice(report), **estimated_parts(report, gpu, why)})
 

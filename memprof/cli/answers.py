@@ -28,10 +28,19 @@ def report_answer(
         analysis: what it was made of, for a page with the timeline; None where only the report is there.
         redact: leave out of the page, too, who made it and where.
     """
-    from memprof.reports.document.build import build_document, document_of
 
-    page = None if analysis is None else lambda: document_of(analysis, redact=redact, report=report)
-    return Answer(kind, report, lambda: build_document(report), page)
+    def document() -> Document:
+        from memprof.reports.document.build import build_document
+
+        return build_document(report)
+
+    def page() -> Document:
+        from memprof.reports.document.build import document_of
+
+        assert analysis is not None
+        return document_of(analysis, redact=redact, report=report)
+
+    return Answer(kind, report, document, None if analysis is None else page)
 
 
 def comparison_answer(data: dict[str, Any], documents: Sequence[Document | None]) -> Answer:

@@ -32,6 +32,8 @@ _COMMANDS = {
     "mcp": "Answer assistants over the Model Context Protocol.",
     "demo": "Train a small model with GRPO here, profiled and reported.",
 }
+# Commands that read and never train, launch or watch a run.
+_READING = ("report", "compare", "explain")
 
 
 class _LazyGroup(click.Group):
@@ -43,6 +45,10 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
+        if ctx.obj == OWN_PROCESS and cmd_name in _READING:
+            # numpy's OpenBLAS starts a thread a core when it is imported, which costs more than a small file's
+            # reading; reading multiplies no matrices. A run that is watched keeps its own environment.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         command: click.Command = import_module(f"memprof.cli.commands.{cmd_name}").command
         return command
 
@@ -50,10 +56,11 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; suggest one where the name is misspelt."""
-        from difflib import get_close_matches
+        if args and args[0] not in _COMMANDS:
+            from difflib import get_close_matches
 
-        if args and args[0] not in _COMMANDS and (near := get_close_matches(args[0], _COMMANDS, 1)):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+            if near := get_close_matches(args[0], _COMMANDS, 1):
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -114,7 +114,7 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
 
 def _evaluated(what: str, settings: Settings, card: Gpu | None, its_own: Gpu | None) -> Outcome:
     """Simulate on the card of ``--gpu``, else on the recorded one where the simulation needs to know it."""
-    from memprof.advice import estimated_advice
+    from memprof.advice.estimate import estimated_advice
     from memprof.simulate.fit import evaluate, judge
     from memprof.simulate.run import simulate_settings
 

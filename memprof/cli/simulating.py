@@ -90,7 +90,7 @@ class SettingsRun:
 
     def judged(self) -> Outcome:
         """Simulate once, and once more where only cached memory is too much."""
-        from memprof.advice import estimated_advice
+        from memprof.advice.estimate import estimated_advice
         from memprof.simulate.fit import evaluate
 
         return evaluate(self.settings, self.card, advisor=estimated_advice)
@@ -145,7 +145,7 @@ class ScriptRun(SettingsRun):
         return [summary_of(self._simulated({**self.changes, "completion_length": length})) for length in lengths]
 
     def _simulated(self, changes: dict[str, Any]) -> Outcome:
-        from memprof.advice import estimated_advice
+        from memprof.advice.estimate import estimated_advice
         from memprof.simulate.fit import judge
         from memprof.simulate.script.script import simulate_script
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ __all__ = ["catalogue", "find_config"]
 @lru_cache(maxsize=1)
 def catalogue() -> dict[str, dict[str, Any]]:
     """Return config values by hub id."""
-    text = resources.files("memprof.config").joinpath("catalogue.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8")
     data: dict[str, dict[str, Any]] = json.loads(text)
     return {name: _resolve(data, name) for name in data if not name.startswith("_")}
 

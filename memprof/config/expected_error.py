@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from memprof.config.catalogue import find_config
@@ -43,7 +43,7 @@ _TOKEN_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 @lru_cache(maxsize=1)
 def _packaged() -> dict[str, Any]:
-    text = resources.files("memprof.config").joinpath("comparisons.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("comparisons.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 

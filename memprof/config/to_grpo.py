@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.config.optimizers import optimizer
-from memprof.config.settings import GenerationSettings, ModelSettings, Settings
+
+if TYPE_CHECKING:
+    from memprof.config.settings import GenerationSettings, ModelSettings, Settings
 
 __all__ = [
     "GRPO_NAMES",

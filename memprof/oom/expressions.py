@@ -8,13 +8,22 @@ hold, a sum with it is unknown.
 from __future__ import annotations
 
 import ast
+import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Scope", "check", "evaluate"]
+from memprof.units import GIB
 
+if TYPE_CHECKING:
+    from memprof.oom.failure import Frame
+
+__all__ = ["Scope", "check", "evaluate", "functions_over", "place_of_frame"]
+
+# Frames from the innermost on that count as near the failure.
+_INNER = 6
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "EiB": 2**60}
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -119,3 +128,58 @@ def _value(node: ast.expr, scope: Scope) -> Any:
             return False
         left = right
     return True
+
+
+def place_of_frame(frame: Frame) -> str:
+    """Return a frame's file and function, as patterns see it."""
+    return f"{frame.path}:{frame.function}"
+
+
+def functions_over(
+    frames: Sequence[Frame], message: str, surroundings: str, values: dict[str, Any]
+) -> dict[str, Callable[..., Any]]:
+    """Return the functions that expressions may call, over a text and what stands around it."""
+    places = [place_of_frame(frame) for frame in frames]
+    code = frames[-1].code if frames else ""
+
+    def found(pattern: str, where: str) -> bool:
+        return re.search(pattern, where) is not None
+
+    def torch_before(major: int, minor: int) -> bool:
+        known = values["torch"] or values["torch_most"]
+        return known is not None and known < major * 100 + minor
+
+    def text(pattern: str) -> str | None:
+        match = re.search(pattern, f"{surroundings}\n{message}")
+        return match[1] if match else None
+
+    def number(pattern: str) -> float | None:
+        match = text(pattern)
+        return None if match is None else float(match)
+
+    def join(*pieces: Any) -> str | None:
+        return None if any(p is None for p in pieces) else "".join(str(p) for p in pieces)
+
+    return {
+        "known": lambda value: value is not None,
+        "first": lambda *options: next((o for o in options if o is not None), None),
+        "min": lambda *v: None if any(x is None for x in v) else min(v),
+        "max": lambda *v: None if any(x is None for x in v) else max(v),
+        "floor": lambda v: None if v is None else math.floor(v),
+        "ceil": lambda v: None if v is None else math.ceil(v),
+        "sqrt": lambda v: None if v is None else math.sqrt(v),
+        "in_gib": lambda v: None if v is None else v / GIB if v > 1e6 else v,
+        "join": join,
+        "frames": lambda pattern: found(pattern, "\n".join(places)),
+        "inner": lambda pattern: found(pattern, "\n".join(p.rpartition("/")[2] for p in places[-_INNER:])),
+        "deep": lambda pattern, count: found(pattern, "\n".join(places[-int(count) :])),
+        "said": lambda pattern: found(pattern, message),
+        "seen": lambda pattern: found(pattern, "\n".join([*places, message, surroundings])),
+        "code": lambda pattern: found(pattern, code),
+        "code_line": lambda pattern: code.strip()[:90] if code and found(pattern, code) else None,
+        "log": lambda pattern: found(pattern, f"{surroundings}\n{message}"),
+        "set_in_log": lambda pattern: found(f"(?i){pattern}", surroundings),
+        "torch_before": torch_before,
+        "text": text,
+        "number": number,
+    }

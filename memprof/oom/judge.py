@@ -9,7 +9,7 @@ from typing import Any
 from memprof.oom.expressions import Scope, evaluate
 from memprof.oom.failure import Failure
 from memprof.oom.known_messages import answer_of
-from memprof.oom.remedies import possible, remedies
+from memprof.oom.remedies import possible, remedy
 from memprof.oom.tables import table
 from memprof.oom.wording import choose
 
@@ -53,7 +53,7 @@ def judge(failure: Failure, scope: Scope) -> tuple[Verdict, list[Remedy]]:
         proposals += _of_work(rule["work"], inner)
     tried = _ranked(proposals)
     if failure.kind == "device" and not _NO_RECORDING & {verdict.reason, *(entry["id"] for entry in around)}:
-        tried.append((remedies()["snapshot"]["do"], remedies()["snapshot"]["why"]))
+        tried.append((remedy("snapshot")["do"], remedy("snapshot")["why"]))
     return verdict, _for_backend(failure.backend, list(dict(tried).items()))
 
 
@@ -115,7 +115,7 @@ def _sentences(said: Sequence[str]) -> Iterator[str]:
 
 def _proposed(source: Mapping[str, Any], certainty: float, scope: Scope) -> Iterator[_Proposal]:
     for place, item in enumerate(source.get("try", ())):
-        entry = remedies()[item] if isinstance(item, str) else {"do": item[0], "why": item[1]}
+        entry = remedy(item) if isinstance(item, str) else {"do": item[0], "why": item[1]}
         yield _Proposal(entry, certainty, place, scope.within(entry.get("let", {})))
 
 

@@ -10,16 +10,21 @@ from memprof.oom.expressions import Scope, evaluate
 from memprof.oom.tables import MESSAGE_FILES, table
 from memprof.oom.wording import fill
 
-__all__ = ["change", "possible", "remedies"]
+__all__ = ["change", "possible", "remedy"]
 
 
 @cache
-def remedies() -> dict[str, dict[str, Any]]:
-    """Return every remedy by its id, each with the conditions of its own table."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in ("remedies", *MESSAGE_FILES):
-        found.update(table(name).get("remedy", {}))
-    return found
+def remedy(name: str) -> dict[str, Any]:
+    """Return a remedy by its id, with the conditions of its own table; tables after the one it is in are not read.
+
+    Raises:
+        KeyError: there is none.
+    """
+    for file in ("remedies", *MESSAGE_FILES):
+        if (found := table(file).get("remedy", {}).get(name)) is not None:
+            entry: dict[str, Any] = found
+            return entry
+    raise KeyError(name)
 
 
 def possible(entry: Mapping[str, Any], scope: Scope) -> bool:
@@ -37,7 +42,7 @@ def change(name: str, scope: Scope) -> dict[str, Any] | None:
     None where the remedy is not open to the run, or its framework has no setting for it.
     """
     entry = table("remedies")["change"][name]
-    if not possible(remedies()[entry["remedy"]], scope):
+    if not possible(remedy(entry["remedy"]), scope):
         return None
     found = {key: fill(entry[key], scope) for key in ("action", "setting", "costs")}
     return None if None in found.values() else {**found, "exact": entry["exact"], "toll": entry["toll"]}

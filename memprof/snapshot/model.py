@@ -9,18 +9,60 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from memprof.vocabulary import Kind
 
-__all__ = ["Action", "BlockState", "Blocks", "Frame", "Segments", "Snapshot", "StackTable", "Trace"]
+__all__ = [
+    "Action", "BlockState", "Blocks", "Frame", "Segments", "Snapshot", "StackTable", "Trace", "distinct",
+    "is_among", "order_of",
+]  # fmt: skip
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
+_T = TypeVar("_T", bound=np.generic)
+
+
+def distinct(values: NDArray[_T]) -> NDArray[_T]:
+    """Return the distinct values of a column, sorted: ``np.unique``, which asks numpy.ma and so imports it (20 ms)."""
+    ordered = np.sort(values)
+    first = np.ones(len(ordered), bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[first]
+
+
+def order_of(*keys: I64) -> I64:
+    """Return the order of rows by columns, the last decides first: ``np.lexsort``, by plain sorts where they suffice.
+
+    Where a column's value and a row's place fit one integer, sorting these is several times as fast as ``argsort``.
+    """
+    order = _order(keys[0])
+    for key in keys[1:]:
+        order = order[_order(key[order])]
+    return order
+
+
+def _order(key: I64) -> I64:
+    if not len(key):
+        return np.zeros(0, np.int64)
+    low, bits = int(key.min()), len(key).bit_length()
+    if (int(key.max()) - low).bit_length() + bits > 62:
+        return np.argsort(key, kind="stable")
+    places: I64 = np.sort(((key - low) << bits) + np.arange(len(key)))
+    return places & ((1 << bits) - 1)
+
+
+def is_among(values: I64, wanted: ArrayLike) -> NDArray[np.bool_]:
+    """Tell of each value whether it is wanted: ``np.isin``, which sorts both where the wanted ones lie far apart."""
+    known = np.sort(np.asarray(wanted, np.int64))
+    if not len(known):
+        return np.zeros(len(values), bool)
+    found: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return found
 
 
 class Action(IntEnum):

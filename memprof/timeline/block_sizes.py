@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from memprof.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings, settings_of
-from memprof.snapshot.model import I64, Snapshot
+from memprof.snapshot.model import I64, Snapshot, order_of
 from memprof.timeline.lifetimes import Rows
 from memprof.timeline.reserved import Regions
 from memprof.vocabulary import Kind
@@ -100,10 +100,10 @@ def _next_in_use(low: I64, high: I64, when: I64, place: I64, begin: I64, end: I6
 
     Lifetimes at one place do not overlap. The answer is ``_NOWHERE`` where no such place exists.
     """
-    order = np.lexsort((begin, place))
+    order = order_of(begin, place)
     place, begin, end = place[order], begin[order], end[order]
-    spots, index = np.unique(place, return_inverse=True)
-    index = index.reshape(-1)
+    other = np.diff(place, prepend=_NOWHERE) != 0
+    spots, index = place[other], np.cumsum(other) - 1
     span = int(max(begin.max(initial=0), when.max(initial=0))) + 3
     key = index * span + begin + 1
 

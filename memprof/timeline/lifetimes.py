@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.snapshot.model import I32, I64, U8, Action, Blocks, BlockState, Segments, Trace
+from memprof.snapshot.model import I32, I64, U8, Action, Blocks, BlockState, Segments, Trace, order_of
 
 __all__ = ["Rows", "pair_blocks"]
 
@@ -60,9 +60,9 @@ class _ByAddress:
     def of(cls, trace: Trace) -> _ByAddress:
         """Sort a trace's alloc and free events."""
         event = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
-        event = event[np.argsort(trace.address[event], kind="stable")]
+        event = event[order_of(trace.address[event])]
         return cls(
-            np.concatenate([[255], trace.action[event], [255]]).astype(np.uint8),
+            np.concatenate([[255], trace.action[event], [255]], dtype=np.uint8, casting="unsafe"),
             np.concatenate([[_PAD], trace.address[event], [_PAD]]),
             np.concatenate([[-1], event, [len(trace)]]),
         )
@@ -125,7 +125,7 @@ def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, 
     lost = int(np.count_nonzero(ended & is_alloc[born + 1]))
     if lost or np.any(twice):
         notes.append(f"the trace contradicts itself: {lost} frees and {np.count_nonzero(twice)} allocs are missing")
-    rows.take(np.lexsort((rows.address, rows.alloc_event)))
+    rows.take(order_of(rows.address, rows.alloc_event))
     return rows
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.snapshot.model import I32, I64, Action, Segments, Trace
+from memprof.snapshot.model import I32, I64, Action, Segments, Trace, distinct
 from memprof.timeline.lifetimes import Rows
 
 __all__ = ["Regions", "add_pools", "regions_of"]
@@ -100,7 +100,7 @@ def _lifetimes(
 
 def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:
     """Cut ranges at every place where one begins or ends; return the parts as (entry, start, size)."""
-    edges = np.unique(np.concatenate([start, start + size]))
+    edges = distinct(np.concatenate([start, start + size]))
     low, high = np.searchsorted(edges, start), np.searchsorted(edges, start + size)
     parts = np.maximum(high - low, 0)
     total = int(parts.sum())

@@ -8,13 +8,14 @@ rows still alive at the end have ``free_event == n_events``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memprof.allocator.replay import Program
 from memprof.errors import InputError
-from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace
+from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace, distinct
 from memprof.timeline.block_sizes import row_sizes
 from memprof.timeline.lifetimes import Rows, pair_blocks
 from memprof.timeline.reserved import Regions, add_pools, regions_of
@@ -23,9 +24,13 @@ from memprof.vocabulary import History, Kind
 __all__ = ["Timeline", "build_timeline", "history_of"]
 
 
+# Rows in a part of a timeline; any number gives the same answers.
+_PART = 4096
+
+
 @dataclass(frozen=True)
 class Timeline:
-    """Hold one row per allocation lifetime, and the running totals.
+    """Hold one row per allocation lifetime, in order of birth, and the running totals.
 
     Row columns: ``address``; ``size`` (block bytes, which the device holds); ``requested`` bytes;
     ``alloc_event``, ``release_event`` (free_requested) and ``free_event`` (free_completed), by the module's
@@ -67,7 +72,16 @@ class Timeline:
 
     def alive_at(self, instant: int) -> NDArray[np.int64]:
         """Return the rows alive (active) at ``instant``, in order of birth."""
-        return np.flatnonzero((self.alloc_event < instant) & (instant <= self.free_event))
+        born = int(np.searchsorted(self.alloc_event, instant))
+        parts = np.flatnonzero(self._last_free[: -(-born // _PART)] >= instant)
+        rows: NDArray[np.int64] = (parts[:, None] * _PART + np.arange(_PART)).reshape(-1)
+        rows = rows[: np.searchsorted(rows, born)]
+        return rows[self.free_event[rows] >= instant]
+
+    @cached_property
+    def _last_free(self) -> I64:
+        """Return of each part of the rows the last ``free_event``: few parts have a row that is alive at an instant."""
+        return np.maximum.reduceat(self.free_event, np.arange(0, len(self), _PART)) if len(self) else self.free_event
 
     def row_at(self, address: int, instant: int) -> int | None:
         """Return the row alive at ``instant`` whose block begins at ``address``; None where there is none."""
@@ -87,7 +101,7 @@ class Timeline:
 
     def program(self) -> Program:
         """Return what was asked of the allocator, in a form that its model runs again under other settings."""
-        gone = np.unique(self.regions.end_event)
+        gone = distinct(self.regions.end_event)
         gone = gone[gone < self.n_events]
         return Program(
             requested=self.requested,

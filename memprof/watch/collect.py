@@ -53,8 +53,8 @@ def collect(workers: Sequence[Any], output_dir: str | os.PathLike[str], role: st
         raise UsageError(
             "collect() asks Ray actors; Ray is not installed. request_dump() works through files."
         ) from None
-    from memprof.analysis.ranks import rank_summary
     from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
+    from memprof.analysis.ranks.summary import rank_summary
     from memprof.reports.document.build import build_document
     from memprof.reports.html.report import write_html
     from memprof.reports.json import write_json

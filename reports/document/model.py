@@ -1,13 +1,14 @@
 """The document of a report: everything that is shown of it, in the order a page shows it.
 
-Frozen and plain, in bytes and microseconds. Every string is one harmless line (see
+Frozen and plain, in bytes and microseconds; named tuples, which cost a tenth of a dataclass when they are defined, but
+for those with a ``count``, which tuples have of their own. Every string is one harmless line (see
 :func:`memprof.reports.document.text.plain`). Renderers escape it for HTML, Markdown or the terminal.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memprof.reports.document.blocks import GUESS, Fact, Headline, Part, Table
 
@@ -23,8 +24,7 @@ __all__ = [
 # ---- the first screen ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """The first screen below the headline.
 
     ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
@@ -44,8 +44,7 @@ class Summary:
     guessed: Fact | None = None
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """How far a run was from out of memory: one bar of ``scale_bytes``, the card ending at ``capacity_bytes``.
 
     ``parts`` are what torch held, what its allocator cached, what was outside torch, and either the request that failed
@@ -60,8 +59,7 @@ class Room:
     sentence: str
 
 
-@dataclass(frozen=True)
-class Oom:
+class Oom(NamedTuple):
     """The request that failed."""
 
     requested_bytes: int
@@ -71,8 +69,7 @@ class Oom:
     stack: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """A change that would lower the peak.
 
     ``after_bytes`` is what it leaves; of ``of_bytes``, where that is not the peak but all that a failed step needs.
@@ -92,8 +89,7 @@ class Advice:
     also: str = ""
 
 
-@dataclass(frozen=True)
-class Combination:
+class Combination(NamedTuple):
     """Changes that together make a run fit, or come nearest to it."""
 
     sentence: str
@@ -101,8 +97,7 @@ class Combination:
     settings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Advised:
+class Advised(NamedTuple):
     """*What would lower the peak*: all changes, and how they were found."""
 
     changes: tuple[Advice, ...]
@@ -110,8 +105,7 @@ class Advised:
     combination: Combination | None = None
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """What a simulated run says of a GPU and of itself; ``fits`` is None where no GPU was named.
 
     ``needs`` says what each phase holds and what the device must have for it, ``lengths`` what other lengths need.
@@ -129,8 +123,7 @@ class Prediction:
 # ---- the ranks -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RankCell:
+class RankCell(NamedTuple):
     """One rank's bytes of one category.
 
     ``heat`` runs from 0 (nothing) to 8 (the most any rank holds of anything), ``shade`` from 1 (the lowest rank)
@@ -144,8 +137,7 @@ class RankCell:
     above: bool
 
 
-@dataclass(frozen=True)
-class RankRow:
+class RankRow(NamedTuple):
     """One rank at its own peak. ``cells`` follow the columns; ``held_bytes`` is what its device held, where known.
 
     ``shade`` runs from 1 (the lowest peak) to 8 (the highest), 0 where peaks hardly differ.
@@ -191,8 +183,7 @@ class Ranks:
 # ---- what the peak is made of ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One row of the published table, one of its categories, or one of a category's details.
 
     ``own_peak`` is the highest it reached at any time, ``None`` where that is not known (a group's categories peak
@@ -252,8 +243,7 @@ class Allocation:
         return any(self.evidence == str(kind) for kind in GUESSES)
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """A rectangle of the icicle: category, then the frames of a call site (or a module's path), then tensor.
 
     ``shorter`` are labels for narrow boxes, the longest first; a tensor's box knows its ``allocation``.
@@ -270,8 +260,7 @@ class Node:
 # ---- over time -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """One phase's stretch of the timeline; ``start_point``/``end_point`` index the timeline's points."""
 
     phase: str
@@ -285,8 +274,7 @@ class Span:
     end_point: int
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     """The decimated series: the same instants for every category, the peak and every phase's peak among them.
 
     ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps
@@ -331,8 +319,7 @@ class PhaseRow:
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(NamedTuple):
     """Segments one stack made the allocator take from the device while it set new records."""
 
     bytes: int
@@ -342,8 +329,7 @@ class Growth:
     whole_stack: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class DevicePeak:
+class DevicePeak(NamedTuple):
     """The highest reserved (+ outside torch): what decides an OOM."""
 
     bytes: int
@@ -353,8 +339,7 @@ class DevicePeak:
     grown_by: tuple[Growth, ...]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One optimizer step: its highest allocated bytes, and what is left when it ends."""
 
     step: int
@@ -363,8 +348,7 @@ class Step:
     tokens: int | None
 
 
-@dataclass(frozen=True)
-class Leftover:
+class Leftover(NamedTuple):
     """Bytes one stack left behind in several steps."""
 
     bytes: int
@@ -378,8 +362,7 @@ class Leftover:
     whole_stack: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Steps:
+class Steps(NamedTuple):
     """Memory over the optimizer steps, in a sentence and in figures."""
 
     sentence: str
@@ -390,8 +373,7 @@ class Steps:
 # ---- how it is known -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EvidenceShare:
+class EvidenceShare(NamedTuple):
     """Bytes at the peak whose category is known in one way."""
 
     id: str
@@ -400,8 +382,7 @@ class EvidenceShare:
     share: float
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One sum, spelled out. ``ok`` is ``None`` where there is nothing to compare with."""
 
     label: str
@@ -410,8 +391,7 @@ class Check:
     ok: bool | None
 
 
-@dataclass(frozen=True)
-class AddsUp:
+class AddsUp(NamedTuple):
     """*Does it add up?*: every check, and whether all hold."""
 
     checks: tuple[Check, ...]
@@ -421,8 +401,7 @@ class AddsUp:
 # ---- all of it -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """Everything a page, a table or a file shows about one snapshot. ``report`` is the JSON it was made from.
 
     ``allocations`` are the lines of the table, ``openable`` these and all others large enough for a box in the icicle.

@@ -8,7 +8,6 @@ import itertools
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,8 +78,7 @@ def _lives(allocation: Allocation) -> list[Any]:
 
 def _unfilled(timeline: Timeline) -> Timeline:
     """Leave the traces one point each: only how they look is needed."""
-    return replace(
-        timeline,
+    return timeline._replace(
         time_us=(0,),
         phase_x=(0.0,),
         spans=(),
@@ -149,12 +147,11 @@ def thinned(timeline: Timeline, max_points: int) -> Timeline:
 def _only(timeline: Timeline, keep: list[int]) -> Timeline:
     place = {point: i for i, point in enumerate(keep)}
     last = len(timeline.time_us) - 1
-    return replace(
-        timeline,
+    return timeline._replace(
         time_us=tuple(timeline.time_us[k] for k in keep),
         phase_x=tuple(timeline.phase_x[k] for k in keep),
         spans=tuple(
-            replace(s, start_point=place[s.start_point], end_point=place[min(s.end_point, last)])
+            s._replace(start_point=place[s.start_point], end_point=place[min(s.end_point, last)])
             for s in timeline.spans
         ),
         categories={c: tuple(v[k] for k in keep) for c, v in timeline.categories.items()},

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from memprof.advice import estimated_advice
 from memprof.advice.ahead import look_ahead
+from memprof.advice.estimate import estimated_advice
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from tests.advice.reports import GIB, MODEL, report

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from memprof.advice import estimated_advice
 from memprof.advice.candidates import candidates_for
-from memprof.advice.estimate import entry, estimate
+from memprof.advice.estimate import entry, estimate, estimated_advice
 from memprof.advice.recorded_run import run_of
 from memprof.advice.training_moments import held as kept_for_backward
 from memprof.advice.training_moments import kept_by_a_layer, moments

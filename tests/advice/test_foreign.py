@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from memprof.advice import estimated_advice
 from memprof.advice.candidates import candidates_for
+from memprof.advice.estimate import estimated_advice
 from memprof.advice.ranking import ranked
 from memprof.advice.recorded_run import run_of
 from memprof.analysis.headline import headline_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from memprof.advice import estimated_advice
 from memprof.advice.advised import analyze
+from memprof.advice.estimate import estimated_advice
 from memprof.advice.growing_segments import saved_by_growing
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.settings import parse_settings

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import stat
 import threading
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from memprof.advice.advised import analyze, analyze_once
-from memprof.analysis.kept import Entry, Parts, entries, entry_of
+from memprof.advice.advised import ReportOf, analyze, analyze_once
+from memprof.analysis import kept
+from memprof.analysis.kept import entries, entry_of
+from memprof.analysis.kept.entries import Entry, Parts
+from memprof.analysis.report_files import validate
 from memprof.cli import main
 from tests.synthetic import SnapshotBuilder
 
@@ -24,7 +28,7 @@ MIB = 2**20
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(entries, "_LEAST", 1)
+    monkeypatch.setattr(kept, "_LEAST", 1)
     monkeypatch.delenv("MEMPROF_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "memprof" / "recordings"
@@ -87,6 +91,71 @@ def test_the_second_reading_is_the_first(folder: Path, run: Path, monkeypatch: p
     ):
         assert_same(one, other)
     assert first.to_dict() == second.to_dict()
+
+
+def test_the_second_report_is_the_first(folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*options: str) -> str:
+        result = CliRunner().invoke(main, ["report", str(run), *options])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    styles = [("--json", "-"), ("--format", "markdown"), (), ("--redact", "--json", "-")]
+    expected = [told("--no-cache", *style) for style in styles]
+    assert [told(*style) for style in styles] == expected
+    assert len(list(folder.iterdir())) == 2  # the parts, and the report
+    monkeypatch.setattr("memprof.advice.advised.analyze", None)  # nothing is read again, redacted or not
+    assert [told(*style) for style in styles] == expected
+    monkeypatch.setattr("memprof.analysis.analysis.Analysis.to_dict", None)  # nor reckoned
+    assert [told(*style) for style in styles[:-1]] == expected[:-1]
+
+
+def test_a_kept_report_names_the_file_that_was_asked_for(folder: Path, run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "other name.pickle"
+    copy.write_bytes(run.read_bytes())
+    assert ReportOf().once(run)["source"]["files"] == [str(run)]
+    assert ReportOf().once(copy)["source"]["files"] == [str(copy)]
+    validate(ReportOf().once(copy))
+
+
+def test_a_kept_report_lists_as_many_allocations_as_are_asked_for(folder: Path, run: Path) -> None:
+    assert len(ReportOf(allocations=None).once(run)["peak"]["allocations"]) > 1
+    for _ in range(2):
+        assert len(ReportOf(allocations=1).once(run)["peak"]["allocations"]) == 1
+
+
+def test_a_report_is_made_again_when_the_runs_counters_grow(folder: Path, run: Path) -> None:
+    before = ReportOf().once(run)
+    (place,) = set(folder.iterdir()) - {entry(run).path}
+    (run.parent / "counters.rank-0.jsonl").write_text("no counters\n")
+    assert entry(run).read_report(50) is None
+    assert not place.exists()
+    assert ReportOf().once(run) != before or before["host"] is None
+    assert entry(run).read_report(50) == ReportOf().once(run)
+
+
+def test_a_damaged_report_is_made_again(folder: Path, run: Path) -> None:
+    expected = ReportOf().once(run)
+    (place,) = set(folder.iterdir()) - {entry(run).path}
+    whole = place.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:40] + b"x" + whole[41:]):
+        place.write_bytes(damaged)
+        assert entry(run).read_report(50) is None
+        assert not place.exists()
+        assert ReportOf().once(run) == expected
+        assert place.read_bytes() == whole
+
+
+def test_a_report_that_warned_is_not_kept(folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = ReportOf.of
+
+    def warned(self: ReportOf, *given: Any) -> dict[str, Any]:
+        warnings.warn("settings cannot be read", stacklevel=2)
+        return of(self, *given)
+
+    monkeypatch.setattr(ReportOf, "of", warned)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="settings cannot be read"):
+            ReportOf().once(run)
 
 
 def test_every_shared_snapshot_comes_back_as_it_was(folder: Path, shared: Path) -> None:
@@ -248,7 +317,7 @@ def test_nothing_is_kept_where_it_is_switched_off(
     monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "named"))
     assert told() == first
     assert len(list((tmp_path / "named" / "recordings").iterdir())) == 1
-    monkeypatch.setattr(entries, "_LEAST", 10**9)
+    monkeypatch.setattr(kept, "_LEAST", 10**9)
     assert entry_of(run, None) is None
 
 

@@ -63,6 +63,31 @@ def test_report_prints_a_table(snapshot: Path) -> None:
     assert "Does it add up? Yes, to the byte." in result.stdout
 
 
+# What a small report once loaded for nothing, each a tenth to a hundredth of its start.
+_NOT_FOR_A_REPORT = (
+    "difflib", "hashlib", "numpy.ma", "secrets", "statistics",
+    "memprof.config.settings", "memprof.oom.failure", "memprof.redact",
+)  # fmt: skip
+
+
+def test_a_report_starts_without_what_it_does_not_need(snapshot: Path) -> None:
+    code = (
+        "import os, sys\nfrom memprof.cli import main\ntry: main()\nexcept SystemExit as end: assert not end.code\n"
+        f"assert not set({_NOT_FOR_A_REPORT}) & set(sys.modules), set({_NOT_FOR_A_REPORT}) & set(sys.modules)\n"
+        "assert os.environ['OPENBLAS_NUM_THREADS'] == '1'"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    command = [sys.executable, "-c", code, "report", snapshot]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_command_that_python_calls_leaves_its_environment(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert call("report", snapshot).exit_code == 0
+    assert "OPENBLAS_NUM_THREADS" not in os.environ
+
+
 def test_json_stands_alone_on_stdout(snapshot: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for arguments in (["--json", "-"], ["--format", "json"], ["--json", "-", "-o", page]):

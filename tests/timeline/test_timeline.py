@@ -43,6 +43,20 @@ def check_conservation(timeline: Timeline) -> None:
 
 
 @relaxed
+@given(programs(), st.integers(1, 9), st.floats(0, 1))
+def test_rows_alive_are_those_that_began_and_did_not_end(program: Program, part: int, fraction: float) -> None:
+    snapshot = snapshot_from_raw(program.raw(int(fraction * len(program.events))))
+    if not snapshot.devices:
+        return
+    timeline = build_timeline(snapshot)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memprof.timeline.timeline._PART", part)
+        for instant in range(timeline.n_events + 1):
+            alive = (timeline.alloc_event < instant) & (instant <= timeline.free_event)
+            np.testing.assert_array_equal(timeline.alive_at(instant), np.flatnonzero(alive))
+
+
+@relaxed
 @given(programs())
 def test_a_complete_history_gives_the_allocators_own_totals(program: Program) -> None:
     """Block sizes included: those of freed blocks are recovered, and are what the allocator gave."""

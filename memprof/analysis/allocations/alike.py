@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.attribution import Attribution
 from memprof.snapshot import Snapshot
-from memprof.snapshot.model import I64
+from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
 
 __all__ = ["common_name", "fold", "groups_of", "largest_groups", "tag_shape"]
@@ -77,7 +77,7 @@ def _patterns(ids: Any, words: Sequence[Any], pattern: Callable[[Any], str]) -> 
 def _described(views: Described, group: I64, total: int) -> dict[str, Any]:
     line, found = views.timeline, views.attribution
     first = views.allocation(int(group[0]))
-    names = [found.names[int(i)] or "" for i in np.unique(found.name[group])]
+    names = [found.names[int(i)] or "" for i in distinct(found.name[group])]
     born = np.where(line.alloc_event[group] >= 0, line.born_us[group], -1)
     lives = [
         [None if b < 0 else b, None if d < 0 else d]

@@ -12,7 +12,7 @@ from memprof.analysis.counters import read_counters
 from memprof.errors import InputError
 from memprof.units import GIB
 
-__all__ = ["PARTS", "HostGrowth", "host_growth", "host_report"]
+__all__ = ["PARTS", "HostGrowth", "counters_beside", "host_growth", "host_report"]
 
 #: The parts of host memory, and their words. Arenas are part of private memory, pinned memory of none of the others.
 PARTS = {
@@ -79,7 +79,7 @@ def host_report(
     """
     if host is None or snapshot is None:
         return None if host is None else dict(host), None
-    counters = Path(snapshot).parent / f"counters.rank-{rank}.jsonl"
+    counters = counters_beside(Path(snapshot), rank)
     try:
         found = host_growth(read_counters(counters).steps) if counters.is_file() else None
     except InputError as error:
@@ -90,6 +90,11 @@ def host_report(
     parts = {name.removeprefix("host_"): size for name, size in found.parts}
     growth = {"steps": found.steps, "bytes": found.bytes, "parts": parts, "sentence": found.sentence}
     return {**host, "growth": growth}, found.sentence
+
+
+def counters_beside(snapshot: Path, rank: int) -> Path:
+    """Return where a run keeps the counters of the rank whose snapshot this is."""
+    return snapshot.parent / f"counters.rank-{rank}.jsonl"
 
 
 def _held(row: Mapping[str, Any]) -> int:

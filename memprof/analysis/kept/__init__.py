@@ -2,6 +2,32 @@
 
 from __future__ import annotations
 
-from memprof.analysis.kept.entries import Entry, Parts, entry_of
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Entry", "Parts", "entry_of"]
+from memprof.files import cache_is_off
+
+if TYPE_CHECKING:
+    from memprof.analysis.kept.entries import Entry
+
+__all__ = ["entry_of"]
+
+_LEAST = 4 * 2**20  # bytes of a snapshot; a smaller one is read about as fast as its entry
+
+
+def entry_of(path: Any, device: int | None) -> Entry | None:
+    """Return the entry that keeps the parts of a snapshot's device; None where nothing is kept.
+
+    Nothing is kept where the cache is switched off, of a small file, and of a file elsewhere.
+    """
+    if cache_is_off() or not isinstance(path, Path) or "://" in str(path):
+        return None
+    with suppress(OSError, RuntimeError):
+        before = path.stat()
+        if stat.S_ISREG(before.st_mode) and before.st_size >= _LEAST:
+            from memprof.analysis.kept.entries import entry_at
+
+            return entry_at(path, device, before)
+    return None

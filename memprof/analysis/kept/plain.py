@@ -15,7 +15,7 @@ from memprof.timeline.reserved import Regions
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import History, Kind
 
-__all__ = ["TYPES", "built", "written"]
+__all__ = ["TYPES", "built", "is_json", "written"]
 
 TYPES = ("|b1", "|u1", "<i4", "<i8")  # of arrays
 
@@ -43,7 +43,7 @@ def written(value: Any, tables: list[Any]) -> Any:
     if type(value).__name__ in _CLASSES and dataclasses.is_dataclass(value):
         fields = {f.name: written(getattr(value, f.name), tables) for f in dataclasses.fields(value)}
         return {type(value).__name__: fields}
-    if type(value) in (dict, list) and _is_json(value):
+    if type(value) in (dict, list) and is_json(value):
         return {"plain": value}
     if type(value) is dict:
         return {"dict": [[key, written(content, tables)] for key, content in value.items()]}
@@ -54,7 +54,8 @@ def written(value: Any, tables: list[Any]) -> Any:
     raise TypeError(f"a {type(value).__name__} is not kept")
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
+    """Tell whether a value comes back from JSON as it was."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except TypeError:

@@ -90,7 +90,9 @@ def command(
     """
     _check_advice(advise, gpu)
     card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}
-    run = _read(snapshots, step, role, _Reading(device, rules, _how_many(allocations), executor, keep_json), output)
+    whole = output.page is not None or redact
+    how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole)
+    run = _read(snapshots, step, role, how, output)
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
     report = report if card is None else with_headline({**report, "capacity": card})
     kind = "report_and_changes" if advise else "report"
@@ -124,13 +126,17 @@ def _how_many(allocations: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Hold the options that decide how files are read; ``listed``: how many allocations to list, None for all."""
+    """Hold the options that decide how files are read.
+
+    ``listed``: how many allocations to list, None for all. ``whole``: more than the report is needed of a snapshot.
+    """
 
     device: int | None
     rules: Path | None
     listed: int | None
     executor: str
     keep_json: bool
+    whole: bool
 
 
 def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output) -> GivenRun:
@@ -155,8 +161,12 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
 def _read_one(path: Path, how: _Reading) -> GivenRun:
     from memprof.advice.advised import ReportOf
 
+    report = ReportOf(how.device, how.rules, how.listed)
+    if not how.whole:
+        with working(f"Reading {path.name}"):
+            return GivenRun(path, report.once(path), None)
     analysis = analysed(path, how.device, how.rules)
-    return GivenRun(path, ReportOf(how.device, how.rules, how.listed).of(analysis, path), analysis)
+    return GivenRun(path, report.of(analysis, path), analysis)
 
 
 def _read_ranks(

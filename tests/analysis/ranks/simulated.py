@@ -6,8 +6,8 @@ import copy
 import random
 from typing import Any
 
-from memprof.analysis.ranks import rank_summary
 from memprof.analysis.ranks.merge import fullest, merged, missing_ranks
+from memprof.analysis.ranks.summary import rank_summary
 from tests.reports.sample import sample
 
 PER_NODE = 8

@@ -17,9 +17,10 @@ from memprof.reports.markdown.report import render_markdown
 from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.counters import CountersFile
-from memprof.analysis.ranks import across, check_summary, rank_summary
+from memprof.analysis.ranks.across import across
 from memprof.analysis.ranks.files import choose, find_recordings, recording_of
 from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
+from memprof.analysis.ranks.summary import check_summary, rank_summary
 from memprof.analysis.report_files import validate
 from memprof.errors import InputError, UsageError
 from memprof.redact import redact
