@@ -161,7 +161,7 @@ def largest(allocations: Sequence[Allocation]) -> Table | None:
     if found is None:
         return None
     first, *others = found.columns
-    return replace(found, columns=(replace(first, short="Largest alive", least=16), *others))
+    return replace(found, columns=(first._replace(short="Largest alive", least=16), *others))
 
 
 def _allocation(a: Allocation, sited: bool) -> Line:
@@ -175,7 +175,7 @@ def _closing(document: Document) -> Section:
     known = ", ".join(f"{e.id} {100 * e.share:.1f} %" for e in document.evidence)
     wrong = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in document.adds_up.checks if c.ok is False)
     sums = Said(f"Does it add up? No: {wrong}.", tone="bad") if wrong else Said("Does it add up? Yes, to the byte.")
-    outside = tuple(replace(fact, label=f"Outside torch, {fact.label.lower()}") for fact in document.outside)
+    outside = tuple(fact._replace(label=f"Outside torch, {fact.label.lower()}") for fact in document.outside)
     return (
         Said(f"How it is known: {known}") if known else None,
         sums,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Union
+from typing import NamedTuple, Union
 
 from memprof.reports.document.text import plain
 
@@ -20,8 +20,7 @@ GUESS = " ?"
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour; ``guessed`` of the bytes are."""
 
     id: str
@@ -80,8 +79,7 @@ Cell = Union[str, int, None, Words, Figure, Curve, "tuple[Part, ...]"]
 # ---- blocks: ``on`` are the kinds of screens one is for: ``t``, ``m`` and ``p`` for terminal, Markdown and page ------
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column's heading, a ``short`` one for narrow places, a ``page``'s own, and a ``note`` that terminals leave out.
 
     ``wide`` ones are left out of narrow screens. Where there is no room, words of those that ``wrap`` go over several
@@ -109,8 +107,7 @@ class Column:
     named: bool = False
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A row; the one that matters most is ``strong``.
 
     Of rows within rows ``path`` holds the ids, outermost first, ``parts`` those of the rows right below, ``hint`` what
@@ -153,7 +150,7 @@ class Table:
 
     def only(self, columns: Sequence[int]) -> Table:
         """Return some of its columns."""
-        lines = tuple(replace(line, cells=tuple(line.cells[i] for i in columns)) for line in self.lines)
+        lines = tuple(line._replace(cells=tuple(line.cells[i] for i in columns)) for line in self.lines)
         return replace(self, columns=tuple(self.columns[i] for i in columns), lines=lines)
 
     def part(self, first: int, end: int | None = None) -> Table:
@@ -194,8 +191,7 @@ def table(heads: str, lines: Sequence[Line], kind: str = "plain", scale: int = 1
     return Table(tuple(columns), tuple(lines), kind, scale=scale or 1, on=on) if lines else None
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """A labelled figure; ``bytes`` where it is a size, ``value`` its words, ``note`` a line below it."""
 
     label: str
@@ -204,16 +200,14 @@ class Fact:
     bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """Labelled figures, one a line."""
 
     facts: tuple[Fact, ...]
     on: str = "tmp"
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     """A paragraph of some ``tone`` (as of :class:`Words`): ``lead`` begins it in bold, ``after`` ends it muted.
 
     A terminal begins it with a category's square, and indents it.
@@ -228,8 +222,7 @@ class Said:
     on: str = "tmp"
 
 
-@dataclass(frozen=True)
-class Bars:
+class Bars(NamedTuple):
     """Bars on one scale, ``(name, parts, words)`` a line, and what their parts are, ``figures`` with them.
 
     A mark stands where the card of ``capacity`` bytes ends; where each has a card of its own, at the bar's of ``ends``.
@@ -243,8 +236,7 @@ class Bars:
     on: str = "t"
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """Lines to paste or to look up, never wrapped; ``language`` is the fence's in Markdown, ``indent`` a terminal's.
 
     Where ``paths`` are too long for a terminal, their beginnings are left out.
@@ -257,8 +249,7 @@ class Code:
     on: str = "tmp"
 
 
-@dataclass(frozen=True)
-class Notes:
+class Notes(NamedTuple):
     """Sentences that stand last, one a line; a terminal begins each with ``word``."""
 
     notes: tuple[str, ...]
@@ -266,8 +257,7 @@ class Notes:
     on: str = "tmp"
 
 
-@dataclass(frozen=True)
-class Headline:
+class Headline(NamedTuple):
     """The answer in sentences, as the JSON's ``headline`` has them; ``bad`` where memory ran out or does not suffice.
 
     Renderers draw them as they are; a part may be empty.
@@ -298,8 +288,7 @@ class Headline:
 Block = Headline | Said | Facts | Bars | Table | Code | Notes
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(NamedTuple):
     """An answer: headline, title, and sections of blocks, an empty line between two; None and empty ones are nothing.
 
     The first section stands right below the title.

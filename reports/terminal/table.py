@@ -59,7 +59,7 @@ def _named(rows: Rows, width: int) -> Rows:
     """Cut the names of runs that head columns."""
     names = [column.title for column in rows.columns if column.named]
     short = iter(short_labels(names, max((width - 44) // max(len(names), 1) // 2, 8)))
-    return replace(rows, columns=tuple(replace(c, title=next(short)) if c.named else c for c in rows.columns))
+    return replace(rows, columns=tuple(c._replace(title=next(short)) if c.named else c for c in rows.columns))
 
 
 @dataclass(frozen=True)
