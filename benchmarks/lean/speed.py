@@ -41,12 +41,12 @@ SPEED_CASES: dict[str, dict[str, Any]] = {
     **{
         f"small Llama, {kind}, {tokens} tokens": {
             "lora": kind == "LoRA", "even": True, "small": True, "prompt": 64, "completion": tokens}
-        for kind in ("full", "LoRA") for tokens in (64, 256, 1024)
+        for kind in ("full", "LoRA") for tokens in (64, 256, 512, 1024, 2048)
     },
 }  # fmt: skip
 #: 9 million random parameters; a third of a token's products are the head's. Long completions take seconds of a CPU.
 _SMALL = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}  # fmt: skip
+          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}  # fmt: skip
 
 
 #: By kind, whose trainer it is.

@@ -67,7 +67,7 @@ SEEING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", SEEING)
 def test_a_simulated_step_with_images_holds_what_the_real_one_does(kind: str, tmp_path: Path) -> None:
-    """The same tensors are there at the peak. Where they lie, and so the ends of blocks that they get, is nearly so."""
+    """The same tensors are there at the peak, in blocks of the same sizes; one small segment more may be taken."""
     settings = {"dtype": "bfloat16", "images": 2, "image_size": "320x240", "prompt_length": 260}
     shape = {"model_type": kind, **SEEING[kind]}
     told = run(
@@ -77,7 +77,7 @@ def test_a_simulated_step_with_images_holds_what_the_real_one_does(kind: str, tm
     real, simulated = told["real"], told["simulated"]
     assert real["error"] is None
     assert simulated["requested_bytes"] == real["requested_bytes"]
-    assert simulated["allocated_bytes"] == pytest.approx(real["allocated_bytes"], rel=2e-3)
+    assert simulated["allocated_bytes"] == real["allocated_bytes"]
     assert simulated["reserved_bytes"] == pytest.approx(real["reserved_bytes"], abs=2 * 2**20)
 
 

@@ -8,6 +8,7 @@ events: nothing is executed, so there is nothing to clock, and the same simulati
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,8 +30,9 @@ from memprof.vocabulary import History, Kind
 __all__ = ["FakeRecorder"]
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Frames that own no memory: the simulator's, and the commands', so that two commands' runs have the same stacks.
-_OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "cli") + os.sep)
+# Frames that own no memory: the simulator's, and the commands', so that two commands' runs have the same stacks; and
+# torch's where the simulator's kernels call operations.
+_OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "cli") + os.sep, str(sys.modules["torch._ops"].__file__))
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _ADD, _PUT = torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default
 _EFFICIENT: Any = torch_names.EFFICIENT.get()

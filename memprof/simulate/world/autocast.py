@@ -1,4 +1,4 @@
-"""Apply CUDA's autocast rules, and its softmax of fp16 in float32, on the device that fake tensors have.
+"""Apply CUDA's autocast rules, and what its kernels do that the CPU's do not, on the device that fake tensors have.
 
 Fake tensors live on ``cpu`` (fake CUDA ones need a driver), and ``torch.autocast("cpu")`` casts other operations than
 ``torch.autocast("cuda")`` does. The lower-precision lists agree where language models go; what CUDA runs in float32
@@ -7,6 +7,9 @@ and the CPU does not is registered here, for as long as :func:`cuda_autocast` is
 
 ``softmax`` of fp16 that is told to answer in float32 is one kernel on CUDA; the CPU copies its input into float32
 first, as both do with bfloat16 (``aten/src/ATen/native/SoftMax.cpp``).
+
+``linear`` adds a bias to the product in place, but not where tensors are a subclass or a mode looks on, as here
+(``aten/src/ATen/native/Linear.cpp``).
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ _WIDEST = ["addcdiv", "addcmul", "atan2", "cross", "dot", "scatter_add"]
 # What reads fp16 and answers in float32 without a copy, and the kernel that does it.
 _READS_HALF = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
+_LINEAR: Any = torch.ops.aten.linear.default
 _AUTOCAST: Any = torch_names.AUTOCAST_KEY.get()
 _OFF = torch_names.KEY_SET.get()(_AUTOCAST)
 _without: Any = torch_names.EXCLUDE_KEYS.get()
@@ -114,6 +118,12 @@ def _half_to_float(op: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _linear(values: Any, weight: Any, bias: Any = None) -> Any:
+    if bias is None or values.dim() < 3 or values.is_contiguous():  # one product, or with the bias in it
+        return _LINEAR.decompose(values, weight, bias)
+    return torch.matmul(values, weight.t()).add_(bias)
+
+
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
     """While open, ``torch.autocast("cpu")`` casts what ``torch.autocast("cuda")`` would."""
@@ -124,9 +134,10 @@ def cuda_autocast() -> Iterator[None]:
         for names, make in lists:
             for name in names:
                 library.impl(name, make(_operation(name)), "AutocastCPU")
-        for name, kernel in _READS_HALF.items():
+        kernels = {name: _half_to_float(_operation(kernel)) for name, kernel in _READS_HALF.items()}
+        for name, kernel in (*kernels.items(), ("linear", _linear)):
             for key in ("AutogradCPU", "CPU"):
-                library.impl(name, _half_to_float(_operation(kernel)), key)
+                library.impl(name, kernel, key)
     try:
         yield
     finally:

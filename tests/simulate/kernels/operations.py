@@ -87,6 +87,17 @@ def _layer_norm(backward: bool) -> Callable[[str], Work]:
     return make
 
 
+def _linear() -> Callable[[str], Work]:
+    """Multiply a transposed tensor and add a bias, as torch's multi-head attention does with its input."""
+
+    def make(device: str) -> Work:
+        x = torch.empty(256, 8, 128, dtype=torch.bfloat16, device=device).transpose(0, 1)
+        weight, bias = (torch.empty(*shape, dtype=x.dtype, device=device) for shape in ((384, 128), (384,)))
+        return lambda: functional.linear(x, weight, bias)
+
+    return make
+
+
 def _embedding_backward(ids: int) -> Callable[[str], Work]:
     def make(device: str) -> Work:
         grad = torch.empty(ids, 64, device=device)
@@ -216,6 +227,7 @@ OPERATIONS: dict[str, Callable[[str], Work]] = {
            ("efficient", "float32", 256, 14, 14, 64), ("efficient", "float16", 2048, 32, 32, 128),
        ]},
     "a product, with its workspace": _product(2048, 896),
+    "linear with a bias of a transposed tensor": _linear(),
     # After the product: who multiplies first is given the workspace.
     **{f"attention {dtype} {tokens} tokens, {heads}/{kv} heads of {width}{', masked' * masked}":
            _chosen_attention(dtype, tokens, heads, kv, width, masked)
