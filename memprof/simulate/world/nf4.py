@@ -133,7 +133,7 @@ def tell_of_adapters(model: nn.Module) -> None:
     """Let PEFT's layers around 4-bit ones add as its own class for them does, which needs bitsandbytes to be there."""
     for module in model.modules():
         if isinstance(getattr(module, "base_layer", None), Linear4bit) and not getattr(module, "lora_variant", None):
-            module.forward = MethodType(_adapted, module)  # type: ignore[method-assign]
+            module.forward = MethodType(_adapted, module)
 
 
 def _adapted(layer: Any, x: Any) -> Any:
