@@ -1,4 +1,4 @@
-"""Run the callback under old and new versions of TRL, each in a virtual environment of its own.
+"""Run the callback under old and new versions of TRL and of torch, each in a virtual environment of its own.
 
 ``python -m benchmarks.versions [--only 0.19.1] [--envs DIR] [--torch-from ENV]``
 """
@@ -36,10 +36,11 @@ class NotInstalled(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """A version of TRL and the releases of its time that go with it."""
+    """A version of TRL or of torch, and the releases of its time that go with it."""
 
     name: str
     requirements: tuple[str, ...]
+    torch: str = TORCH
 
 
 def _row(trl: str, transformers: str, peft: str, accelerate: str, datasets: str) -> Row:
@@ -47,6 +48,7 @@ def _row(trl: str, transformers: str, peft: str, accelerate: str, datasets: str)
     return Row(trl, tuple(f"{package}=={number}" for package, number in given.items()))
 
 
+_NEWEST = ("trl", "transformers", "peft", "accelerate", "datasets")
 ROWS = (
     _row("0.19.1", "4.53.3", "0.16.0", "1.8.1", "4.0.0"),
     _row("0.21.0", "4.55.4", "0.17.0", "1.10.0", "4.0.0"),
@@ -55,7 +57,9 @@ ROWS = (
     _row("1.0.0", "5.4.0", "0.18.1", "1.13.0", "4.8.4"),
     _row("1.10.0", "5.14.1", "0.20.0", "1.14.0", "5.0.0"),
     _row("1.16.0", "5.20.0", "0.21.0", "1.15.0", "5.0.0"),
-    Row("newest", ("trl", "transformers", "peft", "accelerate", "datasets")),
+    # Three equals signs: never a build with a local version. These bring CUDA's libraries, 2.4 GB to download.
+    *(Row(f"torch {number}", _NEWEST, f"torch==={number}") for number in ("2.14.1", "2.15.0")),
+    Row("newest", _NEWEST),
 )
 
 
@@ -71,7 +75,7 @@ def main() -> None:
     results = {}
     for row in ROWS:
         if options.only is None or row.name in options.only:
-            print(f"TRL {row.name} ...", file=sys.stderr, flush=True)
+            print(f"{row.name} ...", file=sys.stderr, flush=True)
             results[row.name] = result_of(row, options.envs, options.torch_from)
             print(line_of(row.name, results[row.name]), file=sys.stderr, flush=True)
     print(table(results))
@@ -102,17 +106,18 @@ def environment(row: Row, envs: Path, torch_from: Path | None = None) -> Path:
     Raises:
         NotInstalled: pip could not install it.
     """
-    folder = envs.absolute() / f"trl-{row.name}"
+    folder = envs.absolute() / f"trl-{row.name.replace(' ', '-')}"
     python = _python_in(folder)
     stamp = folder / "installed.json"
     wanted = _wanted(row, torch_from)
     if stamp.is_file() and json.loads(stamp.read_text(encoding="utf-8")) == wanted:
         return python
-    venv.create(folder, with_pip=True)
+    if not python.is_file():
+        venv.create(folder, with_pip=True)
     if torch_from is not None:
         shared = _home_of("torch", _python_in(torch_from))
         (_home_of("pip", python) / "zz_torch.pth").write_text(f"{shared}\n", encoding="utf-8")
-    _pip(python, "--upgrade", TORCH, *row.requirements, *LIGHT)
+    _pip(python, "--upgrade", row.torch, *row.requirements, *LIGHT)
     _pip(python, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     stamp.write_text(json.dumps(wanted), encoding="utf-8")
     return python
@@ -122,7 +127,7 @@ def _wanted(row: Row, torch_from: Path | None) -> dict[str, Any]:
     """Return what an environment is made of; it is kept while this stays the same. The newest are looked for weekly."""
     pinned = all("==" in requirement for requirement in row.requirements)
     return {
-        "requirements": [TORCH, *row.requirements, *LIGHT],
+        "requirements": [row.torch, *row.requirements, *LIGHT],
         "week": None if pinned else list(date.today().isocalendar()[:2]),
         "torch_from": None if torch_from is None else str(torch_from.absolute()),
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()[:12],
@@ -207,13 +212,17 @@ def line_of(name: str, result: Any) -> str:
 def cells_of(name: str, result: Any) -> list[list[str]]:
     """Return the table's cells, one line for each run."""
     if "error" in result:
-        return [[name, "", "", "", "", "", result["error"][:30]]]
+        return [[name, "", "", "", "", "", "", result["error"][:30]]]
     numbers = result["versions"]
+    head_of = [numbers["trl"], numbers["transformers"], numbers["torch"].partition("+")[0], result["python"]]
     lines = []
-    for run_name, seen in result["runs"].items():
-        head = [numbers["trl"], numbers["transformers"], numbers["peft"], run_name]
+    for run_name, seen in {**result["runs"], **result.get("commands", {})}.items():
+        head = [*head_of, run_name]
         if "error" in seen:
             lines.append([*head, "", "", seen["error"].strip().splitlines()[-1][:30]])
+            continue
+        if run_name not in result["runs"]:
+            lines.append([*head, "", "", f"{seen['peak_bytes']:,} B"])
             continue
         share = seen["unattributed_bytes"] / seen["peak_bytes"]
         found = f"{len(PHASES) - len(missing(seen))} of {len(PHASES)}"
@@ -223,7 +232,7 @@ def cells_of(name: str, result: Any) -> list[list[str]]:
 
 def table(results: dict[str, Any]) -> str:
     """Return the rows as text of at most 80 columns."""
-    head = ["TRL", "transformers", "PEFT", "run", "phases", "unattributed", "self-check"]
+    head = ["TRL", "transformers", "torch", "Python", "run", "phases", "unattributed", "self-check"]
     lines = [head, *(cells for name, result in results.items() for cells in cells_of(name, result))]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)

@@ -1,4 +1,4 @@
-"""Train a tiny model with TRL's GRPO under ``MemProfCallback()``, and say what was seen as JSON.
+"""Train a tiny model with TRL's GRPO under ``MemProfCallback()``, report and simulate it; say what was seen as JSON.
 
 ``benchmarks.versions`` runs this file in an environment of each version of TRL; it imports only what every one has.
 """
@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import random
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -45,6 +46,7 @@ def main() -> None:
         result = {"python": sys.version.split()[0], "versions": versions(), "runs": runs}
         result["compat"] = compat()
         result["interrupted_in"] = interrupted(checkpoint, Path(folder) / "interrupted")
+        result["commands"] = commands(checkpoint, sorted(Path(folder).glob("full/**/*.pickle"))[-1:])
     options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
@@ -71,6 +73,20 @@ def compat() -> dict[str, dict[str, Any]]:
         except UsageError as refusal:
             said[feature] = str(refusal)
     return {"refused": said, "missing": {"callback": missing("callback")}}
+
+
+def commands(checkpoint: Path, recorded: list[Path]) -> dict[str, Any]:
+    """Return the peak that ``memprof report`` and ``memprof simulate`` say, or their last words."""
+    lengths = ["--prompt-length", "6", "--completion-length", "24", "--num-generations", "4"]
+    asked = {"report": recorded, "simulate": ["--model", checkpoint, "--dtype", "float32", *lengths]}
+    said: dict[str, Any] = {}
+    for name, arguments in asked.items():
+        out = checkpoint.with_name(f"{name}.json")
+        words = [sys.executable, "-m", "memprof", name, *map(str, arguments), "--json", str(out)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        told = json.loads(out.read_text(encoding="utf-8"))["peak"]["allocated_bytes"] if out.is_file() else None
+        said[name] = {"peak_bytes": told} if told else {"error": (done.stderr.strip() or "no word").splitlines()[-1]}
+    return said
 
 
 def watched(checkpoint: Path, out: Path, *, lora: bool) -> dict[str, Any]:

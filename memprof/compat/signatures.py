@@ -2,7 +2,8 @@
 
 A declaration is written as a function's head: ``"(self, prompt_ids, images, *args, **kwargs)"``.
 
-- Positional arguments stand at the same places by the same names; ``_`` is any name.
+- Positional arguments stand at the same places by the same names; ``_`` is any name, and what can only be given by its
+  place may have any: Python 3.13 makes up names for functions written in C.
 - Arguments after ``*`` are accepted by name.
 - What we call may have more arguments as long as they have defaults. What we replace may have none that our
   replacement does not name, unless the declaration ends in ``**kwargs``.
@@ -81,7 +82,7 @@ def fits(signature: str, parameters: list[inspect.Parameter], how: str) -> bool:
         if place >= len(positional):
             if inspect.Parameter.VAR_POSITIONAL not in kinds:
                 return False
-        elif name != "_" and positional[place].name != name:
+        elif name not in ("_", positional[place].name) and positional[place].kind in _NAMED:
             return False
     names = {p.name for p in parameters if p.kind in _NAMED}
     if inspect.Parameter.VAR_KEYWORD not in kinds and not names.issuperset(wanted.keywords):

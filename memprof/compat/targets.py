@@ -46,7 +46,7 @@ class Target:
         consequence: what those cannot do then, a clause: "phase generate cannot be marked".
         or_else: other paths that serve as well, newest first (``"module:path"`` in another module).
         used_in: function, or table of names, that must still name it: replacing what nobody calls changes nothing.
-            It is in the same module, or in another: ``"module:path"``.
+            It is in the same module, or in another: ``"module:path"``. Two are ``"newer or older"``.
         assigned_in: with ``ASSIGNED``, further classes (``"module:Class"``) whose code may assign it.
         build: "cuda" for what only torch's CUDA and ROCm builds have.
     """
@@ -96,7 +96,9 @@ class Target:
     def user(self) -> tuple[str, str]:
         """Module and path of ``used_in``."""
         module, colon, path = self.used_in.partition(":")
-        return (module, path) if colon else (self.module, self.used_in)
+        module, path = (module, path) if colon else (self.module, self.used_in)
+        *newer, oldest = path.split(" or ")
+        return module, next((name for name in newer if look_up(module, name) is not ABSENT), oldest)
 
     def find(self) -> Any:
         """Return the object, or what serves in its stead; ``ABSENT`` where neither is there."""

@@ -77,7 +77,7 @@ PARAMETER_NAME = Target(
 SHARDED_PARAMETER = Target(f"{_FULLY}._fsdp_param", "FSDPParam.sharded_param", how=ASSIGNED, needed_by=_FSDP2)
 GATHER = Target(
     f"{_FULLY}._fsdp_param", "FSDPParam.alloc_all_gather_outputs", "(self)", how=REPLACED, needed_by=_FSDP2,
-    used_in=f"{_FULLY}._fsdp_collectives:foreach_all_gather_copy_out",
+    used_in=f"{_FULLY}._fsdp_collectives:_default_all_gather_output_fn or foreach_all_gather_copy_out",
 )  # fmt: skip
 REDUCE = Target(
     f"{_FULLY}._fsdp_param_group", "FSDPParamGroup.post_backward", "(self, *args, **kwargs)", how=REPLACED,

@@ -26,16 +26,16 @@ class Range:
 #: What runs TRL's own step: simulation, planning, the lean trainer.
 EXECUTING = {
     "trl": Range("1.16", "1.16"),
-    "transformers": Range("5.0", "5.23"),
+    "transformers": Range("5.0", "5.24"),
     "peft": Range("0.21", "0.21"),
     "accelerate": Range("1.10", "1.15"),
-    "torch": Range("2.6", "2.13"),
+    "torch": Range("2.6", "2.15"),
 }
 #: What watches a run: callback, ``memprof run``, ``attach``, recording.
 WATCHING = {
     "trl": Range("0.19", "1.16"),
-    "transformers": Range("4.50", "5.23"),
-    "torch": Range("2.2", "2.13"),
+    "transformers": Range("4.50", "5.24"),
+    "torch": Range("2.2", "2.15"),
 }
 #: Packages as their authors write them.
 SPOKEN = {

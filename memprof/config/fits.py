@@ -30,7 +30,7 @@ __all__ = [
 
 #: Kept above the need of a run whose class was compared on the real allocator and whose lengths were given. Of the
 #: 41 bisected edges none was predicted more than 0.4 % too low (benchmarks/results/emulated-cuda/edges.json:
-#: ``by_make`` without the 3 % it keeps, beside ``edge_bytes``).
+#: ``made`` beside ``edge_bytes``).
 MARGIN = 0.01
 # Kept beside it where no prompt length was given: it depends on the data, and no trainer has a default.
 _LENGTHS = 0.02

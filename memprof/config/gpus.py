@@ -265,9 +265,18 @@ _REFUSED = {
     "lean": " The lean trainer refuses bf16 there, because its loss sums such products in float32.",
 }
 
+# Seen on an emulated T4 with TRL 1.16 and torch 2.13; the kernel that refuses is CUDA's of every card.
+_SCALED = (
+    "TRL 1.16 keeps a 4-bit model's adapters in bfloat16, and the loss scaler of fp16: true fails on their gradients: "
+    "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'. Use bf16: true, or "
+    "--dtype float16 --mixed-precision no."
+)
+
 
 def bfloat16_note(gpu: Gpu, config: Mapping[str, Any]) -> str | None:
-    """Say what becomes of a run in bfloat16 on a card that has no units for it; None for other runs and cards."""
+    """Say what becomes of bfloat16 on a card without units for it, or under fp16's loss scaler; else None."""
+    if config.get("load_in_4bit") and config.get("mixed_precision") == "fp16" and config.get("recipe") != "lean":
+        return _SCALED
     half = "bf16" in (config.get("mixed_precision"), config.get("dtype")) or config.get("dtype") == "bfloat16"
     if not half or not gpu.before_ampere:
         return None

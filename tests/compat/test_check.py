@@ -37,6 +37,9 @@ from memprof.errors import UsageError
         ("(a, b, **more)", REPLACED, lambda a, c, b: 0, False),
         ("()", CALLED, lambda: 0, True),
         ("()", CALLED, lambda a: 0, False),
+        # Written in C: named "object" by Python 3.13, and given by its place alone.
+        ("(self, size)", REPLACED, list.append, True),
+        ("(self, size, more)", REPLACED, list.append, False),
     ],
 )
 def test_a_declaration_fits_or_does_not(signature: str, how: str, function: object, answer: bool) -> None:

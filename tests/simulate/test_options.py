@@ -82,6 +82,17 @@ def test_fp16_holds_what_bf16_does_and_the_loss_scaler(settings_for: Callable[..
     assert warned == [True, False]
 
 
+def test_adapters_of_a_4_bit_model_under_fp16_s_loss_scaler_are_said_to_fail() -> None:
+    """TRL casts them to bfloat16, and CUDA's kernel that unscales gradients has none of that dtype."""
+    from memprof.config.gpus import bfloat16_note, find_gpu
+
+    asked = Settings("m", lora_r=4, load_in_4bit=True, dtype="float32")
+    configs = (asked.with_(mixed_precision=kind).to_dict() for kind in ("fp16", "bf16"))
+    scaled, plain = (bfloat16_note(find_gpu("A100"), config) for config in configs)
+    assert "not implemented for 'BFloat16'" in str(scaled)
+    assert plain is None
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -79,6 +79,8 @@ CASES: tuple[Case, ...] = (
           **_LEAN, **_LONG),
     _case("0.5B, QLoRA", "H100", loaded=True, **_QLORA),
     _case("0.5B, QLoRA, no checkpointing", "RTX 4090", loaded=True, gradient_checkpointing=False, **_QLORA),
+    _case("0.5B, QLoRA in fp16, double quantisation", "T4", loaded=True, dtype="float16", mixed_precision="no",
+          bnb_4bit_use_double_quant=True, **_QLORA),
     _case("1B, QLoRA", "A10G", _LLAMA_1B, loaded=True, **_QLORA),
     _case("8B, QLoRA", "RTX 4090", _LLAMA, loaded=True, **_QLORA),
 )  # fmt: skip

@@ -6,9 +6,9 @@ PEFT (``tuners/lora/bnb.py``), and held against torch's own allocator by ``pytho
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -103,15 +103,10 @@ class Linear4bit(nn.Linear):
         self.bias = original.bias
         if self.bias is not None:
             self.bias.requires_grad_(False)
-        self._wrapper: Any = None
 
     @property
     def _scale_dtype(self) -> torch.dtype:
         return torch.uint8 if self.nested else torch.float32
-
-    def wrapped_in(self, wrapper: Any) -> None:
-        """Note the adapter's layer, which copies this one's result while its adapters are on."""
-        self._wrapper = weakref.ref(wrapper)
 
     def forward(self, x: Any) -> Any:
         asked = x.dtype
@@ -119,9 +114,7 @@ class Linear4bit(nn.Linear):
         bias = None if self.bias is None else self.bias.to(self.compute)
         grad = torch.is_grad_enabled() and x.requires_grad
         out = _Product.apply(x, self, bias) if grad else _multiplied(x, self, bias)  # type: ignore[no-untyped-call]
-        out = out.to(asked)
-        wrapper = self._wrapper() if self._wrapper is not None else None
-        return out.clone() if wrapper is not None and not wrapper.disable_adapters else out
+        return out.to(asked)
 
 
 def quantize_nf4(model: Any, nf4: Nf4) -> None:
@@ -137,11 +130,26 @@ def quantize_nf4(model: Any, nf4: Nf4) -> None:
 
 
 def tell_of_adapters(model: nn.Module) -> None:
-    """Note in each 4-bit layer of a model the PEFT layer that wraps it."""
+    """Let PEFT's layers around 4-bit ones add as its own class for them does, which needs bitsandbytes to be there."""
     for module in model.modules():
-        base = getattr(module, "base_layer", None)
-        if isinstance(base, Linear4bit):
-            base.wrapped_in(module)
+        if isinstance(getattr(module, "base_layer", None), Linear4bit) and not getattr(module, "lora_variant", None):
+            module.forward = MethodType(_adapted, module)
+
+
+def _adapted(layer: Any, x: Any) -> Any:
+    """Follow ``peft.tuners.lora.bnb.Linear4bit.forward``: what is added is cast first, so that no sum is in float32."""
+    out = layer.base_layer(x)
+    if layer.disable_adapters:
+        return out
+    out, casts = out.clone(), not torch.is_autocast_enabled()
+    for name in layer.active_adapters:
+        if name in layer.lora_A:
+            first = layer.lora_A[name]
+            x = x.to(first.weight.dtype) if casts else x
+            more = layer.lora_B[name](first(layer.lora_dropout[name](x))) * layer.scaling[name]
+            more = more.to(out.dtype) if casts else more
+            out = out + more
+    return out
 
 
 def quantize(layer: Linear4bit, table: list[Any]) -> Iterator[Any]:
