@@ -314,8 +314,8 @@ def _left_over(found: Mapping[str, Any], share: str) -> str:
 
 
 def _two_copies(found: Mapping[str, Any], share: str) -> str:
-    words = "Each size of weight is there an even number of times: these may be two copies of one model, "
-    return f"{words}{amount(found['bytes'])} each. "
+    words = "Each size of weight is there an even number of times: these may be two copies of one model (or one and "
+    return f"{words}its gradients), {amount(found['bytes'])} each. "
 
 
 _EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies}

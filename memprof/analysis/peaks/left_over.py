@@ -8,7 +8,6 @@ on purpose. None of these is left over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +150,7 @@ def _rows(views: Views, calls: I64, pythons: I64) -> tuple[I64, I64]:
     twice = passes.following[after]
     again = (twice >= 0) & (line.free_event[rows] > passes.end[twice])
     # What the next pass reads is made between the two; without that the block itself may be its input.
-    fresh = np.array([_made_between(views, passes.end[a], passes.begin[b]) for a, b in _pairs(own, after)], bool)
+    fresh = _made_between(line.alloc_event[born], line.free_event[born], passes.end[own], passes.begin[after])
     trained = np.r_[0, np.cumsum(backward)]
     over = trained[passes.begin[after]] > trained[passes.end[own]]
     alike = np.unique(pythons[line.stack[rows[freed & ~in_backward]]])
@@ -160,15 +159,14 @@ def _rows(views: Views, calls: I64, pythons: I64) -> tuple[I64, I64]:
     return rows[chosen], passes.begin[after[chosen]]
 
 
-def _pairs(first: I64, second: I64) -> Iterator[tuple[int, int]]:
-    return zip(first.tolist(), second.tolist(), strict=True)
-
-
-def _made_between(views: Views, end: Any, begin: Any) -> bool:
-    """Tell whether some block is made between two passes and alive when the second begins."""
-    line = views.timeline
-    between = (line.alloc_event > end) & (line.alloc_event < begin) & (line.free_event > begin)
-    return bool(between.any())
+def _made_between(births: I64, deaths: I64, ends: I64, begins: I64) -> NDArray[np.bool_]:
+    """Tell for each end of a pass and begin of another whether some block is made between and alive at the second."""
+    order = np.argsort(births, kind="stable")
+    births, deaths = births[order], deaths[order]
+    pairs, which = np.unique(np.stack([ends, begins]), axis=1, return_inverse=True)
+    bounds = np.searchsorted(births, pairs + np.array([[1], [0]]))
+    found = [deaths[a:b].max(initial=-1) > begin for a, b, begin in zip(*bounds.tolist(), pairs[1], strict=True)]
+    return np.array(found, bool)[which.reshape(-1)]
 
 
 def _by_numbers(views: Views, calls: NDArray[np.int64]) -> dict[str, Any] | None:
