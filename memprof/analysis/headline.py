@@ -71,11 +71,15 @@ def headline_of(report: Mapping[str, Any], places: Sequence[Mapping[str, Any]] |
     """
     peak = report["peak"]
     category = named_category(report)
-    if places is None and (known := report.get("headline")):
-        places = known["places"]
     if places is None and category is not None:
-        listed = peak["allocations"] if peak.get("largest") is None else peak["largest"]
-        places = listed_places(listed, category, peak["categories"][category])
+        whole = peak["categories"].get(category, 0)
+        known = (report.get("headline") or {}).get("places") or ()
+        # Another first change may name another category: a place's share tells which it is of.
+        if known and all(abs(place["bytes"] - place["share"] * whole) <= 1e-4 * whole for place in known):
+            places = known
+        else:
+            listed = peak["allocations"] if peak.get("largest") is None else peak["largest"]
+            places = listed_places(listed, category, whole)
     places = [dict(place) for place in places or ()]
     return {
         "verdict": _verdict(report),

@@ -14,7 +14,15 @@ import pytest
 from memprof.advice.advised import analyze as analyze_with_advice
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.analysis import analyze
-from memprof.analysis.headline import _cause, _out_of_memory, headline_of, missing_bytes, peak_phase, peak_words
+from memprof.analysis.headline import (
+    _cause,
+    _out_of_memory,
+    headline_of,
+    missing_bytes,
+    peak_phase,
+    peak_words,
+    with_headline,
+)
 from memprof.analysis.peaks.next_step import next_step
 from memprof.snapshot import snapshot_from_raw
 from tests.synthetic import SnapshotBuilder, frame
@@ -206,8 +214,16 @@ def test_places_that_hold_little_together_are_said_to_be_many() -> None:
     report = analyze(snapshot_from_raw(builder.raw())).to_dict()
     report["headline"]["places"] = [{"frame": f"a.py:{i} f", "bytes": 16 * MIB, "share": 0.05} for i in range(1, 5)]
     assert "from many places, at most 5 % from one." in headline_of(report)["cause"]
-    report["headline"]["places"][0]["share"] = 0.4
+    report["headline"]["places"][0] |= {"bytes": 128 * MIB, "share": 0.4}
     assert ": 40 % from a.py:1, 5 % from :2" in headline_of(report)["cause"]
+
+
+def test_places_follow_the_category_of_a_new_first_change(shared: Path) -> None:
+    """Simulated advice may begin elsewhere: the places of the optimizer's state are none of the weights'."""
+    report = analyze_with_advice(shared / "snapshots" / "flexgen-opt1.3b-a-t20.pickle").to_dict()
+    report["headline"]["places"] = [{"frame": "adam.py:1 step", "bytes": MIB, "share": 0.5}]
+    (place,) = with_headline(report)["headline"]["places"]
+    assert place["frame"].endswith("pytorch_backend.py:195 allocate")
 
 
 def test_categories_are_named_until_half_is(shared: Path) -> None:
