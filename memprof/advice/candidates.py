@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from memprof.advice import effects
 from memprof.advice.candidate import Candidate, Toll
-from memprof.advice.foreign import RANK, an_adapter, candidates_by_category, is_open
+from memprof.advice.foreign import RANK, an_adapter, candidates_by_category, candidates_by_findings, is_open
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.optimizers import optimizer
 from memprof.config.to_grpo import NF4, adapter_text, written
@@ -40,14 +40,14 @@ def candidates_for(run: Run) -> list[Candidate]:
     """List every change that applies to a run, whatever it saves."""
     s = run.settings
     if s is None:
-        return [*candidates_by_category(run), *fragmentation_candidates(run)]
+        return [*candidates_by_findings(run), *candidates_by_category(run), *fragmentation_candidates(run)]
     if s.supervised:
         found = [candidate for make in _SUPERVISED for candidate in make(s)]
-        return [*found, *fragmentation_candidates(run)]
+        return [*candidates_by_findings(run), *found, *fragmentation_candidates(run)]
     own = (_pieces, _lean_checkpointing, _lean_generation) if s.lean else (_micro_batches, _checkpointing)
     both = (_precision, _adapters, _optimizer, _reference, _loss, _attention, _lengths, _sharding, _lean, _generation)
     found = [candidate for make in (*own, *both) for candidate in make(s)]
-    return [*found, *fragmentation_candidates(run)]
+    return [*candidates_by_findings(run), *found, *fragmentation_candidates(run)]
 
 
 def _micro_batches(s: TrainerSettings) -> Iterator[Candidate]:

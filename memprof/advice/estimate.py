@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
 from memprof.advice.growing_segments import saved_by_growing
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
-from memprof.advice.recorded_run import Effect, Peak, Run, bounded, run_of
+from memprof.advice.recorded_run import Effect, Made, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
+from memprof.analysis.allocations.places import places_at_peak
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,10 +54,17 @@ def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -
             Without it the result of such a replay comes from the report's own ``advice``.
     """
     run = run_of(report)
+    if analysis is not None:  # of all allocations, not of the largest that the report lists
+        run = replace(run, made={c: _made(analysis, c) for c in run.made if report["peak"]["categories"].get(c)})
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
     found += idle_estimates(report, run, analysis)
     rows = [{**with_time(entry(e, run), report), **_promise(e, found, run, report)} for e in found]
     return with_words(ranked(rows, report)[:MOST], report)
+
+
+def _made(analysis: Views, category: str) -> tuple[Made, ...]:
+    places = places_at_peak(analysis, category)
+    return tuple(Made(place["bytes"], re.split(r"[/\\]", place["frame"])[-1]) for place in places)
 
 
 def _promise(of: Estimate, others: Sequence[Estimate], run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +124,9 @@ def entry(found: Estimate, run: Run) -> dict[str, Any]:
         "basis": "estimated",
         "peak": "device" if candidate.device else "allocated",
     }
+    if candidate.effect is not None and not candidate.device:
+        took = bounded(run.peak, refined(candidate.effect, candidate.changes)(run, run.peak))
+        data["takes"] = {category: n for category, n in took.items() if n > 0}
     if not candidate.device:
         # Counted from the allocated peak, which is the figure beside it.
         data["peak_after_bytes"] = max(0, run.peak.bytes - run.pending_bytes - saves)

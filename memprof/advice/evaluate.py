@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, with_time, worth
+from memprof.advice.foreign import candidates_by_findings
 from memprof.advice.ranking import ranked, simulated_is_enough, with_words
 from memprof.advice.recorded_run import Peak, Run, highest, run_of
 from memprof.config.settings import Settings
@@ -103,7 +104,10 @@ def _ranked_so_far(run: Run, report: Mapping[str, Any], found: Mapping[str, dict
     """Rank what was simulated together with the estimates of what was not."""
     left = [e for e in _promising(run) if e.candidate.id not in found and e.saves is not None]
     idle = [e for e in idle_estimates(report, run) if e.candidate.id not in found]
-    estimates = [with_time(entry(e, run), report) for e in [*left, *idle] if worth(int(e.saves or 0), run)]
+    # A simulation runs the trainer's own loop: what the program's loop left behind is not in it.
+    about = {candidate.id for candidate in candidates_by_findings(run)}
+    beside = [e for e in estimate(run) if e.candidate.id in about]
+    estimates = [with_time(entry(e, run), report) for e in [*left, *beside, *idle] if worth(int(e.saves or 0), run)]
     simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
     return with_words(ranked([*simulated, *estimates], report), report)
 
@@ -164,4 +168,7 @@ def _entry(
         data["peak_after_bytes"] = max(0, int(report["peak"]["allocated_bytes"]) - saves)
         if row["peak_phase"] != base["peak_phase"]:
             data["moves_to"] = row["peak_phase"]
+        else:
+            was, now = base.get("categories", {}), row.get("categories", {})
+            data["takes"] = {c: n - now.get(c, 0) for c, n in was.items() if n > now.get(c, 0)}
     return data

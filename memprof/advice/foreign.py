@@ -1,4 +1,4 @@
-"""List the changes that the categories alone suggest, for runs that do not say how they were configured.
+"""List the changes that a report alone suggests: by its findings, and by its categories where it names no settings.
 
 This module decides when a change applies and what it saves. ``memprof/oom/knowledge`` has its words, and says which
 frameworks can make it: they are the remedies that a text's explanation ranks.
@@ -6,6 +6,7 @@ frameworks can make it: they are the remedies that a text's explanation ranks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from memprof.oom.frameworks import PLAIN, Names, frameworks
 from memprof.oom.remedies import change, possible, remedy
 from memprof.vocabulary import CATEGORY_LABELS
 
-__all__ = ["RANK", "an_adapter", "candidates_by_category", "is_open"]
+__all__ = ["RANK", "an_adapter", "candidates_by_category", "candidates_by_findings", "is_open"]
 
 #: The rank of adapters that are proposed.
 RANK = 16
@@ -37,6 +38,25 @@ def candidates_by_category(run: Run) -> Iterator[Candidate]:
     """List changes by the categories alone, where the file does not say how the run was configured."""
     for make in (_less_cache, _without_gradients, _less_made, _less_kept, _less_state, _smaller_weights):
         yield from (candidate for candidate in make(run) if candidate is not None)
+
+
+def candidates_by_findings(run: Run) -> Iterator[Candidate]:
+    """List a change for each finding of a report (see :mod:`memprof.analysis.peaks.findings`)."""
+    for found in run.findings:
+        one = found["kind"] == "left_over" and found["passes"] == 1
+        name = found["kind"] if one or found["kind"] != "left_over" else "kept_by_passes"
+        where = re.split(r"[/\\]", found["frame"])[-1] or None
+        scope = _scope(run, found["bytes"], where=where, passes=found.get("passes"))
+        if candidate := _candidate(name, scope, _without(found)):
+            yield candidate
+
+
+def _without(found: Mapping[str, Any]) -> Effect:
+    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+        # No moment of any phase is higher than what is left of the highest.
+        return {found["category"]: max(0, peak.bytes - run.peak.bytes + found["saves_bytes"])}
+
+    return effect
 
 
 def is_open(name: str, run: Run) -> bool:
@@ -139,8 +159,23 @@ def _without_gradients(run: Run) -> Iterator[Candidate | None]:
     kept = run.lasting.get("activations", 0.0)
     if {p.phase for p in run.peaks} & {"backward", "optimizer_step"} or run.own_peaks.get("gradients", 0):
         return
-    if not run.failed and kept >= _MOST and run.peak.of("activations") >= _LARGE * run.peak.bytes:
-        yield _candidate("no_grad", _scope(run), _part_of("activations", kept * (1 - _TRANSIENT)))
+    if run.failed or kept < _MOST or run.peak.of("activations") < _LARGE * run.peak.bytes:
+        return
+    # Autocast keeps its copies until its block ends, also where nothing is kept for backward.
+    casts = run.lasting.get("weight_casts", 0.0)
+    copies = casts >= _MOST and run.peak.of("weight_casts") >= _LARGE * run.peak.bytes
+    scope = _scope(
+        run,
+        kept="each layer's activations and autocast's copies of the weights" if copies else "each layer's activations",
+        autocast="autocast without its cache" if copies else None,
+        cacheless='torch.autocast("cuda", torch.bfloat16, cache_enabled=False)' if copies else None,
+    )  # fmt: skip
+
+    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+        shares = {"activations": kept, "weight_casts": casts if copies else 0.0}
+        return {category: round(peak.of(category) * share * (1 - _TRANSIENT)) for category, share in shares.items()}
+
+    yield _candidate("no_grad", scope, effect)
 
 
 def _part_of(category: str, share: float) -> Effect:
@@ -179,4 +214,10 @@ def _less_state(run: Run) -> Iterator[Candidate | None]:
 def _smaller_weights(run: Run) -> Iterator[Candidate | None]:
     """Suggest weights in fewer bits where nothing is trained."""
     if run.peak.of("weights") >= 0.5 * run.peak.bytes and not _trains(run):
-        yield _candidate("smaller_weights", _scope(run), _part_of("weights", 1 / 2))
+        bits, words = run.weights_bits, run.names.words if run.names.framework else PLAIN.words
+        narrow = {16: "8 bits instead of 16", 32: "bfloat16 instead of float32"}.get(bits or 0)
+        half, setting = words.get("half", ""), words.get("weights", "")
+        if bits and half:
+            setting = half if bits == 32 else setting.removeprefix(f"{half}, or ")
+        scope = _scope(run, narrow=narrow, setting_weights=setting or None)
+        yield _candidate("smaller_weights", scope, _part_of("weights", 1 / 2))

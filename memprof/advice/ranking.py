@@ -22,6 +22,8 @@ __all__ = ["MARGIN", "enough_together", "is_enough", "ranked", "simulated_is_eno
 MARGIN = 0.1
 # A change that keeps the gradients goes first if it saves at least this share of what the best one saves.
 _NEAR = 0.4
+# One that costs nothing either, from this share on.
+_FREE = 0.2
 # Of those that save at least this share of the best of them, the one that asks for least goes first.
 _ALIKE = 0.75
 
@@ -58,7 +60,7 @@ def _after_failure(rows: Sequence[dict[str, Any]], oom: Mapping[str, Any]) -> di
 def _in_general(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     open_ = [row for row in rows if row.get("peak") != "device"] or list(rows)
     best = max(row["saves_bytes"] for row in open_)
-    kept = [row for row in open_ if row["exact"] and row["saves_bytes"] >= _NEAR * best]
+    kept = [r for r in open_ if r["exact"] and r["saves_bytes"] >= (_NEAR if _toll(r) else _FREE) * best]
     if not kept:  # every one changes the training: begin with the one that changes it least
         return min((r for r in open_ if r["saves_bytes"] >= _NEAR * best), key=lambda r: (_toll(r), -r["saves_bytes"]))
     most = max(row["saves_bytes"] for row in kept)

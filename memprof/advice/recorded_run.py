@@ -56,7 +56,7 @@ class Run:
     framework whose frames were seen; ``engine`` tells that vLLM or SGLang is in the process. ``lasting`` has for a
     category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
     out, ``whole_step`` that all phases of a step before were seen. ``over_batches``: a layer normalises over the batch,
-    so that results depend on its size.
+    so that results depend on its size. ``findings`` and ``weights_bits`` are the report's.
     """
 
     peaks: tuple[Peak, ...]
@@ -74,6 +74,8 @@ class Run:
     failed: bool = False
     whole_step: bool = False
     over_batches: bool = False
+    findings: tuple[Mapping[str, Any], ...] = ()
+    weights_bits: int | None = None
 
     @property
     def peak(self) -> Peak:
@@ -126,6 +128,8 @@ def run_of(report: Mapping[str, Any]) -> Run:
         lasting=_lasting(peak),
         failed=bool(report.get("oom")),
         whole_step=_whole_step(report),
+        findings=tuple(peak.get("findings") or ()),
+        weights_bits=peak.get("weights_bits"),
         over_batches=any("batchnorm.py" in f for group in _groups(peak) for f in group.get("stack") or []),
     )
     return _configured(run, source) if source.get("config") else run

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memprof.analysis.allocations.places import listed_places
-from memprof.analysis.peaks.next_step import highest_in_next_step
+from memprof.analysis.peaks.next_step import next_step
 from memprof.config.gpus import size_words
 from memprof.config.trl_arguments import assumed_words
 from memprof.units import GIB, amount, format_bytes, gib, percent
@@ -42,6 +42,15 @@ _ROOMY = 0.25
 _LABELS = {str(category): label[:1].lower() + label[1:] for category, label in CATEGORY_LABELS.items()}
 _LABELS[str(Category.KV_CACHE)] = CATEGORY_LABELS[Category.KV_CACHE]
 _PEAK = {"trace": "Peak tensor memory", "simulated": "Simulated peak"}
+# A category that gives this share of what a change saves is named with it.
+_MUCH = 0.25
+# Name the memory that lies idle from this share of what is reserved on, where it is worth naming at all.
+_IDLE = 0.2
+_IDLE_BYTES = GIB // 4
+# Workspaces that are this share of the peak leave nothing to change.
+_FIXED = 0.8
+# With this share of the peak unattributed, no category is named.
+_UNKNOWN = 0.9
 # Call a category guessed from this guessed share on, as rows are marked.
 _GUESSED = 0.1
 
@@ -62,11 +71,15 @@ def headline_of(report: Mapping[str, Any], places: Sequence[Mapping[str, Any]] |
     """
     peak = report["peak"]
     category = named_category(report)
-    if places is None and (known := report.get("headline")):
-        places = known["places"]
     if places is None and category is not None:
-        listed = peak["allocations"] if peak.get("largest") is None else peak["largest"]
-        places = listed_places(listed, category, peak["categories"][category])
+        whole = peak["categories"].get(category, 0)
+        known = (report.get("headline") or {}).get("places") or ()
+        # Another first change may name another category: a place's share tells which it is of.
+        if known and all(abs(place["bytes"] - place["share"] * whole) <= 1e-4 * whole for place in known):
+            places = known
+        else:
+            listed = peak["allocations"] if peak.get("largest") is None else peak["largest"]
+            places = listed_places(listed, category, whole)
     places = [dict(place) for place in places or ()]
     return {
         "verdict": _verdict(report),
@@ -89,14 +102,33 @@ def _assumed(report: Mapping[str, Any]) -> list[str]:
 
 
 def named_category(report: Mapping[str, Any]) -> str | None:
-    """Return the category whose places the cause names: the largest that comes and goes, where that holds enough."""
-    held: dict[str, int] = {category: n for category, n in report["peak"]["categories"].items() if n}
+    """Return the category whose places the cause names: what the first change takes most of; without one, the largest
+    that comes and goes, where that holds enough.
+    """
+    held = _held(report)[0]
     if not held:
         return None
+    if taken := _taken(report, held):
+        return taken[-1]
     passing = {c: n for c, n in held.items() if c not in _STANDING}
     largest = max(held, key=lambda c: held[c])
     found = max(passing, key=lambda c: passing[c], default=largest)
     return found if held[found] >= _WORTH * report["peak"]["active_bytes"] else largest
+
+
+def _held(report: Mapping[str, Any]) -> tuple[dict[str, int], str]:
+    """Return the bytes of each category at the moment that the headline is about, and what to call that moment."""
+    if (following := next_step(report)) is not None:
+        return dict(following["categories"]), f"these {gib(following['peak_bytes'])} GiB"
+    whole = "it" if _is_dump(report["source"]) else "the peak"
+    return {category: n for category, n in report["peak"]["categories"].items() if n}, whole
+
+
+def _taken(report: Mapping[str, Any], held: Mapping[str, int]) -> list[str]:
+    """Return the categories that the first change takes much of, the most last: the cause speaks of the same bytes."""
+    takes = (report["advice"][0].get("takes") or {}) if report.get("advice") else {}
+    much = [c for c, n in takes.items() if c in held and n >= _MUCH * sum(takes.values())]
+    return sorted(much, key=lambda c: takes[c])
 
 
 def missing_bytes(oom: Mapping[str, Any]) -> int:
@@ -160,14 +192,19 @@ def _verdict(report: Mapping[str, Any]) -> str:
     words = f"{peak_words(source)}: {held}"
     capacity = _capacity(report)
     words += f", {percent(peak['allocated_bytes'], capacity)} of the device" if capacity else ""
+    if _is_dump(source):
+        return f"{words}; the peak before it is not known"
+    most = (report.get("device_peak") or {}).get("reserved_bytes") or 0
+    if _idle(most, peak["active_bytes"]):
+        words += f"; {gib(most)} GiB reserved at most"
     return words + _from_the_next_step(report)
 
 
 def _from_the_next_step(report: Mapping[str, Any]) -> str:
     """Say how high a phase rises in the next step, where the only step seen makes the optimizer's state."""
-    if (following := highest_in_next_step(report)) is None:
+    if (following := next_step(report)) is None:
         return ""
-    phase, needed = following
+    phase, needed = following["phase"], following["peak_bytes"]
     return f"; about {amount(needed)} in {_where(phase, None)} from the next step on, beside the optimizer's state"
 
 
@@ -212,28 +249,86 @@ def _out_of_memory(oom: Mapping[str, Any]) -> str:
 
 
 def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Mapping[str, Any]]) -> str:
-    """Name the largest category; where it is always held, also the largest that comes and goes, and its places."""
-    peak = report["peak"]
+    """Say what explains most; then name the largest category, and the ones that the first change takes from."""
+    held, whole = _held(report)
     if category is None:
         return "Nothing was allocated."
-    active, held = peak["active_bytes"], peak["categories"]
+    unknown = held.get(str(Category.UNATTRIBUTED), 0)
+    if unknown > _UNKNOWN * sum(held.values()):
+        where = f": {_places(places)}" if places else ""
+        return f"What {amount(unknown)} ({percent(unknown, sum(held.values()))}) are for is not known{where}."
+    peak, active = report["peak"], sum(held.values())
     largest = max(held, key=lambda c: held[c])
-    whole = "it" if _is_dump(report["source"]) else "the peak"
-    named = [largest] if largest == category else [largest, category]
+    named = list(dict.fromkeys([largest, *_taken(report, held), category]))
+    named = [c for c in named if c != category] + [category]
     beside = _to_half(held, named, active)
     parts = [f"{amount(held[c])} of {_label(c)} ({percent(held[c], active)})" for c in (*named, *beside)]
     parts[0] = f"{parts[0][:-1]} of {whole})"
-    whose = ": " if largest == category else ", the latter "
+    whose = ": " if len(named) == 1 else ", the latter "
     made = f"{whose}{_places(places)}" if places else ""
-    more = f"; beside {'it' if len(named) < 2 else 'them'} {' and '.join(parts[len(named) :])}" if beside else ""
-    sentence = f"{' and '.join(parts[: len(named)])}{made}{more}."
+    more = f"; beside {'it' if len(named) < 2 else 'them'} {_and(parts[len(named) :])}" if beside else ""
+    sentence = f"{_explained(report)}{_and(parts[: len(named)])}{made}{more}."
     counted = peak.get("guessed") or {}
-    if guessed := [_label(c) for c in (*named, *beside) if counted.get(c, 0) >= _GUESSED * held[c]]:
-        sentence += f" Guessed: {', '.join(guessed[:-1])}{' and ' if len(guessed) > 1 else ''}{guessed[-1]}."
+    told = [c for c in (*named, *beside) if c != str(Category.UNATTRIBUTED)]
+    if guessed := [_label(c) for c in told if counted.get(c, 0) >= _GUESSED * held[c]]:
+        sentence += f" Guessed: {_and(guessed)}."
     if waiting := peak["pending_free_bytes"]:
         sentence += f" {gib(waiting)} GiB more were freed by the program and wait for a stream: phases, shares and the"
-        sentence += f" total, {gib(active)} GiB, count them."
+        sentence += f" total, {gib(peak['active_bytes'])} GiB, count them."
     return sentence
+
+
+def _and(parts: Sequence[str]) -> str:
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+def _explained(report: Mapping[str, Any]) -> str:
+    """Say what explains at least half of a category, or what the first change is about; "" where nothing does."""
+    peak, words = report["peak"], ""
+    first = report["advice"][0]["id"] if report.get("advice") else ""
+    for found in peak.get("findings") or ():
+        known = first in (found["kind"], "kept_by_passes")
+        if not known and found["bytes"] < peak["categories"].get(found["category"], 0) / 2:
+            continue
+        words += _EXPLAINED[found["kind"]](found, percent(found["bytes"], peak["active_bytes"]))
+    return words + _idle_words(report)
+
+
+def _idle_words(report: Mapping[str, Any]) -> str:
+    """Say how much of what is reserved lies idle, where it is much: at a dump, or when most was reserved."""
+    peak, device = report["peak"], report.get("device_peak") or {}
+    if _is_dump(report["source"]):
+        if not (idle := _idle(peak["reserved_bytes"], peak["active_bytes"])):
+            return ""
+        words = f"{gib(idle)} of the {gib(peak['reserved_bytes'])} GiB reserved are idle "
+        words += f"({percent(idle, peak['reserved_bytes'])}): more was held before, or requests do not fit the gaps. "
+        return words
+    most, used = device.get("reserved_bytes"), device.get("active_bytes")
+    if most is None or used is None or not _idle(most, peak["active_bytes"]):
+        return ""
+    return f"Of the {gib(most)} GiB reserved at most, {gib(most - used)} were idle then. "
+
+
+def _left_over(found: Mapping[str, Any], share: str) -> str:
+    place = ":".join(_file_and_line(found["frame"]))
+    passes = "the pass before" if found["passes"] == 1 else f"{found['passes']} passes"
+    words = f"{amount(found['bytes'])} of {_label(found['category'])} ({share}), made at {place}, are left from "
+    words += passes
+    return f"{words}, freed only when the next had made its own. " if found["passes"] == 1 else f"{words}. "
+
+
+def _two_copies(found: Mapping[str, Any], share: str) -> str:
+    words = "Each size of weight is there an even number of times: these may be two copies of one model (or one and "
+    return f"{words}its gradients), {amount(found['bytes'])} each. "
+
+
+_EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies}
+
+
+def _idle(reserved: int | None, active: int) -> int:
+    """Return the bytes reserved and not in use, where they are much; 0 elsewhere."""
+    idle = (reserved or 0) - active
+    return idle if idle >= _IDLE_BYTES and idle > _IDLE * (reserved or 0) else 0
 
 
 def _to_half(held: Mapping[str, int], named: Sequence[str], active: int) -> list[str]:
@@ -276,7 +371,7 @@ def _action(report: Mapping[str, Any]) -> str:
     """Name the change to begin with, row 1 of the advice; where the run fits easily, say that nothing has to change."""
     advice = report.get("advice") or []
     if not advice:
-        return ""
+        return _nothing_to_change(report)
     if spare := _to_spare(report):
         return spare
     first = advice[0]
@@ -286,7 +381,26 @@ def _action(report: Mapping[str, Any]) -> str:
     action = first["action"][:1].lower() + first["action"][1:]
     enough = f" {first['enough_words']}" if first.get("enough_words") else ""
     saves = amount(first["saves_bytes"]) + _of_whole_step(first, report)
-    return f"First thing to change: {action}. It saves {saves} ({how}{same}).{enough}"
+    how_to = str(first.get("setting") or "").split("  #")[0].removesuffix(": ...")
+    setting = f" How: {how_to}." if how_to else ""
+    words = f"First thing to change: {action}. It saves {saves} ({how}{same}).{enough}{setting}"
+    return _from_a_dump(report, words) if _is_dump(report["source"]) else words
+
+
+def _nothing_to_change(report: Mapping[str, Any]) -> str:
+    """Say that a peak of workspaces is the libraries' own; "" elsewhere."""
+    peak = report["peak"]
+    if peak["categories"].get(str(Category.WORKSPACE), 0) < _FIXED * max(1, peak["active_bytes"]):
+        return ""
+    return "Nothing to change: libraries such as cuBLAS take these once, in a fixed size, whatever the program holds."
+
+
+def _from_a_dump(report: Mapping[str, Any], words: str) -> str:
+    """Add how to give back what lies idle, and how to see the peak that a dump does not show."""
+    peak = report["peak"]
+    free = peak["cached_bytes"] if _idle(peak["reserved_bytes"], peak["active_bytes"]) else 0
+    first = f"torch.cuda.empty_cache() gives {gib(free)} GiB back to the device at once. " if free else ""
+    return f"{first}{words} To see the peak, call torch.cuda.memory._record_memory_history() before the run."
 
 
 def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
@@ -297,7 +411,7 @@ def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     if after is None or entry["basis"] != "estimated":
         return ""
     whole = int(entry["saves_bytes"] + after)
-    if highest_in_next_step(report) is not None:
+    if next_step(report) is not None:
         return f" of the {gib(whole)} GiB that the next step needs"
     if not (report.get("oom") or {}).get("ahead"):
         return ""

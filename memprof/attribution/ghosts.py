@@ -22,7 +22,6 @@ __all__ = [
     "copies_of_trained",
     "known_copies",
     "replaced_by_step",
-    "weights_twice",
     "whole_models",
 ]
 
@@ -248,19 +247,6 @@ def _equal_models(sizes: Counter[int]) -> int:
         if divides and norms >= 4 * copies and whole >= 0.95 * total and apart >= 0.8 * total_alone > 0:
             return copies
     return 1
-
-
-def weights_twice(facts: Facts, draft: Draft) -> int:
-    """Return the bytes of one of two copies that guessed weights may be; 0 where a size says that there is one.
-
-    A model has its embeddings once and an odd number of norms. Strays of a hundredth of the bytes are no parameters.
-    """
-    guessed = (draft.category == Category.WEIGHTS.code) & (draft.evidence == Evidence.FINGERPRINT.code)
-    sizes = multiset(facts.size[guessed & (facts.size >= 512)])
-    total, odd = sum(s * c for s, c in sizes.items()), sum(s for s, c in sizes.items() if c % 2)
-    if len(sizes) < 4 or total < NOTICEABLE or odd > 0.01 * total or any(c % 2 for c in sizes.values() if c > 2):
-        return 0
-    return (total - odd) // 2
 
 
 def _accumulates(facts: Facts, draft: Draft, sizes: Mapping[int, int]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
-from memprof.attribution.ghosts import apply_ghost_gradients, apply_ghosts, replaced_by_step, weights_twice
+from memprof.attribution.ghosts import apply_ghost_gradients, apply_ghosts, replaced_by_step
 from memprof.attribution.gradients import apply_buckets, apply_gradients, apply_unfinished_gradients, trained_sizes
 from memprof.attribution.lifetime_rules import (
     apply_early_parameters,
@@ -32,7 +32,6 @@ from memprof.attribution.tags import read_tags
 from memprof.frame_paths import recorded_own_folders
 from memprof.snapshot.model import Snapshot, distinct
 from memprof.timeline.timeline import Timeline
-from memprof.units import format_bytes
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = ["attribute"]
@@ -227,6 +226,8 @@ def _apply_rest(facts: Facts, draft: Draft) -> None:
     draft.fill(
         loading, Category.TEMPORARIES, Evidence.LIFETIME, "program.while-loading", alternatives=(Category.WEIGHTS,)
     )
+    if all(span.phase in (Phase.LOAD, Phase.OTHER) for span in facts.track.spans):
+        told[:] = False  # nothing lies between phases where none is known: a lifetime alone is no purpose
     brief = told & (facts.death == facts.phase) & ~facts.survivor
     draft.fill(
         brief, Category.TEMPORARIES, Evidence.LIFETIME, "program.between-phases", alternatives=(Category.INPUTS,)
@@ -279,11 +280,6 @@ def _finish(facts: Facts, draft: Draft) -> Attribution:
         notes.append("Phases are inferred from stacks; no phase marks were recorded.")
     elif facts.track.source == "none" and facts.timeline.n_events:
         notes.append("Phases are not known: the file has no phase marks, and no stack that shows a phase.")
-    if twice := weights_twice(facts, draft):
-        notes.append(
-            "Every size of the weights is there an even number of times, those of embeddings and norms too: they may "
-            f"be two copies of one model, {format_bytes(twice)} each."
-        )
     return Attribution(
         category=draft.category.astype(np.uint8),
         detail=draft.detail.astype(np.int32),

@@ -9,6 +9,7 @@ import pytest
 
 from memprof.advice.candidates import candidates_for
 from memprof.advice.estimate import entry, estimate, estimated_advice
+from memprof.advice.evaluate import _ranked_so_far
 from memprof.advice.recorded_run import run_of
 from memprof.advice.training_moments import held as kept_for_backward
 from memprof.advice.training_moments import kept_by_a_layer, moments
@@ -314,3 +315,17 @@ def test_a_reports_own_estimate_of_time_prices_what_it_can() -> None:
     assert found["checkpointing"]["time_ratio"] == 1.2
     assert "time_ratio" not in found["lora"]
     assert "time_ratio" not in _advice(PASSES)["checkpointing"]
+
+
+def test_what_the_loop_left_is_advised_beside_simulations_too() -> None:
+    held = {"forward": {**HELD, "activations": 20 * GIB}, "optimizer_step": {**HELD, "gradients": 18 * GIB}}
+    left = {"kind": "left_over", "category": "activations", "bytes": 4 * GIB, "count": 1, "saves_bytes": 3 * GIB,
+            "frame": "/me/train.py:9 main", "passes": 1}  # fmt: skip
+    seen = report(held, FULL, findings=[left])
+    run = run_of(seen)
+    for rows in (_ranked_so_far(run, seen, {}), estimated_advice(seen)):
+        found = next(row for row in rows if row["id"] == "left_over")
+        # The optimizer's step, 2 GiB lower than forward, is no higher than what is left.
+        assert (found["saves_bytes"], found["takes"]) == (2 * GIB, {"activations": 3 * GIB})
+        assert found["exact"]
+        assert "train.py:9 main" in found["action"]

@@ -14,20 +14,20 @@ FIRST = {
     "SYNTHETIC-mosaic-output": (None, ""),  # fabricated: one kind of block, from a hundred lines alike
     "cs336-2.7b-fullstep-ctx128-t26": ("adamw_8bit", "saves 18.66 GiB (an estimate)"),
     "cs336-2.7b-fullstep-ctx512-t26": ("checkpointing", "saves 15.12 GiB of the 66.35 GiB that the next step needs"),
-    "cs336-2.7b-fwd-ctx256-amp-t26": ("no_grad", "the recording shows no backward"),
+    "cs336-2.7b-fwd-ctx256-amp-t26": ("no_grad", "autocast without its cache"),
     "cs336-2.7b-fwd-ctx512-t26": ("no_grad", "saves 25.06 GiB (an estimate; results stay the same)"),
     "cs336-compile-fwd-ctx256-t26": ("no_grad", "the recording shows no backward"),
-    "cs336-medium-infer-ctx512-t211": ("smaller_weights", "in bfloat16 if they are float32"),
+    "cs336-medium-infer-ctx512-t211": ("smaller_weights", "bfloat16 instead of float32"),
     "cs336-medium-train-ctx1024-t211": ("checkpointing", "gradients stay the same"),
     "cs336-medium-train-ctx256-t211": ("checkpointing", "gradients stay the same"),
     "cs336-state-only-51g-t26": ("adamw_8bit", "8 bits"),
-    "flexgen-opt-oom-t20": ("smaller_weights", "saves 5.51 GiB"),
-    "flexgen-opt1.3b-a-t20": ("smaller_weights", "saves 2.65 GiB"),
-    "linear-grad-t24": ("made_here", "profile_grad.py:11"),
-    "linear-nograd-t24": ("made_here", "profile_no_grad.py:13"),
+    "flexgen-opt-oom-t20": ("smaller_weights", "8 bits instead of 16. It saves 5.51 GiB"),
+    "flexgen-opt1.3b-a-t20": ("two_copies", "saves 2.64 GiB"),
+    "linear-grad-t24": ("left_over", "saves 954 MiB"),
+    "linear-nograd-t24": ("left_over", "saves 764 MiB"),
     "resnet50-pytorchblog-t22": ("checkpointing", "gradients stay the same"),
-    "sd-guidance-legacy-list-t22": ("made_here", "attention_processor.py:1262"),
-    "select_n-llama-infer-offload-t21": ("smaller_weights", "saves 6.91 GiB"),
+    "sd-guidance-legacy-list-t22": ("kept_by_passes", "25 passes"),
+    "select_n-llama-infer-offload-t21": ("left_over", "saves 1.95 GiB"),
     "sketchkv-llama-kvcache-t24": ("smaller_weights", "saves 6.28 GiB"),  # half of the model alone, not of its cache
     "tomi-opt-toy-t23": (None, ""),  # 17 MiB, nearly all cuBLAS's workspace
 }

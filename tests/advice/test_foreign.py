@@ -202,3 +202,9 @@ def test_the_sentence_is_row_one_and_nothing_has_to_change_where_there_is_room()
     assert headline_of(whole)["action"] == "Nothing has to change: 64.00 of 80.00 GiB are left."
     action = found["advice"][0]["action"]
     assert headline_of(tight)["action"].startswith(f"First thing to change: {action[:1].lower()}{action[1:]}.")
+
+
+def test_what_costs_nothing_goes_before_what_rounds() -> None:
+    rows = [row("8 bits", 6.9, 3, False), row("del", 1.95, 0), row("chunks", 1.97, 1)]
+    assert ranked(rows, {"oom": None})[0]["id"] == "del"
+    assert ranked([*rows, row("checkpoints", 6, 1)], {"oom": None})[0]["id"] == "checkpoints"

@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.vocabulary import Category, Phase
 
-__all__ = ["highest_in_next_step", "phases_of_next_step"]
+__all__ = ["next_step", "phases_of_next_step"]
 
 
 def phases_of_next_step(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -33,9 +33,7 @@ def phases_of_next_step(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def highest_in_next_step(report: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the phase that rises above the recorded peak in the next step, and its bytes; None where none does."""
+def next_step(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the phase that rises above the recorded peak in the next step; None where none does."""
     highest = max(phases_of_next_step(report), key=lambda p: int(p["peak_bytes"]), default=None)
-    if highest is None or highest["peak_bytes"] <= report["peak"]["active_bytes"]:
-        return None
-    return str(highest["phase"]), int(highest["peak_bytes"])
+    return highest if highest and highest["peak_bytes"] > report["peak"]["active_bytes"] else None

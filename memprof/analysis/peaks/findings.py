@@ -1,0 +1,84 @@
+"""Say what explains more of the peak than its categories do, and what the peak would be without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memprof.analysis.peaks.left_over import left_over
+from memprof.vocabulary import Category, Evidence
+
+if TYPE_CHECKING:
+    from memprof.analysis.views import Views
+
+__all__ = ["findings", "weights_bits"]
+
+# A finding is worth naming from this share of the peak on.
+_WORTH = 0.05
+_NOTICEABLE = 1024
+# A parameter's bytes; a norm's vector and a square matrix of its width tell which.
+_WIDTHS = (2, 4)
+_VECTORS, _MATRICES = (512, 1 << 17), 1 << 17
+
+
+def findings(views: Views) -> list[dict[str, Any]]:
+    """List what explains a part of the peak: ``kind``, ``category``, ``bytes``, ``count`` of blocks, ``frame``.
+
+    ``saves_bytes`` is what the highest moment of the whole recording would be lower without it. Kinds: ``left_over``
+    by earlier passes (``passes`` is how many hold a block, where numbers of blocks tell), ``two_copies`` of weights.
+    """
+    found = [f for f in (left_over(views), _two_copies(views)) if f is not None]
+    return [f for f in found if f["saves_bytes"] >= _WORTH * views.peak.active_bytes]
+
+
+def _two_copies(views: Views) -> dict[str, Any] | None:
+    """Find weights by a set of sizes that holds each an even number of times.
+
+    A model has its embeddings once and an odd number of norms. Strays of a hundredth of the bytes are no parameters.
+    """
+    rows = views.peak.rows
+    found, size = views.attribution, _requested(views)
+    guessed = (found.category == Category.WEIGHTS.code) & (found.evidence == Evidence.FINGERPRINT.code)
+    rows = rows[guessed[rows] & (size[rows] >= _NOTICEABLE // 2)]
+    sizes, counts = np.unique(size[rows], return_counts=True)
+    total, odd = int((sizes * counts).sum()), int(sizes[counts % 2 == 1].sum())
+    if len(sizes) < 4 or total < _NOTICEABLE or odd > 0.01 * total or (counts[counts > 2] % 2).any():
+        return None
+    half = (total - odd) // 2
+    return {
+        "kind": "two_copies", "category": str(Category.WEIGHTS), "bytes": half, "count": len(rows) // 2,
+        "saves_bytes": half, "frame": "",
+    }  # fmt: skip
+
+
+def weights_bits(views: Views) -> int | None:
+    """Return 16 or 32 where the sizes of the weights say so; None elsewhere.
+
+    A norm's vector has ``width × bytes``, a square matrix ``width² × bytes``: the square of the first over the second
+    is a parameter's bytes. Other matrices give other quotients; where both 2 and 4 occur nothing is said.
+    """
+    rows = views.peak.rows
+    rows = rows[views.attribution.category[rows] == Category.WEIGHTS.code]
+    sizes, counts = np.unique(_requested(views)[rows], return_counts=True)
+    sizes, counts = sizes[counts > 2], counts[counts > 2]
+    vectors = (sizes >= _VECTORS[0]) & (sizes <= _VECTORS[1])
+    if not vectors.any():
+        return None
+    usual = sizes[vectors][counts[vectors] >= counts[vectors].max() / 2]
+    widths = set(_quotients(usual.tolist(), sizes[sizes > _MATRICES].tolist()))
+    return 8 * widths.pop() if len(widths) == 1 else None
+
+
+def _quotients(vectors: list[int], matrices: list[int]) -> Iterator[int]:
+    for vector in vectors:
+        for matrix in matrices:
+            for width in _WIDTHS:
+                if vector * vector == width * matrix:
+                    yield width
+
+
+def _requested(views: Views) -> Any:
+    line = views.timeline
+    return np.where(line.requested > 0, line.requested, line.size)

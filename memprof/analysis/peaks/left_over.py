@@ -1,0 +1,189 @@
+"""Find what earlier passes left behind: blocks of a model's call that are still held while the next call runs.
+
+An output, a loss or a tensor in a list stays as long as a Python name holds it: in a loop, until the next pass has made
+its successor. A pass is a call of the outermost module from one place in the program. What autograd keeps for backward
+dies there; a cache that the next call replaces dies inside that call; what a later pass makes no successor of is kept
+on purpose. None of these is left over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.analysis.allocations.places import place_of
+from memprof.snapshot.model import I64, Action, Snapshot
+from memprof.vocabulary import Category, Phase
+
+if TYPE_CHECKING:
+    from memprof.analysis.views import Views
+
+__all__ = ["left_over"]
+
+_PASSING = [c.code for c in (Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.TEMPORARIES)]
+_MODULE = "torch/nn/modules/module.py"
+# A dump without a history tells passes by numbers of blocks: three kinds of numbers, all multiples of at least three.
+_FEWEST = 3
+_CATEGORIES = list(Category)
+
+
+def left_over(views: Views) -> dict[str, Any] | None:
+    """Return what earlier passes left at the peak as a finding (see :mod:`memprof.analysis.peaks.findings`)."""
+    line = views.timeline
+    trace = views.snapshot.traces.get(line.device)
+    calls, pythons = _calls(views.snapshot)
+    if trace is None or line.n_events < 2:
+        return _by_numbers(views, calls)
+    rows, since = _rows(views, calls, pythons)
+    at = views.peak.instant
+    alive = (since < at) & (at <= line.free_event[rows])
+    held = rows[alive]
+    if not len(held):
+        return None
+    change = np.zeros(line.n_events + 2, np.int64)
+    np.add.at(change, since + 1, line.size[rows])
+    np.add.at(change, np.minimum(line.free_event[rows], line.n_events) + 1, -line.size[rows])
+    highest = int((line.active - np.cumsum(change)[: len(line.active)]).max())
+    passes = len(np.unique(since[alive]))
+    return _found(views, held, int(line.size[held].sum()), int(line.active.max()) - highest, passes)
+
+
+def _found(views: Views, rows: I64, held: int, saves: int, passes: int) -> dict[str, Any]:
+    line, category = views.timeline, views.attribution.category[rows]
+    most = int(np.argmax(np.bincount(category, line.size[rows])))
+    of_most, sums = rows[category == most], dict[str, float]()
+    for row in of_most.tolist():
+        frame = place_of(views.stacks.of(int(line.stack[row])))
+        sums[frame] = sums.get(frame, 0) + float(line.size[row])
+    return {
+        "kind": "left_over",
+        "category": str(_CATEGORIES[most]),
+        "bytes": held,
+        "count": len(rows),
+        "saves_bytes": max(0, saves),
+        "frame": max(sums, key=lambda frame: sums[frame]),
+        "passes": passes,
+    }
+
+
+def _calls(snapshot: Snapshot) -> tuple[I64, I64]:
+    """Number, for each stack, the place that calls its outermost module (-1: none), and its Python frames."""
+    frames = snapshot.stacks.frames
+    python = [f.file.endswith((".py", ".pyc", ".ipynb")) or f.file.startswith("<") for f in frames]
+    call = {
+        i
+        for i, f in enumerate(frames)
+        if f.function == "_call_impl" and f.file.replace("\\", "/").endswith(_MODULE)
+    }  # fmt: skip
+    places: dict[tuple[int, ...], int] = {}
+    wholes: dict[tuple[int, ...], int] = {}
+    found = np.full((2, len(snapshot.stacks.stacks)), -1, np.int64)
+    for i, stack in enumerate(snapshot.stacks.stacks):
+        own = tuple([f for f in stack if python[f]])
+        found[1, i] = wholes.setdefault(own, len(wholes))
+        if not call.isdisjoint(own):
+            outermost = max(depth for depth, f in enumerate(own) if f in call)
+            found[0, i] = places.setdefault(own[outermost + 1 :], len(places))
+    return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Hold the passes of every call, in order of time: ``begin`` and ``end`` are their first and last births.
+
+    ``following`` is the next pass of the same call that begins with the same stack, -1 where there is none.
+    """
+
+    of_event: I64
+    begin: I64
+    end: I64
+    following: I64
+
+
+def _passes(views: Views, calls: I64, pythons: I64) -> _Passes:
+    trace = views.snapshot.traces[views.timeline.device]
+    bare = np.array([not stack for stack in views.snapshot.stacks.stacks], bool)
+    # A free may complete much later, under the stack of the block's birth; autograd's births may have no stack.
+    born = trace.action == int(Action.ALLOC)
+    acting = np.flatnonzero(born | ((trace.action == int(Action.FREE_REQUESTED)) & ~bare[trace.stack]))
+    call = calls[trace.stack[acting]]
+    number = np.cumsum(np.r_[True, call[1:] != call[:-1]]) - 1 if len(call) else np.zeros(0, np.int64)
+    of_event = np.full(len(trace), -1, np.int64)
+    births = born[acting] & (call >= 0)
+    kept, inverse = np.unique(number[births], return_inverse=True)
+    of_event[acting[births]] = inverse.reshape(-1)
+    events = acting[births]
+    first = np.searchsorted(of_event[events], np.arange(len(kept)))
+    last = np.searchsorted(of_event[events], np.arange(len(kept)), side="right") - 1
+    following = np.full(len(kept), -1, np.int64)
+    before: dict[tuple[int, int], int] = {}
+    for i, stack in enumerate(trace.stack[events[first]].tolist()):
+        key = (int(calls[stack]), int(pythons[stack]))
+        if key in before:
+            following[before[key]] = i
+        before[key] = i
+    return _Passes(of_event, events[first], events[last], following)
+
+
+def _rows(views: Views, calls: I64, pythons: I64) -> tuple[I64, I64]:
+    """Return the rows that outlive their pass for no reason, and the event from which each is left over."""
+    line, found = views.timeline, views.attribution
+    passes = _passes(views, calls, pythons)
+    rows = np.flatnonzero((line.alloc_event >= 0) & np.isin(found.category, _PASSING))
+    own = passes.of_event[line.alloc_event[rows]]
+    rows, own = rows[own >= 0], own[own >= 0]
+    rows, own = rows[passes.following[own] >= 0], own[passes.following[own] >= 0]
+    after = passes.following[own]
+    # A successor: the next pass makes a block at the same stack, and the first is freed later than all that pass makes.
+    born = np.flatnonzero(line.alloc_event >= 0)
+    made = passes.of_event[line.alloc_event[born]] * (int(pythons.max(initial=0)) + 1) + pythons[line.stack[born]]
+    replaced = np.isin(after * (int(pythons.max(initial=0)) + 1) + pythons[line.stack[rows]], made)
+    keep = replaced & (line.free_event[rows] > passes.end[after])
+    rows, own, after = rows[keep], own[keep], after[keep]
+    died = np.minimum(line.free_event[rows], max(line.n_events - 1, 0))
+    freed = line.free_event[rows] < line.n_events
+    backward = found.track.phase == Phase.BACKWARD.code
+    in_backward = freed & backward[died]
+    twice = passes.following[after]
+    again = (twice >= 0) & (line.free_event[rows] > passes.end[twice])
+    # What the next pass reads is made between the two; without that the block itself may be its input.
+    fresh = _made_between(line.alloc_event[born], line.free_event[born], passes.end[own], passes.begin[after])
+    trained = np.r_[0, np.cumsum(backward)]
+    over = trained[passes.begin[after]] > trained[passes.end[own]]
+    alike = np.unique(pythons[line.stack[rows[freed & ~in_backward]]])
+    known = freed | over | again | np.isin(pythons[line.stack[rows]], alike)
+    chosen = ~in_backward & known & (fresh | again)
+    return rows[chosen], passes.begin[after[chosen]]
+
+
+def _made_between(births: I64, deaths: I64, ends: I64, begins: I64) -> NDArray[np.bool_]:
+    """Tell for each end of a pass and begin of another whether some block is made between and alive at the second."""
+    order = np.argsort(births, kind="stable")
+    births, deaths = births[order], deaths[order]
+    pairs, which = np.unique(np.stack([ends, begins]), axis=1, return_inverse=True)
+    bounds = np.searchsorted(births, pairs + np.array([[1], [0]]))
+    found = [deaths[a:b].max(initial=-1) > begin for a, b, begin in zip(*bounds.tolist(), pairs[1], strict=True)]
+    return np.array(found, bool)[which.reshape(-1)]
+
+
+def _by_numbers(views: Views, calls: NDArray[np.int64]) -> dict[str, Any] | None:
+    """Tell passes in a dump by how many equal blocks each stack holds.
+
+    Layers alone would give one number for all, and what a pass makes once would stand among them.
+    """
+    line, found = views.timeline, views.attribution
+    rows = views.peak.rows
+    rows = rows[np.isin(found.category[rows], _PASSING) & (calls[line.stack[rows]] >= 0)]
+    of_call = calls[line.stack[rows]]
+    for call in np.unique(of_call).tolist():
+        mine = rows[of_call == call]
+        kinds = np.stack([line.stack[mine].astype(np.int64), line.requested[mine]])
+        counts = np.unique(kinds, axis=1, return_counts=True)[1]
+        passes = int(np.gcd.reduce(counts))
+        if passes >= _FEWEST and len(np.unique(counts)) >= _FEWEST:
+            held = int(line.size[mine].sum()) * (passes - 1) // passes
+            return _found(views, mine, held, held, passes)
+    return None
