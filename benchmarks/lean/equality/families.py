@@ -12,6 +12,7 @@ that TRL's trainer cannot step.
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -42,12 +43,16 @@ BESIDE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"), _MLA),
     **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa"), _MLA),
     "codegen": {"rotary_dim": 4},
+    "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1},
     "gptj": {"rotary_dim": 4},
     "falcon": {"head_dim": None},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 8},
     "xlstm": {"v_head_dim": None},
-}
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"], "layer_types": ["mamba", "hybrid"], "attention_head_dim": 8,
+               "attention_hidden_size": 64, "n_mamba_heads": 4, "mamba_headdim": 16},
+}  # fmt: skip
 LENGTHS = ((9, 13), (27, 34))
 MOST_PARAMETERS = 20_000_000
 _SAME = 1e-4
@@ -102,6 +107,8 @@ def compared(family: str, folder: Path, **changes: Any) -> Found:
             loss, meant, _ = loss_and_gradients(theirs, inputs)
         except Exception as error:
             return Found("TRL fails", said=_short(error))
+        if not all(bool(gradient.isfinite().all()) for gradient in meant.values()):
+            return Found("TRL fails", said="its gradient is not finite")
         try:
             ours = build("lean", model, folder, max_tokens_per_piece=60)
             lean_loss, found, _ = loss_and_gradients(ours, inputs)
@@ -120,7 +127,8 @@ def _apart(found: dict[str, Any], meant: dict[str, Any]) -> float:
     if found.keys() != meant.keys():
         return float("inf")
     rest = sum(float((found[name] - meant[name]).double().square().sum()) for name in meant)
-    return float((rest / max(1e-24, sum(float(g.double().square().sum()) for g in meant.values()))) ** 0.5)
+    far = (rest / max(1e-24, sum(float(g.double().square().sum()) for g in meant.values()))) ** 0.5
+    return float(far) if math.isfinite(far) else float("inf")
 
 
 def _short(error: Exception) -> str:
