@@ -127,3 +127,8 @@ def test_a_target_with_other_arguments_is_refused_or_noted(target: Target, monke
             require(feature)
     for feature in target.optional_for:
         assert any(f"{target.path}(" in note for note in missing(feature))
+
+
+@pytest.mark.parametrize(("used_in", "found"), [("json:load or dump", "load"), ("json:absent or dump", "dump")])
+def test_of_two_users_the_newer_is_asked_where_it_is_there(used_in: str, found: str) -> None:
+    assert Target("json", "loads", used_in=used_in).user == ("json", found)
