@@ -308,8 +308,8 @@ def test_the_unfinished_file_cannot_be_foreseen_and_is_opened_through_no_link(
     assert len({name[len(".memprof-") : -len(".part")] for name in names}) == 100
     assert min(map(len, names)) >= len(".memprof-.part") + 16
     (elsewhere := tmp_path / "elsewhere").write_text("untouched")
-    monkeypatch.setattr("secrets.token_hex", lambda _: "known")
-    (tmp_path / ".memprof-known.part").symlink_to(elsewhere)
+    monkeypatch.setattr("os.urandom", bytes)
+    (tmp_path / f".memprof-{bytes(8).hex()}.part").symlink_to(elsewhere)
     with pytest.raises(FileExistsError):
         write_whole(tmp_path / "a", "x")
     assert elsewhere.read_text() == "untouched"
