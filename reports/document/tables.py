@@ -130,15 +130,20 @@ def _details(category: str, peak: Mapping[str, Any]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda r: -r.at_peak))
 
 
-def component_table(rows: Sequence[Row]) -> Table:
-    """Draw up the published table's rows, their categories, and for pages their details; the total last."""
+def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
+    """Draw up the published table's rows, their categories, and for pages their details; the total last.
+
+    At a dump's ``moment`` no row's own peak is known.
+    """
     columns = (
-        Column("GiB", page="Component"), Column("At the peak", right=True), Column("", wide=True, on="t"),
-        Column("Share", wide=True, on="p"), Column("of peak", right=True, wide=True, page="% of peak"),
+        Column("GiB", page="Component"), Column(f"At the {moment}", right=True), Column("", wide=True, on="t"),
+        Column("Share", wide=True, on="p"), Column(f"of {moment}", right=True, wide=True, page=f"% of {moment}"),
         Column("Own peak", right=True),
     )  # fmt: skip
     whole = rows[-1].at_peak
     lines = tuple(line for row in rows for line in _component(row, (), whole))
+    if moment != "peak":
+        columns, lines = columns[:-1], tuple(line._replace(cells=line.cells[:-1]) for line in lines)
     return Table(columns, lines, "components", scale=whole or 1, units=False)
 
 
