@@ -51,8 +51,8 @@ _IDLE_BYTES = GIB // 4
 _FIXED = 0.8
 # With this share of the peak unattributed, no category is named.
 _UNKNOWN = 0.9
-# Call a category guessed from this guessed share on, as rows are marked.
-_GUESSED = 0.1
+# Call a category guessed where at least this share of it is.
+_GUESSED = 0.5
 
 
 def with_headline(report: Mapping[str, Any]) -> dict[str, Any]:

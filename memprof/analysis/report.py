@@ -96,6 +96,7 @@ def _source(analysis: Views) -> dict[str, Any]:
         "events": analysis.timeline.n_events,
         "dropped_events": recorded.get("dropped_events") or 0,
         "history": str(analysis.timeline.history),
+        "timed": analysis.timed,
         "phases_known_by": analysis.attribution.track.source,
         "devices": snapshot.devices,
         "rank": extra.get("rank", 0),
@@ -341,5 +342,7 @@ def _notes(analysis: Views) -> list[str]:
         notes.append(
             "CPU runs track tensors, not allocator blocks, so allocated, active and requested bytes are equal."
         )
+    if analysis.timeline.n_events and not analysis.timed and analysis.snapshot.kind is not Kind.SIMULATED:
+        notes.append("The recording has no clock: how long anything took is not known, and its times count events.")
     recorded = extra.get("notes")
     return list(dict.fromkeys([*notes, *(recorded if isinstance(recorded, list) else [])]))

@@ -26,7 +26,7 @@ from memprof.snapshot import Snapshot
 from memprof.snapshot.model import I64
 from memprof.timeline.idle_memory import idle_memory
 from memprof.timeline.timeline import Timeline
-from memprof.vocabulary import Category, Evidence, Group, Phase
+from memprof.vocabulary import Category, Evidence, Group, Kind, Phase
 
 __all__ = ["DevicePeak", "ReservedGrowth", "Views"]
 
@@ -73,6 +73,12 @@ class Views:
         """Return the process's bytes on this device outside torch, by the driver; None where it was not asked."""
         found: int | None = self.snapshot.extra.get("non_torch_bytes")
         return found if self.snapshot.recorder_asked_about(self.timeline.device) else None
+
+    @property
+    def timed(self) -> bool:
+        """Tell whether the clock counts microseconds: some recordings have no times, and simulations count events."""
+        trace = self.snapshot.traces.get(self.timeline.device)
+        return self.snapshot.kind is not Kind.SIMULATED and trace is not None and trace.has_times
 
     @cached_property
     def stacks(self) -> ReadableStacks:
@@ -245,7 +251,8 @@ class Views:
         times = self.timeline.event_us
         if not len(times) or not times[0] <= time_us <= times[-1]:
             span = f"{times[0]} to {times[-1]}" if len(times) else "without events"
-            raise UsageError(f"--at {time_us} lies outside the recording ({span} µs).")
+            unit = " µs" if self.timed else ""
+            raise UsageError(f"--at {time_us} lies outside the recording ({span}{unit}).")
         return self.timeline.instant_at(time_us)
 
     def explain(

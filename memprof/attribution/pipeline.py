@@ -30,7 +30,7 @@ from memprof.attribution.rules import RuleSet, load_rules
 from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import read_tags
 from memprof.frame_paths import recorded_own_folders
-from memprof.snapshot.model import Snapshot, distinct
+from memprof.snapshot.model import Snapshot, distinct, is_among
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
 
@@ -141,13 +141,13 @@ def _apply_context(facts: Facts, draft: Draft) -> None:
     if not len(draft.category):
         return
     matched = facts.stacks.first_rule("context", *_pairs(facts))[_pair_of_row(facts)]
-    only_by_place = np.array(
-        [r.category is Category.LOSS_LOGITS and not (r.any or r.inner) for r in facts.stacks.rules.rules] + [False],
-        bool,
-    )
-    loss = only_by_place[matched] & facts.stacks.has_python[facts.timeline.stack]
+    rules = facts.stacks.rules.rules
+    of_loss = np.array([r.tier == "context" and r.category is Category.LOSS_LOGITS for r in rules] + [False], bool)
+    only_by_place = np.array([not (r.any or r.inner) for r in rules] + [False], bool)
+    loss = of_loss[matched] & facts.stacks.has_python[facts.timeline.stack]
     if facts.module.any():
         _apply_before_the_model(facts, draft, loss)
+        _apply_outside_modules(facts, draft, loss & only_by_place[matched] & (facts.phase == Phase.FORWARD.code))
     else:
         matched = np.where(loss, -1, matched)  # a loss follows a model's output, and no model ran
     _apply_matched(facts, draft, matched, context=True)
@@ -166,6 +166,25 @@ def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_])
             early[born[: ran[0] if len(ran) else 0]] = True
     draft.fill(rows & early, Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
                alternatives=(Category.TEMPORARIES, Category.LOSS_LOGITS))  # fmt: skip
+
+
+def _apply_outside_modules(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) -> None:
+    """Guess what a forward makes outside modules in a function that no loss is named in.
+
+    What a line made before any model ran, it makes for each pass: its inputs. A size of logits speaks for logits. The
+    rest may be a loss only where a backward follows.
+    """
+    t, logits = facts.timeline, distinct(facts.size[draft.category == Category.LOSS_LOGITS.code])
+    first = int(t.alloc_event[facts.module & ~facts.ghost].min(initial=t.n_events))
+    before = np.unique(t.stack[~facts.ghost & (t.alloc_event < first)])
+    draft.fill(rows & is_among(t.stack, before), Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
+               alternatives=(Category.TEMPORARIES, Category.LOSS_LOGITS))  # fmt: skip
+    sized = rows & is_among(facts.size, np.concatenate([logits, logits * 2, logits // 2]))
+    rule, loss, other = "context.outside-modules", Category.LOSS_LOGITS, Category.TEMPORARIES
+    draft.fill(sized, loss, Evidence.SHAPE, rule, "policy", (other,))
+    if facts.has_phase(Phase.BACKWARD):
+        draft.fill(rows, loss, Evidence.LIFETIME, rule, "policy", (other, Category.INPUTS))
+    draft.fill(rows, other, Evidence.LIFETIME, rule, alternatives=(loss, Category.INPUTS))
 
 
 def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, context: bool = False) -> None:

@@ -49,12 +49,15 @@ def report_and_changes(document: Document) -> Sheet:
 
 def short_report(document: Document) -> Sheet:
     """Show the peak, its bar and the rows: what a training run ends with."""
-    return Sheet((*_summary(document, facts=False), (component_table(document.rows),)), **_head(document))
+    rows = component_table(document.rows, document.summary.moment)
+    return Sheet((*_summary(document, facts=False), (rows,)), **_head(document))
 
 
 def _sheet(document: Document, changes: str) -> Sheet:
-    sections = [*_summary(document), *_prediction(document), (component_table(document.rows),)]
-    sections += [_recordings(document.recordings), (document.phase_table,), (largest(document.allocations),)]
+    moment = document.summary.moment
+    sections = [*_summary(document), *_prediction(document), (component_table(document.rows, moment),)]
+    listed = largest(document.allocations, moment)
+    sections += [_recordings(document.recordings), (document.phase_table,), (listed,)]
     advice = advice_sections(document.advice, changes, nothing="t" if "t" in changes else "")
     if "t" in changes:
         return Sheet((*sections, _closing(document), *advice), **_head(document))
@@ -152,11 +155,11 @@ def _recordings(dumps: Table | None) -> Section:
     return first, Said(more, tone="muted", on="t") if rest > 0 else None, replace(dumps, on="m")
 
 
-def largest(allocations: Sequence[Allocation]) -> Table | None:
+def largest(allocations: Sequence[Allocation], moment: str = "peak") -> Table | None:
     """Show the largest allocations: sizes, evidence and line numbers are never cut, names give way."""
     shown = allocations[:_MOST_ALLOCATIONS]
     site = "|Made at=1@t" if any(a.site for a in shown) else ""
-    heads = f"Largest alive at the peak<|Category@m|GiB>|Known by!@t|How it is known@m{site}|Made at@m"
+    heads = f"Largest alive at the {moment}<|Category@m|GiB>|Known by!@t|How it is known@m{site}|Made at@m"
     found = table(heads, [_allocation(a, bool(site)) for a in shown])
     if found is None:
         return None

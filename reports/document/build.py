@@ -120,7 +120,7 @@ def build_document(
         elsewhere: the largest at other phases' peaks, for the timeline's panel.
     """
     active = report["peak"]["active_bytes"]
-    timed = report["source"]["kind"] != "simulated"
+    timed = report["source"].get("timed", report["source"]["kind"] != "simulated")
     rows = allocation_rows(_groups(report["peak"]) if allocations is None else allocations, active, timed=timed)
     return Document(
         title=plain(label) if label else title_of(report),

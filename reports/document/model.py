@@ -43,6 +43,11 @@ class Summary(NamedTuple):
     rest: tuple[Part, ...]
     guessed: Fact | None = None
 
+    @property
+    def moment(self) -> str:
+        """Name the moment that the figures are of: without a history no peak is known, only the dump."""
+        return "dump" if self.peak_word.endswith(" dump") else "peak"
+
 
 class Room(NamedTuple):
     """How far a run was from out of memory: one bar of ``scale_bytes``, the card ending at ``capacity_bytes``.

@@ -28,16 +28,17 @@ def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()
     has_device = peak["reserved_bytes"] is not None
     card = report.get("capacity") or {"bytes": source["device_total_bytes"]}
     capacity = card["bytes"] if has_device else None
+    word = peak_words(source)
     bar = category_parts(peak["categories"], peak.get("guessed"))
     rest = _rest_of_device(peak, capacity) if has_device else ()
     shown = sum(p.bytes for p in (*bar, *rest))
     return Summary(
         peak_bytes=peak["allocated_bytes"],
-        peak_word=peak_words(source),
+        peak_word=word,
         where=where_words(peak_phase(report), peak["step"]),
         capacity_bytes=capacity,
         scale_bytes=max(shown, 1),
-        facts=_facts(report, capacity),
+        facts=_facts(report, capacity, moment="the dump" if word.endswith(" dump") else "the peak"),
         bar=bar,
         rest=rest,
         guessed=_guessed(peak, allocations),
@@ -70,7 +71,7 @@ def _rest_of_device(peak: Mapping[str, Any], capacity: int | None) -> tuple[Part
     return tuple(p for p in parts if p.bytes > 0)
 
 
-def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
+def _facts(report: Mapping[str, Any], capacity: int | None, moment: str) -> tuple[Fact, ...]:
     peak, device = report["peak"], report.get("device_peak") or {}
     facts = []
     reserved = device.get("reserved_bytes")
@@ -80,8 +81,9 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
             note = f"left of {gib(capacity)} at the device peak" if held <= capacity else "more than the device has"
             facts.append(Fact("Headroom", f"{gib(capacity - held)} GiB", note, capacity - held))
         idle = peak["reserved_bytes"] - peak["active_bytes"]
-        note = f"{gib(idle)} of {gib(peak['reserved_bytes'])} not in use at the allocated peak"
-        facts.append(Fact("Highest reserved", f"{gib(reserved)} GiB", note, reserved))
+        label, when = ("Highest reserved", "the allocated peak") if moment == "the peak" else ("Reserved", moment)
+        note = f"{gib(idle)} of {gib(peak['reserved_bytes'])} not in use at {when}"
+        facts.append(Fact(label, f"{gib(reserved)} GiB", note, reserved))
     generation = [p["peak_bytes"] for p in report["phases"] if p["phase"] == "generate"]
     if generation:
         top = max(generation)
@@ -92,7 +94,7 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
         facts.append(Fact("Outside torch", f"{gib(outside)} GiB", note, outside))
     unknown = peak["categories"].get("unattributed", 0)
     facts.append(
-        Fact("Unattributed", f"{gib(unknown)} GiB", f"{percent(unknown, peak['active_bytes'])} of the peak", unknown)
+        Fact("Unattributed", f"{gib(unknown)} GiB", f"{percent(unknown, peak['active_bytes'])} of {moment}", unknown)
     )
     if missing := peak.get("not_in_history_bytes"):
         note = f"{percent(missing, peak['active_bytes'])} of the peak: the allocator counted it, the recording lost it"

@@ -130,15 +130,20 @@ def _details(category: str, peak: Mapping[str, Any]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda r: -r.at_peak))
 
 
-def component_table(rows: Sequence[Row]) -> Table:
-    """Draw up the published table's rows, their categories, and for pages their details; the total last."""
+def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
+    """Draw up the published table's rows, their categories, and for pages their details; the total last.
+
+    At a dump's ``moment`` no row's own peak is known.
+    """
     columns = (
-        Column("GiB", page="Component"), Column("At the peak", right=True), Column("", wide=True, on="t"),
-        Column("Share", wide=True, on="p"), Column("of peak", right=True, wide=True, page="% of peak"),
+        Column("GiB", page="Component"), Column(f"At the {moment}", right=True), Column("", wide=True, on="t"),
+        Column("Share", wide=True, on="p"), Column(f"of {moment}", right=True, wide=True, page=f"% of {moment}"),
         Column("Own peak", right=True),
     )  # fmt: skip
     whole = rows[-1].at_peak
     lines = tuple(line for row in rows for line in _component(row, (), whole))
+    if moment != "peak":
+        columns, lines = columns[:-1], tuple(line._replace(cells=line.cells[:-1]) for line in lines)
     return Table(columns, lines, "components", scale=whole or 1, units=False)
 
 
@@ -173,6 +178,8 @@ def phase_rows(report: Mapping[str, Any]) -> tuple[PhaseRow, ...]:
 def _phase_times(report: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int]:
     """Return the microseconds of each phase: measured, or one simulated step's where they are estimated."""
     if report["source"]["kind"] != "simulated":
+        if not report["source"].get("timed", True):
+            return {}  # the recording has no clock
         return {name: sum(p["end_us"] - p["start_us"] for p in group) for name, group in runs.items()}
     estimated = (report.get("estimated_time") or {}).get("phases", {})
     return {name: round(seconds * 1e6) for name, seconds in estimated.items()}
@@ -201,21 +208,27 @@ def _phase_row(
 
 
 def phase_table(phases: Sequence[PhaseRow]) -> Table | None:
-    """Draw up the phases: how long, how high, and what was alive then; repeats share a row with the highest peak."""
+    """Draw up the phases: how long, how high, and what was alive then; repeats share a row with the highest peak.
+
+    No time is drawn where the recording has no clock.
+    """
     if not phases:
         return None
     estimated = phases[0].estimated
+    timed = estimated or any(p.total_us is not None for p in phases)
     share = "of the step" if estimated else "of the run"
-    heads = f"Phase|{time_heading(estimated)}>|{share}>~@p|Lowest peak>~@p|Peak>|What was alive then~@tp"
-    return table(heads, [_phase_line(p) for p in phases], "phases", max(p.peak_bytes for p in phases))
+    times = f"{time_heading(estimated)}>|{share}>~@p|" if timed else ""
+    heads = f"Phase|{times}Lowest peak>~@p|Peak>|What was alive then~@tp"
+    return table(heads, [_phase_line(p, timed) for p in phases], "phases", max(p.peak_bytes for p in phases))
 
 
-def _phase_line(row: PhaseRow) -> Line:
+def _phase_line(row: PhaseRow, timed: bool) -> Line:
     badges = ([f"×{row.count}"] if row.count > 1 else []) + (["peak"] if row.is_peak else [])
     share = "" if row.time_share is None else f"{100 * row.time_share:.0f} %"
     low = row.low_bytes if amount(row.low_bytes) != amount(row.peak_bytes) else ""
     name = Words(row.label, badges=tuple(badges), phase=row.phase)
-    return Line((name, time_taken(row.total_us, row.estimated), share, low, row.peak_bytes, row.parts), row.is_peak)
+    times = (time_taken(row.total_us, row.estimated), share) if timed else ()
+    return Line((name, *times, low, row.peak_bytes, row.parts), row.is_peak)
 
 
 def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:

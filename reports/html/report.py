@@ -59,7 +59,7 @@ def _sections(document: Document, opened: Opened) -> list[Markup | None]:
         prediction_section(document.prediction),
         advice_section(document.advice),
         recordings_section(document.recordings) if not document.ranks else None,
-        component_section(document.rows),
+        component_section(document.rows, document.summary.moment),
         timeline_section(document, opened),
         icicle_section(document.icicle, opened),
         allocation_table(document, opened),

@@ -59,7 +59,7 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
             ),
             el("dl", {"class": "facts"}, *cards),
         ),
-        bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described="At the peak: "),
+        bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described=f"At the {summary.moment}: "),
         _bar_axis(summary),
         el("ul", {"class": "legend"}, *[_legend(p) for p in (*summary.bar, *others, *summary.rest)]),
     )

@@ -26,10 +26,12 @@ from memprof.reports.html.opened import Opened, particulars
 __all__ = ["allocation_table", "component_section", "device_peak_table", "phases_section", "steps_table"]
 
 
-def component_section(rows: Sequence[Row]) -> Markup:
+def component_section(rows: Sequence[Row], moment: str) -> Markup:
     """Draw the published table's rows, down to categories and details."""
-    note = "values at the peak add up; own peaks are each row's highest at any time and need not coincide"
-    return section("components", "What the peak is made of", note, draw_table(component_table(rows)))
+    note = f"values at the {moment} add up"
+    if moment == "peak":
+        note += "; own peaks are each row's highest at any time and need not coincide"
+    return section("components", f"What the {moment} is made of", note, draw_table(component_table(rows, moment)))
 
 
 def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:
@@ -62,7 +64,7 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
     """List the largest allocations; each line opens to its evidence and stack."""
     if not document.allocations:
         return None
-    active = sum(p.bytes for p in document.summary.bar)
+    active, moment = sum(p.bytes for p in document.summary.bar), document.summary.moment
     head = el(
         "tr",
         {},
@@ -70,7 +72,7 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
             column("Allocation"),
             column("Category"),
             column("Size", True),
-            column("% of peak", True, "wide"),
+            column(f"% of {moment}", True, "wide"),
             column("Made in", extra="wide"),
             column("Alive for", True, "wide"),
         ],
@@ -94,7 +96,7 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
     )
     nothing = el("p", {"id": "nothing", "class": "muted", "role": "status"})
     found = scrolling(table)
-    return section("allocations", "Allocations alive at the peak", note, search, found, nothing, more)
+    return section("allocations", f"Allocations alive at the {moment}", note, search, found, nothing, more)
 
 
 def _allocation_row(allocation: Allocation, reference: str | None) -> Markup:

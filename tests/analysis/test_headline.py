@@ -119,11 +119,11 @@ def test_places_are_said_of_their_own_category_alone() -> None:
 def test_a_guess_is_called_one_and_a_dump_has_no_peak() -> None:
     report = {"source": {"history": "none"}, "phases": [],
               "peak": {"active_bytes": 200 * MIB, "reserved_bytes": 240 * MIB, "pending_free_bytes": 0,
-                       "guessed": {"weights": 11 * MIB},
+                       "guessed": {"weights": 55 * MIB},
                        "categories": {"weights": 110 * MIB, "kv_cache": 90 * MIB}}}  # fmt: skip
     words = "110 MiB of weights (55 % of it) and 90.0 MiB of KV cache (45 %)."
     assert _cause(report, "kv_cache", []) == f"{words} Guessed: weights."
-    report["peak"]["guessed"] = {"weights": 10 * MIB}
+    report["peak"]["guessed"] = {"weights": 54 * MIB}
     assert _cause(report, "kv_cache", []) == words
 
 

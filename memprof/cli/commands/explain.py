@@ -14,7 +14,6 @@ from memprof.cli.inputs import analysed
 from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
 from memprof.errors import UsageError
 from memprof.reports.renderers import Answer
-from memprof.vocabulary import Kind
 
 __all__ = ["command"]
 
@@ -65,7 +64,7 @@ def command(
     most = None if everything else top or _DEFAULT_TOP
     groups = redacted(analysis.largest(most, at, category, where), redact, analysis)
     singles = redacted(analysis.explain(at, category, most, where), redact, analysis) if output.wants_json else []
-    _emit(groups, singles, at, output, full_stacks, analysis.snapshot.kind is not Kind.SIMULATED)
+    _emit(groups, singles, at, output, full_stacks, analysis.timed)
 
 
 def _address(text: str | None) -> int | None:
