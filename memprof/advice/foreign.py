@@ -175,7 +175,10 @@ def _without_gradients(run: Run) -> Iterator[Candidate | None]:
         shares = {"activations": kept, "weight_casts": casts if copies else 0.0}
         return {category: round(peak.of(category) * share * (1 - _TRANSIENT)) for category, share in shares.items()}
 
-    yield _candidate("no_grad", scope, effect)
+    if run.only_infers:
+        yield _candidate("no_grad", scope, effect)
+    elif either := _candidate("no_grad_or_checkpointing", scope, effect):
+        yield replace(either, id="no_grad")
 
 
 def _part_of(category: str, share: float) -> Effect:

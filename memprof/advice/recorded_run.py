@@ -22,6 +22,8 @@ __all__ = ["Effect", "Made", "Peak", "Run", "bounded", "highest", "run_of"]
 _ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 # Look at changes of the allocator from this idle share of reserved memory at the device's peak on.
 _FRAGMENTED = 0.05
+# Functions that only infer: what they run needs no gradients.
+_INFERS = re.compile(r" (?:generate|inference_mode|no_grad|eval|evaluate|evaluation_loop|infer|inference|predict)$")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Run:
     framework whose frames were seen; ``engine`` tells that vLLM or SGLang is in the process. ``lasting`` has for a
     category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
     out, ``whole_step`` that all phases of a step before were seen. ``over_batches``: a layer normalises over the batch,
-    so that results depend on its size. ``findings`` and ``weights_bits`` are the report's.
+    so that results depend on its size. ``only_infers``: a pass was seen to return and no backward
+    followed, or functions that infer are on the stacks. ``findings`` and ``weights_bits`` are the report's.
     """
 
     peaks: tuple[Peak, ...]
@@ -76,6 +79,7 @@ class Run:
     over_batches: bool = False
     findings: tuple[Mapping[str, Any], ...] = ()
     weights_bits: int | None = None
+    only_infers: bool = False
 
     @property
     def peak(self) -> Peak:
@@ -130,6 +134,8 @@ def run_of(report: Mapping[str, Any]) -> Run:
         whole_step=_whole_step(report),
         findings=tuple(peak.get("findings") or ()),
         weights_bits=peak.get("weights_bits"),
+        only_infers=bool(peak.get("pass_returned"))
+        or any(_INFERS.search(frame) for group in _groups(peak) for frame in group.get("stack") or []),
         over_batches=any("batchnorm.py" in f for group in _groups(peak) for f in group.get("stack") or []),
     )
     return _configured(run, source) if source.get("config") else run

@@ -377,7 +377,8 @@ def _action(report: Mapping[str, Any]) -> str:
     first = advice[0]
     how = "simulated" if first["basis"] == "simulated" else "an estimate"
     stays = "gradients stay" if report["own_peaks"].get("gradients") else "results stay"
-    same = f"; {stays} the same" if first["exact"] else ""
+    # One of two changes is right, and the other is not: nothing is promised of both.
+    same = f"; {stays} the same" if first["exact"] and not first["action"].startswith("If ") else ""
     action = first["action"][:1].lower() + first["action"][1:]
     enough = f" {first['enough_words']}" if first.get("enough_words") else ""
     saves = amount(first["saves_bytes"]) + _of_whole_step(first, report)

@@ -128,8 +128,18 @@ def test_two_lines_that_make_nearly_everything_are_named() -> None:
 def test_a_forward_whose_activations_stay_without_a_backward_is_asked_whether_it_needs_gradients() -> None:
     held = {"activations": 30 * GIB, "weights": 12 * GIB}
     stays = made("activations", 30 * GIB, "/home/me/model.py:31 forward") | {"born_us": 5}
-    first = estimated_advice(foreign({"forward": held}, stays))[0]
+    cut = foreign({"forward": held}, stays)
+    first = estimated_advice(cut)[0]
     assert (first["id"], first["saves_bytes"]) == ("no_grad", 27 * GIB)
+    # A training that was recorded no further than its first forward looks the same.
+    assert first["action"].startswith("If this run only infers")
+    assert "if it trains" in first["action"]
+    assert "results stay" not in headline_of({**cut, "advice": [first]})["action"]
+    inferred = foreign({"forward": held}, {**stays, "stack": [*stays["stack"], "/home/me/run.py:9 generate"]})
+    for sure in (inferred, foreign({"forward": held}, stays, pass_returned=True)):
+        only = estimated_advice(sure)[0]
+        assert (only["id"], only["exact"]) == ("no_grad", True)
+        assert only["action"].startswith("Run the forward without gradients")
     freed = estimated_advice(foreign({"forward": held}, stays | {"died_us": 9}))
     trained = estimated_advice(foreign({"forward": held, "backward": {"gradients": GIB}}, stays))
     oom = {"requested_bytes": 1, "device_free_bytes": 0}

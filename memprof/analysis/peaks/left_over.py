@@ -21,7 +21,7 @@ from memprof.vocabulary import Category, Phase
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
-__all__ = ["left_over"]
+__all__ = ["left_over", "pass_returned"]
 
 _PASSING = [c.code for c in (Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.TEMPORARIES)]
 _MODULE = "torch/nn/modules/module.py"
@@ -49,6 +49,18 @@ def left_over(views: Views) -> dict[str, Any] | None:
     highest = int((line.active - np.cumsum(change)[: len(line.active)]).max())
     passes = len(np.unique(since[alive]))
     return _found(views, held, int(line.size[held].sum()), int(line.active.max()) - highest, passes)
+
+
+def pass_returned(views: Views) -> bool:
+    """Tell whether a pass of the outermost module was seen to return: the program makes or frees something after it."""
+    trace = views.snapshot.traces.get(views.timeline.device)
+    if trace is None or not len(trace):
+        return False
+    calls, _ = _calls(views.snapshot)
+    bare = np.array([not stack for stack in views.snapshot.stacks.stacks], bool)
+    acts = ((trace.action == int(Action.ALLOC)) | (trace.action == int(Action.FREE_REQUESTED))) & ~bare[trace.stack]
+    call = calls[trace.stack[acts]]
+    return bool((call >= 0).any() and (call[int(np.argmax(call >= 0)) :] != call[call >= 0][0]).any())
 
 
 def _found(views: Views, rows: I64, held: int, saves: int, passes: int) -> dict[str, Any]:

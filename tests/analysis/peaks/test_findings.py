@@ -161,6 +161,15 @@ def test_what_is_freed_before_the_peak_is_not_in_it(tmp_path: Path) -> None:
     assert report["peak"]["findings"] == []
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_pass_that_was_cut_short_did_not_return(tmp_path: Path, whole: bool) -> None:
+    def run() -> None:
+        out = Layers()(batch())
+        assert not whole or len(out * 2)
+
+    assert found(tmp_path / "run.pickle", run)["peak"]["pass_returned"] is whole
+
+
 FOUND = {
     "flexgen-opt1.3b-a-t20": ("two_copies", 2_837_432_324, 2_837_432_324),  # OPT-1.3B in 16 bits, and its head again
     "linear-grad-t24": ("left_over", 1_000_341_504, 1_000_341_504),
