@@ -86,7 +86,7 @@ def _scope_of(names: Names, phase: str, training: bool, alloc_conf: str = "", **
         alloc_conf: the allocator's settings.
         more: what the change's own words ask for, such as ``held``, the bytes that it is about.
     """
-    words = dict(names.words) if names.framework else dict(PLAIN.words)
+    words = dict(names.words)
     if names.kind == "serving":  # its word for checkpointing is about graphs
         words = {**words, **PLAIN.words} if training else {k: v for k, v in words.items() if k != "checkpointing"}
     values = {
@@ -217,7 +217,7 @@ def _less_state(run: Run) -> Iterator[Candidate | None]:
 def _smaller_weights(run: Run) -> Iterator[Candidate | None]:
     """Suggest weights in fewer bits where nothing is trained."""
     if run.peak.of("weights") >= 0.5 * run.peak.bytes and not _trains(run):
-        bits, words = run.weights_bits, run.names.words if run.names.framework else PLAIN.words
+        bits, words = run.weights_bits, run.names.words
         narrow = {16: "8 bits instead of 16", 32: "bfloat16 instead of float32"}.get(bits or 0)
         half, setting = words.get("half", ""), words.get("weights", "")
         if bits and half:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.peaks.next_step import phases_of_next_step
 from memprof.errors import InputError
-from memprof.oom.frameworks import PLAIN, Names, names_in
+from memprof.oom.frameworks import PLAIN, Names, names_in, plain_in
 
 if TYPE_CHECKING:
     from memprof.config.model_shape import ModelShape
@@ -230,7 +230,8 @@ def _engine(report: Mapping[str, Any]) -> bool:
 def _names(report: Mapping[str, Any]) -> Names:
     """Return the settings' names of the framework whose files the largest allocations' stacks show."""
     frames = [frame for group in _groups(report["peak"]) for frame in group.get("stack") or []]
-    return names_in("\n".join([*frames, *((report.get("oom") or {}).get("stack") or [])])) or PLAIN
+    text = "\n".join([*frames, *((report.get("oom") or {}).get("stack") or [])])
+    return names_in(text) or plain_in(text)
 
 
 def _idle(report: Mapping[str, Any]) -> int:

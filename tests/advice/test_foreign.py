@@ -84,8 +84,18 @@ def test_a_training_beside_an_engine_of_no_known_framework_is_not_told_the_engin
     held = {"kv_cache": 9 * GIB, "activations": 9 * GIB, "gradients": GIB}
     found = {e["id"]: e["setting"] for e in estimated_advice(foreign({"backward": held}, made("kv_cache", GIB, VLLM)))}
     assert found["engine_share"].startswith("lower gpu_memory_utilization")
-    assert "gradient_checkpointing_enable" in found["checkpointing"]
+    assert found["checkpointing"] == PLAIN.checkpointing
     assert found["micro_batch_half"] == PLAIN.micro_batch
+
+
+def test_a_method_of_transformers_models_is_named_where_these_are_seen_alone() -> None:
+    def said(frame: str) -> str:
+        kept = {"weights": GIB, "activations": 9 * GIB, "gradients": GIB}
+        seen = estimated_advice(foreign({"backward": kept}, made("activations", 9 * GIB, frame)))
+        return next(e["setting"] for e in seen if e["id"] == "checkpointing")
+
+    assert "gradient_checkpointing_enable" in said("/x/transformers/models/llama/modeling_llama.py:9 forward")
+    assert "gradient_checkpointing_enable" not in said("/x/site-packages/torchvision/models/resnet.py:9 forward")
 
 
 def test_growing_segments_are_no_advice_where_the_engine_maps_its_memory_itself() -> None:
