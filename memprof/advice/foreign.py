@@ -218,9 +218,16 @@ def _smaller_weights(run: Run) -> Iterator[Candidate | None]:
     """Suggest weights in fewer bits where nothing is trained."""
     if run.peak.of("weights") >= 0.5 * run.peak.bytes and not _trains(run):
         bits, words = run.weights_bits, run.names.words
-        narrow = {16: "8 bits instead of 16", 32: "bfloat16 instead of float32"}.get(bits or 0)
         half, setting = words.get("half", ""), words.get("weights", "")
-        if bits and half:
-            setting = half if bits == 32 else setting.removeprefix(f"{half}, or ")
+        then = float(words.get("weights_bits", 8))
+        if bits == 32 and (half or "bfloat16" in setting):
+            narrow, share = "bfloat16 instead of float32", 1 / 2
+            setting = half or setting
+        elif bits or (then < 8 and "bfloat16" not in setting):
+            setting = setting.removeprefix(f"{half}, or ") if half else setting
+            narrow = f"{int(then)} bits instead of {bits}" if bits else f"{int(then)} bits"
+            share = 1 - then / (bits or 16)
+        else:
+            narrow, share = None, 1 / 2
         scope = _scope(run, narrow=narrow, setting_weights=setting or None)
-        yield _candidate("smaller_weights", scope, _part_of("weights", 1 / 2))
+        yield _candidate("smaller_weights", scope, _part_of("weights", share))

@@ -21,7 +21,7 @@ FIRST = {
     "cs336-medium-train-ctx1024-t211": ("checkpointing", "gradients stay the same"),
     "cs336-medium-train-ctx256-t211": ("checkpointing", "gradients stay the same"),
     "cs336-state-only-51g-t26": ("adamw_8bit", "8 bits"),
-    "flexgen-opt-oom-t20": ("smaller_weights", "8 bits instead of 16. It saves 5.51 GiB"),
+    "flexgen-opt-oom-t20": ("smaller_weights", "4 bits instead of 16. It saves 7.93 GiB"),
     "flexgen-opt1.3b-a-t20": ("two_copies", "saves 2.64 GiB"),
     "linear-grad-t24": ("left_over", "saves 954 MiB"),
     "linear-nograd-t24": ("left_over", "saves 764 MiB"),

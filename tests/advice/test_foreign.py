@@ -98,6 +98,22 @@ def test_a_method_of_transformers_models_is_named_where_these_are_seen_alone() -
     assert "gradient_checkpointing_enable" not in said("/x/site-packages/torchvision/models/resnet.py:9 forward")
 
 
+@pytest.mark.parametrize(
+    ("frame", "bits", "narrow", "saved"),
+    [("/root/flexgen/pytorch_backend.py:9 init", 16, "4 bits instead of 16", 11.5 / 16),
+     ("/root/flexgen/pytorch_backend.py:9 init", None, "4 bits", 11.5 / 16),
+     ("/x/vllm/worker.py:9 load", 16, "8 bits instead of 16", 1 / 2),
+     ("/home/me/load.py:9 load", 16, "8 bits instead of 16", 1 / 2),
+     ("/home/me/load.py:9 load", 32, "bfloat16 instead of float32", 1 / 2)],
+)  # fmt: skip
+def test_weights_take_the_bits_of_the_flag_that_is_named(
+    frame: str, bits: int | None, narrow: str, saved: float
+) -> None:
+    seen = foreign({"forward": {"weights": 16 * GIB}}, made("weights", 16 * GIB, frame), weights_bits=bits)
+    found = next(e for e in estimated_advice(seen) if e["id"] == "smaller_weights")
+    assert (found["action"], found["saves_bytes"]) == (f"Hold the weights in {narrow}", 16 * saved * GIB)
+
+
 def test_growing_segments_are_no_advice_where_the_engine_maps_its_memory_itself() -> None:
     held = {"weights": 8 * GIB}
     seen = foreign({"generate": held}, made("weights", 8 * GIB, VERL), reserved_bytes=12 * GIB)
