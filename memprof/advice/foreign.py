@@ -46,9 +46,14 @@ def candidates_by_findings(run: Run) -> Iterator[Candidate]:
         one = found["kind"] == "left_over" and found["passes"] == 1
         name = found["kind"] if one or found["kind"] != "left_over" else "kept_by_passes"
         where = re.split(r"[/\\]", found["frame"])[-1] or None
-        scope = _scope(run, found["bytes"], where=where, passes=found.get("passes"))
-        if candidate := _candidate(name, scope, _without(found)):
-            yield candidate
+        twice = found["kind"] == "two_copies" and where
+        scope = _scope(run, found["bytes"], where=where, passes=found.get("passes"), copying=_copying(run))
+        if candidate := _candidate("made_twice" if twice else name, scope, _without(found)):
+            yield replace(candidate, id=name)
+
+
+def _copying(run: Run) -> str | None:
+    return 'load with map_location="cpu"; del the state_dict; no deepcopy on the device' if run.copies else None
 
 
 def _without(found: Mapping[str, Any]) -> Effect:

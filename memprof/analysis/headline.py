@@ -331,8 +331,12 @@ def _left_over(found: Mapping[str, Any], share: str) -> str:
 
 
 def _two_copies(found: Mapping[str, Any], share: str) -> str:
-    words = "Each size of weight is there an even number of times: these may be two copies of one model (or one and "
-    return f"{words}its gradients), {amount(found['bytes'])} each. "
+    words = "Each size of weight is there an even number of times"
+    if found["frame"]:
+        place = ":".join(_file_and_line(found["frame"]))
+        each = f"ran once for each of two copies, {amount(found['bytes'])} each. "
+        return f"{words}, made by the same line: {place} {each}"
+    return f"{words}: these may be two copies of one model (or one and its gradients), {amount(found['bytes'])} each. "
 
 
 _EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies}

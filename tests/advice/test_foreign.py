@@ -114,6 +114,24 @@ def test_weights_take_the_bits_of_the_flag_that_is_named(
     assert (found["action"], found["saves_bytes"]) == (f"Hold the weights in {narrow}", 16 * saved * GIB)
 
 
+@pytest.mark.parametrize(
+    ("frame", "stack", "action", "setting"),
+    [("/home/me/load.py:9 build", "/home/me/load.py:9 build", "Make the weights once: load.py:9", "share one copy"),
+     ("", "/home/me/load.py:9 build", "Look for a second copy", "del the name"),
+     ("", "/usr/lib/python3.11/copy.py:9 deepcopy", "Look for a second copy", "no deepcopy on the device")],
+)  # fmt: skip
+def test_two_copies_are_advised_by_how_they_were_made(frame: str, stack: str, action: str, setting: str) -> None:
+    found = {"kind": "two_copies", "category": "weights", "bytes": 4 * GIB, "count": 9, "saves_bytes": 4 * GIB,
+             "frame": frame}  # fmt: skip
+    seen = foreign({"other": {"weights": 8 * GIB}}, made("weights", 8 * GIB, stack), findings=[found])
+    first = estimated_advice(seen)[0]
+    assert first["id"] == "two_copies"
+    assert first["action"].startswith(action)
+    assert setting in first["setting"]
+    cause = headline_of({**seen, "advice": [first]})["cause"]
+    assert ("or one and its gradients" in cause) is not bool(frame)
+
+
 def test_growing_segments_are_no_advice_where_the_engine_maps_its_memory_itself() -> None:
     held = {"weights": 8 * GIB}
     seen = foreign({"generate": held}, made("weights", 8 * GIB, VERL), reserved_bytes=12 * GIB)
