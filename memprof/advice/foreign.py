@@ -46,8 +46,11 @@ def candidates_by_findings(run: Run) -> Iterator[Candidate]:
         one = found["kind"] == "left_over" and found["passes"] == 1
         name = found["kind"] if one or found["kind"] != "left_over" else "kept_by_passes"
         where = re.split(r"[/\\]", found["frame"])[-1] or None
+        own = re.split(r"[/\\]", found.get("held_at", ""))[-1]
+        line = own if own and own != where else None
         twice = found["kind"] == "two_copies" and where
-        scope = _scope(run, found["bytes"], where=where, passes=found.get("passes"), copying=_copying(run))
+        more = {"where": where, "passes": found.get("passes"), "line": line, "copying": _copying(run)}
+        scope = _scope(run, found["bytes"], **more)
         if candidate := _candidate("made_twice" if twice else name, scope, _without(found)):
             yield replace(candidate, id=name)
 

@@ -132,6 +132,17 @@ def test_two_copies_are_advised_by_how_they_were_made(frame: str, stack: str, ac
     assert ("or one and its gradients" in cause) is not bool(frame)
 
 
+@pytest.mark.parametrize(
+    ("passes", "said"), [(1, "the one that validate.py:63 validate sets"), (25, "called from validate.py:63 validate")]
+)
+def test_the_users_line_is_named_where_a_library_made_what_is_left(passes: int, said: str) -> None:
+    found = {"kind": "left_over", "category": "activations", "bytes": 4 * GIB, "count": 1, "saves_bytes": 4 * GIB,
+             "frame": "/x/site-packages/diffusers/models/attention_processor.py:1262 __call__", "passes": passes,
+             "held_at": "/home/me/validate.py:63 validate"}  # fmt: skip
+    first = estimated_advice(foreign({"forward": {"activations": 8 * GIB}}, findings=[found]))[0]
+    assert said in f"{first['action']} {first['setting']}"
+
+
 def test_growing_segments_are_no_advice_where_the_engine_maps_its_memory_itself() -> None:
     held = {"weights": 8 * GIB}
     seen = foreign({"generate": held}, made("weights", 8 * GIB, VERL), reserved_bytes=12 * GIB)
