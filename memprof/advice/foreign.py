@@ -46,9 +46,17 @@ def candidates_by_findings(run: Run) -> Iterator[Candidate]:
         one = found["kind"] == "left_over" and found["passes"] == 1
         name = found["kind"] if one or found["kind"] != "left_over" else "kept_by_passes"
         where = re.split(r"[/\\]", found["frame"])[-1] or None
-        scope = _scope(run, found["bytes"], where=where, passes=found.get("passes"))
-        if candidate := _candidate(name, scope, _without(found)):
-            yield candidate
+        own = re.split(r"[/\\]", found.get("held_at", ""))[-1]
+        line = own if own and own != where else None
+        twice = found["kind"] == "two_copies" and where
+        more = {"where": where, "passes": found.get("passes"), "line": line, "copying": _copying(run)}
+        scope = _scope(run, found["bytes"], **more)
+        if candidate := _candidate("made_twice" if twice else name, scope, _without(found)):
+            yield replace(candidate, id=name)
+
+
+def _copying(run: Run) -> str | None:
+    return 'load with map_location="cpu"; del the state_dict; no deepcopy on the device' if run.copies else None
 
 
 def _without(found: Mapping[str, Any]) -> Effect:
@@ -86,7 +94,7 @@ def _scope_of(names: Names, phase: str, training: bool, alloc_conf: str = "", **
         alloc_conf: the allocator's settings.
         more: what the change's own words ask for, such as ``held``, the bytes that it is about.
     """
-    words = dict(names.words) if names.framework else dict(PLAIN.words)
+    words = dict(names.words)
     if names.kind == "serving":  # its word for checkpointing is about graphs
         words = {**words, **PLAIN.words} if training else {k: v for k, v in words.items() if k != "checkpointing"}
     values = {
@@ -175,7 +183,10 @@ def _without_gradients(run: Run) -> Iterator[Candidate | None]:
         shares = {"activations": kept, "weight_casts": casts if copies else 0.0}
         return {category: round(peak.of(category) * share * (1 - _TRANSIENT)) for category, share in shares.items()}
 
-    yield _candidate("no_grad", scope, effect)
+    if run.only_infers:
+        yield _candidate("no_grad", scope, effect)
+    elif either := _candidate("no_grad_or_checkpointing", scope, effect):
+        yield replace(either, id="no_grad")
 
 
 def _part_of(category: str, share: float) -> Effect:
@@ -214,10 +225,17 @@ def _less_state(run: Run) -> Iterator[Candidate | None]:
 def _smaller_weights(run: Run) -> Iterator[Candidate | None]:
     """Suggest weights in fewer bits where nothing is trained."""
     if run.peak.of("weights") >= 0.5 * run.peak.bytes and not _trains(run):
-        bits, words = run.weights_bits, run.names.words if run.names.framework else PLAIN.words
-        narrow = {16: "8 bits instead of 16", 32: "bfloat16 instead of float32"}.get(bits or 0)
+        bits, words = run.weights_bits, run.names.words
         half, setting = words.get("half", ""), words.get("weights", "")
-        if bits and half:
-            setting = half if bits == 32 else setting.removeprefix(f"{half}, or ")
+        then = float(words.get("weights_bits", 8))
+        if bits == 32 and (half or "bfloat16" in setting):
+            narrow, share = "bfloat16 instead of float32", 1 / 2
+            setting = half or setting
+        elif bits or (then < 8 and "bfloat16" not in setting):
+            setting = setting.removeprefix(f"{half}, or ") if half else setting
+            narrow = f"{int(then)} bits instead of {bits}" if bits else f"{int(then)} bits"
+            share = 1 - then / (bits or 16)
+        else:
+            narrow, share = None, 1 / 2
         scope = _scope(run, narrow=narrow, setting_weights=setting or None)
-        yield _candidate("smaller_weights", scope, _part_of("weights", 1 / 2))
+        yield _candidate("smaller_weights", scope, _part_of("weights", share))

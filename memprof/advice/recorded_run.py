@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.peaks.next_step import phases_of_next_step
 from memprof.errors import InputError
-from memprof.oom.frameworks import PLAIN, Names, names_in
+from memprof.oom.frameworks import PLAIN, Names, names_in, plain_in
 
 if TYPE_CHECKING:
     from memprof.config.model_shape import ModelShape
@@ -22,6 +22,9 @@ __all__ = ["Effect", "Made", "Peak", "Run", "bounded", "highest", "run_of"]
 _ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 # Look at changes of the allocator from this idle share of reserved memory at the device's peak on.
 _FRAGMENTED = 0.05
+_COPIES = re.compile(r" (?:load|torch_load|load_state_dict|_load_from_state_dict|load_file|deepcopy|__deepcopy__)$")
+# Functions that only infer: what they run needs no gradients.
+_INFERS = re.compile(r" (?:generate|inference_mode|no_grad|eval|evaluate|evaluation_loop|infer|inference|predict)$")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,9 @@ class Run:
     framework whose frames were seen; ``engine`` tells that vLLM or SGLang is in the process. ``lasting`` has for a
     category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
     out, ``whole_step`` that all phases of a step before were seen. ``over_batches``: a layer normalises over the batch,
-    so that results depend on its size. ``findings`` and ``weights_bits`` are the report's.
+    so that results depend on its size. ``copies``: weights were loaded or copied from others. ``only_infers``: a pass
+    was seen to return and no backward followed, or functions that infer are on the stacks. ``findings`` and
+    ``weights_bits`` are the report's.
     """
 
     peaks: tuple[Peak, ...]
@@ -76,6 +81,8 @@ class Run:
     over_batches: bool = False
     findings: tuple[Mapping[str, Any], ...] = ()
     weights_bits: int | None = None
+    only_infers: bool = False
+    copies: bool = False
 
     @property
     def peak(self) -> Peak:
@@ -130,7 +137,10 @@ def run_of(report: Mapping[str, Any]) -> Run:
         whole_step=_whole_step(report),
         findings=tuple(peak.get("findings") or ()),
         weights_bits=peak.get("weights_bits"),
-        over_batches=any("batchnorm.py" in f for group in _groups(peak) for f in group.get("stack") or []),
+        copies=any(_COPIES.search(frame) for frame in _frames(report)),
+        only_infers=bool(peak.get("pass_returned"))
+        or any(_INFERS.search(frame) for frame in _frames(report)),
+        over_batches=any("batchnorm.py" in frame for frame in _frames(report)),
     )
     return _configured(run, source) if source.get("config") else run
 
@@ -213,6 +223,11 @@ def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return peak["allocations"] if groups is None else groups
 
 
+def _frames(report: Mapping[str, Any]) -> list[str]:
+    """Return the frames of the largest allocations' stacks."""
+    return [frame for group in _groups(report["peak"]) for frame in group.get("stack") or []]
+
+
 def _engine(report: Mapping[str, Any]) -> bool:
     """Tell whether an inference engine holds memory: its category, or its files where keys and values were made."""
     if report["own_peaks"].get("inference_engine"):
@@ -223,8 +238,8 @@ def _engine(report: Mapping[str, Any]) -> bool:
 
 def _names(report: Mapping[str, Any]) -> Names:
     """Return the settings' names of the framework whose files the largest allocations' stacks show."""
-    frames = [frame for group in _groups(report["peak"]) for frame in group.get("stack") or []]
-    return names_in("\n".join([*frames, *((report.get("oom") or {}).get("stack") or [])])) or PLAIN
+    text = "\n".join([*_frames(report), *((report.get("oom") or {}).get("stack") or [])])
+    return names_in(text) or plain_in(text)
 
 
 def _idle(report: Mapping[str, Any]) -> int:

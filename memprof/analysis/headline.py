@@ -195,7 +195,7 @@ def _verdict(report: Mapping[str, Any]) -> str:
     if _is_dump(source):
         return f"{words}; the peak before it is not known"
     most = (report.get("device_peak") or {}).get("reserved_bytes") or 0
-    if _idle(most, peak["active_bytes"]):
+    if _idle(most, peak["active_bytes"]) and not _handed_back(report):
         words += f"; {gib(most)} GiB reserved at most"
     return words + _from_the_next_step(report)
 
@@ -270,6 +270,8 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
     sentence = f"{_explained(report)}{_and(parts[: len(named)])}{made}{more}."
     counted = peak.get("guessed") or {}
     told = [c for c in (*named, *beside) if c != str(Category.UNATTRIBUTED)]
+    if _handed_back(report):
+        sentence += f" {_idle_words(report)}".rstrip()
     if guessed := [_label(c) for c in told if counted.get(c, 0) >= _GUESSED * held[c]]:
         sentence += f" Guessed: {_and(guessed)}."
     if waiting := peak["pending_free_bytes"]:
@@ -291,7 +293,7 @@ def _explained(report: Mapping[str, Any]) -> str:
         if not known and found["bytes"] < peak["categories"].get(found["category"], 0) / 2:
             continue
         words += _EXPLAINED[found["kind"]](found, percent(found["bytes"], peak["active_bytes"]))
-    return words + _idle_words(report)
+    return words + ("" if _handed_back(report) else _idle_words(report))
 
 
 def _idle_words(report: Mapping[str, Any]) -> str:
@@ -306,7 +308,18 @@ def _idle_words(report: Mapping[str, Any]) -> str:
     most, used = device.get("reserved_bytes"), device.get("active_bytes")
     if most is None or used is None or not _idle(most, peak["active_bytes"]):
         return ""
+    if _handed_back(report):
+        now = gib(peak["reserved_bytes"])
+        return f"{gib(most)} GiB were reserved before the peak and handed back: {now} are reserved at it. "
     return f"Of the {gib(most)} GiB reserved at most, {gib(most - used)} were idle then. "
+
+
+def _handed_back(report: Mapping[str, Any]) -> bool:
+    """Tell whether much of what was reserved at most was back on the device at the peak: it is not idle there."""
+    peak, device = report["peak"], report.get("device_peak") or {}
+    if device.get("reserved_bytes") is None or (device.get("time_us") or 0) >= (peak.get("time_us") or 0):
+        return False
+    return _idle(device["reserved_bytes"], peak["reserved_bytes"] or 0) > 0
 
 
 def _left_over(found: Mapping[str, Any], share: str) -> str:
@@ -318,8 +331,12 @@ def _left_over(found: Mapping[str, Any], share: str) -> str:
 
 
 def _two_copies(found: Mapping[str, Any], share: str) -> str:
-    words = "Each size of weight is there an even number of times: these may be two copies of one model (or one and "
-    return f"{words}its gradients), {amount(found['bytes'])} each. "
+    words = "Each size of weight is there an even number of times"
+    if found["frame"]:
+        place = ":".join(_file_and_line(found["frame"]))
+        each = f"ran once for each of two copies, {amount(found['bytes'])} each. "
+        return f"{words}, made by the same line: {place} {each}"
+    return f"{words}: these may be two copies of one model (or one and its gradients), {amount(found['bytes'])} each. "
 
 
 _EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies}
@@ -377,7 +394,8 @@ def _action(report: Mapping[str, Any]) -> str:
     first = advice[0]
     how = "simulated" if first["basis"] == "simulated" else "an estimate"
     stays = "gradients stay" if report["own_peaks"].get("gradients") else "results stay"
-    same = f"; {stays} the same" if first["exact"] else ""
+    # One of two changes is right, and the other is not: nothing is promised of both.
+    same = f"; {stays} the same" if first["exact"] and not first["action"].startswith("If ") else ""
     action = first["action"][:1].lower() + first["action"][1:]
     enough = f" {first['enough_words']}" if first.get("enough_words") else ""
     saves = amount(first["saves_bytes"]) + _of_whole_step(first, report)

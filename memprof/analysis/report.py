@@ -13,6 +13,7 @@ from memprof.analysis.outside_torch import outside_report, switches_report
 from memprof.analysis.peaks.by_device import devices_note
 from memprof.analysis.peaks.counted import unseen_note
 from memprof.analysis.peaks.findings import findings, weights_bits
+from memprof.analysis.peaks.left_over import pass_returned
 from memprof.frame_paths import short_path
 from memprof.timeline.block_sizes import segment_for
 from memprof.units import format_bytes
@@ -154,6 +155,7 @@ def _peak(analysis: Views, allocations: int | None) -> dict[str, Any]:
         "non_torch_bytes": analysis.non_torch_bytes,
         "findings": findings(analysis),
         "weights_bits": weights_bits(analysis),
+        "pass_returned": pass_returned(analysis),
         "allocations": analysis.explain("peak", top=allocations),
         "largest": [_group(found) for found in analysis.largest(None if allocations is None else _MAX_LARGEST)],
     }

@@ -9,7 +9,7 @@ from typing import Any
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes, parts_of
 from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
-from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
+from memprof.oom.frameworks import Names, names_for_program, names_in, plain_in
 from memprof.oom.judge import judge
 from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
@@ -140,7 +140,7 @@ def _explained(failure: Failure) -> dict[str, Any]:
 def _names(failure: Failure) -> Names:
     """Return the framework the failure's frames, message and surroundings show."""
     text = "\n".join([*(frame.path for frame in failure.frames), failure.text, failure.around])
-    return names_in(text) or names_for_program(failure.form.program) or PLAIN
+    return names_in(text) or names_for_program(failure.form.program) or plain_in(text)
 
 
 def _phase(failure: Failure, names: Names) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from memprof.oom.tables import table
 
-__all__ = ["PLAIN", "Names", "frameworks", "names_for_program", "names_in"]
+__all__ = ["PLAIN", "Names", "frameworks", "names_for_program", "names_in", "plain_in"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,12 @@ def frameworks() -> tuple[Names, ...]:
 def names_in(text: str) -> Names | None:
     """Return the framework that a text shows, such as stacks' file names; None where it shows none."""
     return next((names for names in frameworks() if any(sign.search(text) for sign in names.signs)), None)
+
+
+def plain_in(text: str) -> Names:
+    """Return the words of no framework; with transformers' own where a text shows its files."""
+    own = dict(table("frameworks")["transformers"])
+    return Names("", words={**PLAIN.words, **own}) if re.search(own.pop("sign"), text) else PLAIN
 
 
 def names_for_program(program: str) -> Names | None:

@@ -84,8 +84,63 @@ def test_a_training_beside_an_engine_of_no_known_framework_is_not_told_the_engin
     held = {"kv_cache": 9 * GIB, "activations": 9 * GIB, "gradients": GIB}
     found = {e["id"]: e["setting"] for e in estimated_advice(foreign({"backward": held}, made("kv_cache", GIB, VLLM)))}
     assert found["engine_share"].startswith("lower gpu_memory_utilization")
-    assert "gradient_checkpointing_enable" in found["checkpointing"]
+    assert found["checkpointing"] == PLAIN.checkpointing
     assert found["micro_batch_half"] == PLAIN.micro_batch
+
+
+def test_a_method_of_transformers_models_is_named_where_these_are_seen_alone() -> None:
+    def said(frame: str) -> str:
+        kept = {"weights": GIB, "activations": 9 * GIB, "gradients": GIB}
+        seen = estimated_advice(foreign({"backward": kept}, made("activations", 9 * GIB, frame)))
+        return next(e["setting"] for e in seen if e["id"] == "checkpointing")
+
+    assert "gradient_checkpointing_enable" in said("/x/transformers/models/llama/modeling_llama.py:9 forward")
+    assert "gradient_checkpointing_enable" not in said("/x/site-packages/torchvision/models/resnet.py:9 forward")
+
+
+@pytest.mark.parametrize(
+    ("frame", "bits", "narrow", "saved"),
+    [("/root/flexgen/pytorch_backend.py:9 init", 16, "4 bits instead of 16", 11.5 / 16),
+     ("/root/flexgen/pytorch_backend.py:9 init", None, "4 bits", 11.5 / 16),
+     ("/x/vllm/worker.py:9 load", 16, "8 bits instead of 16", 1 / 2),
+     ("/home/me/load.py:9 load", 16, "8 bits instead of 16", 1 / 2),
+     ("/home/me/load.py:9 load", 32, "bfloat16 instead of float32", 1 / 2)],
+)  # fmt: skip
+def test_weights_take_the_bits_of_the_flag_that_is_named(
+    frame: str, bits: int | None, narrow: str, saved: float
+) -> None:
+    seen = foreign({"forward": {"weights": 16 * GIB}}, made("weights", 16 * GIB, frame), weights_bits=bits)
+    found = next(e for e in estimated_advice(seen) if e["id"] == "smaller_weights")
+    assert (found["action"], found["saves_bytes"]) == (f"Hold the weights in {narrow}", 16 * saved * GIB)
+
+
+@pytest.mark.parametrize(
+    ("frame", "stack", "action", "setting"),
+    [("/home/me/load.py:9 build", "/home/me/load.py:9 build", "Make the weights once: load.py:9", "share one copy"),
+     ("", "/home/me/load.py:9 build", "Look for a second copy", "del the name"),
+     ("", "/usr/lib/python3.11/copy.py:9 deepcopy", "Look for a second copy", "no deepcopy on the device")],
+)  # fmt: skip
+def test_two_copies_are_advised_by_how_they_were_made(frame: str, stack: str, action: str, setting: str) -> None:
+    found = {"kind": "two_copies", "category": "weights", "bytes": 4 * GIB, "count": 9, "saves_bytes": 4 * GIB,
+             "frame": frame}  # fmt: skip
+    seen = foreign({"other": {"weights": 8 * GIB}}, made("weights", 8 * GIB, stack), findings=[found])
+    first = estimated_advice(seen)[0]
+    assert first["id"] == "two_copies"
+    assert first["action"].startswith(action)
+    assert setting in first["setting"]
+    cause = headline_of({**seen, "advice": [first]})["cause"]
+    assert ("or one and its gradients" in cause) is not bool(frame)
+
+
+@pytest.mark.parametrize(
+    ("passes", "said"), [(1, "the one that validate.py:63 validate sets"), (25, "called from validate.py:63 validate")]
+)
+def test_the_users_line_is_named_where_a_library_made_what_is_left(passes: int, said: str) -> None:
+    found = {"kind": "left_over", "category": "activations", "bytes": 4 * GIB, "count": 1, "saves_bytes": 4 * GIB,
+             "frame": "/x/site-packages/diffusers/models/attention_processor.py:1262 __call__", "passes": passes,
+             "held_at": "/home/me/validate.py:63 validate"}  # fmt: skip
+    first = estimated_advice(foreign({"forward": {"activations": 8 * GIB}}, findings=[found]))[0]
+    assert said in f"{first['action']} {first['setting']}"
 
 
 def test_growing_segments_are_no_advice_where_the_engine_maps_its_memory_itself() -> None:
@@ -128,8 +183,18 @@ def test_two_lines_that_make_nearly_everything_are_named() -> None:
 def test_a_forward_whose_activations_stay_without_a_backward_is_asked_whether_it_needs_gradients() -> None:
     held = {"activations": 30 * GIB, "weights": 12 * GIB}
     stays = made("activations", 30 * GIB, "/home/me/model.py:31 forward") | {"born_us": 5}
-    first = estimated_advice(foreign({"forward": held}, stays))[0]
+    cut = foreign({"forward": held}, stays)
+    first = estimated_advice(cut)[0]
     assert (first["id"], first["saves_bytes"]) == ("no_grad", 27 * GIB)
+    # A training that was recorded no further than its first forward looks the same.
+    assert first["action"].startswith("If this run only infers")
+    assert "if it trains" in first["action"]
+    assert "results stay" not in headline_of({**cut, "advice": [first]})["action"]
+    inferred = foreign({"forward": held}, {**stays, "stack": [*stays["stack"], "/home/me/run.py:9 generate"]})
+    for sure in (inferred, foreign({"forward": held}, stays, pass_returned=True)):
+        only = estimated_advice(sure)[0]
+        assert (only["id"], only["exact"]) == ("no_grad", True)
+        assert only["action"].startswith("Run the forward without gradients")
     freed = estimated_advice(foreign({"forward": held}, stays | {"died_us": 9}))
     trained = estimated_advice(foreign({"forward": held, "backward": {"gradients": GIB}}, stays))
     oom = {"requested_bytes": 1, "device_free_bytes": 0}

@@ -12,7 +12,7 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
-__all__ = ["is_native", "is_torch", "listed_places", "place_of", "places_at_peak"]
+__all__ = ["is_native", "is_torch", "listed_places", "place_of", "places_at_peak", "users_line"]
 
 #: Name at most so many places; fewer where they hold half.
 MOST = 4
@@ -39,6 +39,12 @@ def place_of(stack: Sequence[str]) -> str:
     python = [frame for frame in stack if not is_native(frame)]
     outside = [frame for frame in python if not is_torch(frame)]
     return next((frame for frame in outside if not _is_plumbing(frame)), next(iter([*outside, *python]), ""))
+
+
+def users_line(stack: Sequence[str]) -> str:
+    """Return the innermost frame of the user's own files, which they can change; "" where none is on the stack."""
+    python = (frame for frame in stack if not is_native(frame) and not is_torch(frame))
+    return next((frame for frame in python if not text_path(frame).rooted), "")
 
 
 def is_native(frame: str) -> bool:

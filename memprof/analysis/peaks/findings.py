@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memprof.analysis.allocations.places import place_of
 from memprof.analysis.peaks.left_over import left_over
+from memprof.snapshot.model import I64
 from memprof.vocabulary import Category, Evidence
 
 if TYPE_CHECKING:
@@ -49,8 +51,19 @@ def _two_copies(views: Views) -> dict[str, Any] | None:
     half = (total - odd) // 2
     return {
         "kind": "two_copies", "category": str(Category.WEIGHTS), "bytes": half, "count": len(rows) // 2,
-        "saves_bytes": half, "frame": "",
+        "saves_bytes": half, "frame": _made_twice(views, rows, total),
     }  # fmt: skip
+
+
+def _made_twice(views: Views, rows: I64, total: int) -> str:
+    """Return the line that made both copies, where the same stacks made each size an even number of times; else ""."""
+    size, stack = _requested(views), views.timeline.stack
+    made, counts = np.unique(np.stack([stack[rows].astype(np.int64), size[rows]]), axis=1, return_counts=True)
+    held = made[1] * counts
+    twice = (counts % 2 == 0) & np.array([bool(views.stacks.of(s)) for s in made[0].tolist()])
+    if held[twice].sum() < 0.98 * total:
+        return ""
+    return place_of(views.stacks.of(int(made[0][int(np.argmax(held * twice))])))
 
 
 def weights_bits(views: Views) -> int | None:

@@ -8,20 +8,22 @@ on purpose. None of these is left over.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.analysis.allocations.places import place_of
+from memprof.analysis.allocations.places import place_of, users_line
 from memprof.snapshot.model import I64, Action, Snapshot
 from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
+    from memprof.timeline.timeline import Timeline
 
-__all__ = ["left_over"]
+__all__ = ["left_over", "pass_returned"]
 
 _PASSING = [c.code for c in (Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.TEMPORARIES)]
 _MODULE = "torch/nn/modules/module.py"
@@ -51,22 +53,49 @@ def left_over(views: Views) -> dict[str, Any] | None:
     return _found(views, held, int(line.size[held].sum()), int(line.active.max()) - highest, passes)
 
 
+def pass_returned(views: Views) -> bool:
+    """Tell whether a pass of the outermost module was seen to return: the program makes or frees something after it."""
+    trace = views.snapshot.traces.get(views.timeline.device)
+    if trace is None or not len(trace):
+        return False
+    calls, _ = _calls(views.snapshot)
+    bare = np.array([not stack for stack in views.snapshot.stacks.stacks], bool)
+    acts = ((trace.action == int(Action.ALLOC)) | (trace.action == int(Action.FREE_REQUESTED))) & ~bare[trace.stack]
+    call = calls[trace.stack[acts]]
+    return bool((call >= 0).any() and (call[int(np.argmax(call >= 0)) :] != call[call >= 0][0]).any())
+
+
 def _found(views: Views, rows: I64, held: int, saves: int, passes: int) -> dict[str, Any]:
     line, category = views.timeline, views.attribution.category[rows]
     most = int(np.argmax(np.bincount(category, line.size[rows])))
-    of_most, sums = rows[category == most], dict[str, float]()
-    for row in of_most.tolist():
-        frame = place_of(views.stacks.of(int(line.stack[row])))
-        sums[frame] = sums.get(frame, 0) + float(line.size[row])
+    of_most = rows[category == most].tolist()
+    trace = views.snapshot.traces.get(line.device)
+
+    def held_at(row: int) -> str:
+        freed, made = int(line.release_event[row]), users_line(views.stacks.of(int(line.stack[row])))
+        # Where the name lets go of it, a program holds it; frees may have no stack.
+        known = trace is not None and freed < len(trace)
+        return (users_line(views.stacks.of(int(trace.stack[freed]))) if known and trace is not None else "") or made
+
     return {
         "kind": "left_over",
         "category": str(_CATEGORIES[most]),
         "bytes": held,
         "count": len(rows),
         "saves_bytes": max(0, saves),
-        "frame": max(sums, key=lambda frame: sums[frame]),
+        "frame": _most(line, of_most, lambda row: place_of(views.stacks.of(int(line.stack[row])))),
+        "held_at": _most(line, of_most, held_at),
         "passes": passes,
     }
+
+
+def _most(line: Timeline, rows: list[int], frame_of: Callable[[int], str]) -> str:
+    """Return the frame that most bytes of the rows have."""
+    sums: dict[str, int] = {}
+    for row in rows:
+        frame = frame_of(row)
+        sums[frame] = sums.get(frame, 0) + int(line.size[row])
+    return max(sums, key=lambda frame: sums[frame])
 
 
 def _calls(snapshot: Snapshot) -> tuple[I64, I64]:

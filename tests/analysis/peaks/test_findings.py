@@ -161,6 +161,15 @@ def test_what_is_freed_before_the_peak_is_not_in_it(tmp_path: Path) -> None:
     assert report["peak"]["findings"] == []
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_pass_that_was_cut_short_did_not_return(tmp_path: Path, whole: bool) -> None:
+    def run() -> None:
+        out = Layers()(batch())
+        assert not whole or len(out * 2)
+
+    assert found(tmp_path / "run.pickle", run)["peak"]["pass_returned"] is whole
+
+
 FOUND = {
     "flexgen-opt1.3b-a-t20": ("two_copies", 2_837_432_324, 2_837_432_324),  # OPT-1.3B in 16 bits, and its head again
     "linear-grad-t24": ("left_over", 1_000_341_504, 1_000_341_504),
@@ -168,6 +177,11 @@ FOUND = {
     "linear-nograd-t24": ("left_over", 1_000_341_504, 801_390_080),
     "sd-guidance-legacy-list-t22": ("left_over", 1_125_557_207, 1_125_557_207),  # 24 of 25 × 32 blocks
     "select_n-llama-infer-offload-t21": ("left_over", 2_097_152_000, 2_097_152_000),
+}
+# The user's own line: that lets go of it, or calls the library that made it.
+HELD = {
+    "sd-guidance-legacy-list-t22": "ptp_utils.py:258 lcm_diffusion_step",
+    "select_n-llama-infer-offload-t21": "validate_old.py:63 validate",
 }
 BITS = {"flexgen-opt1.3b-a-t20": 16, "flexgen-opt-oom-t20": 16, "sketchkv-llama-kvcache-t24": 16,
         "cs336-medium-infer-ctx512-t211": 32, "select_n-llama-infer-offload-t21": 32}  # fmt: skip
@@ -177,5 +191,7 @@ def test_other_peoples_recordings(shared: Path) -> None:
     for path in sorted((shared / "snapshots").glob("*.pickle")):
         peak = analyze(path).to_dict(0)["peak"]
         said = [(f["kind"], f["bytes"], f["saves_bytes"]) for f in peak["findings"]]
+        lines = [f["held_at"].rpartition("/")[2] for f in peak["findings"] if f["kind"] == "left_over"]
+        assert lines == ([HELD[path.stem]] if path.stem in HELD else lines), path.stem
         assert said == ([FOUND[path.stem]] if path.stem in FOUND else []), path.stem
         assert peak["weights_bits"] == BITS.get(path.stem, peak["weights_bits"]), path.stem
