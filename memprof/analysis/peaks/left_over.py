@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.analysis.allocations.places import place_of, users_line
-from memprof.snapshot.model import I64, Action, Snapshot
+from memprof.snapshot.model import I64, Action, Snapshot, distinct
 from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def left_over(views: Views) -> dict[str, Any] | None:
     np.add.at(change, since + 1, line.size[rows])
     np.add.at(change, np.minimum(line.free_event[rows], line.n_events) + 1, -line.size[rows])
     highest = int((line.active - np.cumsum(change)[: len(line.active)]).max())
-    passes = len(np.unique(since[alive]))
+    passes = len(distinct(since[alive]))
     return _found(views, held, int(line.size[held].sum()), int(line.active.max()) - highest, passes)
 
 
@@ -182,7 +182,7 @@ def _rows(views: Views, calls: I64, pythons: I64) -> tuple[I64, I64]:
     fresh = _made_between(line.alloc_event[born], line.free_event[born], passes.end[own], passes.begin[after])
     trained = np.r_[0, np.cumsum(backward)]
     over = trained[passes.begin[after]] > trained[passes.end[own]]
-    alike = np.unique(pythons[line.stack[rows[freed & ~in_backward]]])
+    alike = distinct(pythons[line.stack[rows[freed & ~in_backward]]])
     known = freed | over | again | np.isin(pythons[line.stack[rows]], alike)
     chosen = ~in_backward & known & (fresh | again)
     return rows[chosen], passes.begin[after[chosen]]
@@ -207,12 +207,12 @@ def _by_numbers(views: Views, calls: NDArray[np.int64]) -> dict[str, Any] | None
     rows = views.peak.rows
     rows = rows[np.isin(found.category[rows], _PASSING) & (calls[line.stack[rows]] >= 0)]
     of_call = calls[line.stack[rows]]
-    for call in np.unique(of_call).tolist():
+    for call in distinct(of_call).tolist():
         mine = rows[of_call == call]
         kinds = np.stack([line.stack[mine].astype(np.int64), line.requested[mine]])
         counts = np.unique(kinds, axis=1, return_counts=True)[1]
         passes = int(np.gcd.reduce(counts))
-        if passes >= _FEWEST and len(np.unique(counts)) >= _FEWEST:
+        if passes >= _FEWEST and len(distinct(counts)) >= _FEWEST:
             held = int(line.size[mine].sum()) * (passes - 1) // passes
             return _found(views, mine, held, held, passes)
     return None
