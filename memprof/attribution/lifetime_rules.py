@@ -104,7 +104,8 @@ def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> 
 def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
     """Decide state where the history ends inside a step: rows of a parameter's size that live past the next ones' turn.
 
-    Temporaries of a foreach step live that long too; their stacks name them.
+    Temporaries of a foreach step live that long too; their stacks name them. The last parameters see no others' turn:
+    what the same lines made for them and the recording's end found alive is state too.
     """
     t = facts.timeline
     foreach = facts.stacks.count(("torch/optim/*:_multi_tensor_*", "torch/optim/*:_foreach_*")) > 0
@@ -113,7 +114,10 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     births = np.sort(t.alloc_event[rows])
     later = len(births) - np.searchsorted(births, t.alloc_event[rows], side="right")
     sized = is_among(facts.size[rows], np.array(sorted(trained), np.int64))
-    kept = rows[sized & facts.survivor[rows] & (t.free_event[rows] >= span[1]) & (later >= _NEXT_PARAMETERS)]
+    alive, stack = facts.survivor[rows] & (t.free_event[rows] >= span[1]), t.stack[rows].astype(np.int64)
+    kept = sized & alive & (later >= _NEXT_PARAMETERS)
+    state = is_among(stack, np.setdiff1d(stack[kept], stack[~alive]))
+    kept = rows[kept | (state & alive)]
     draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-its-parameter",
                alternatives=(Category.TEMPORARIES,))  # fmt: skip
 
