@@ -115,9 +115,9 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     later = len(births) - np.searchsorted(births, t.alloc_event[rows], side="right")
     sized = is_among(facts.size[rows], np.array(sorted(trained), np.int64))
     alive, stack = facts.survivor[rows] & (t.free_event[rows] >= span[1]), t.stack[rows].astype(np.int64)
-    kept = sized & alive & (later >= _NEXT_PARAMETERS)
-    state = is_among(stack, np.setdiff1d(stack[kept], stack[~alive]))
-    kept = rows[kept | (state & alive)]
+    outlives = sized & alive & (later >= _NEXT_PARAMETERS)
+    siblings = alive & is_among(stack, np.setdiff1d(stack[outlives], stack[~alive]))
+    kept = rows[outlives | siblings]
     draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-its-parameter",
                alternatives=(Category.TEMPORARIES,))  # fmt: skip
 

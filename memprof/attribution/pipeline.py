@@ -259,7 +259,7 @@ def _apply_rest(facts: Facts, draft: Draft) -> None:
 
 
 def _activation_details(facts: Facts, draft: Draft) -> None:
-    """Set activations' details: saved, boundary, recomputed, no_grad or transient, by phase and lifetime."""
+    """Set activations' details by phase and lifetime; ``kept`` is what no backward follows and nothing freed."""
     t = facts.timeline
     plain = (draft.category == Category.ACTIVATIONS.code) & (draft.detail == 0)
     no_grad = plain & np.isin(facts.phase, _NO_GRAD)
@@ -275,7 +275,9 @@ def _activation_details(facts: Facts, draft: Draft) -> None:
     checkpointed = facts.stacks.any_of("checkpoint")[t.stack]
     draft.detail[saved & checkpointed] = draft.intern(draft.details, kept)
     draft.detail[saved & ~checkpointed] = draft.intern(draft.details, "saved")
-    draft.detail[forward & ~saved] = draft.intern(draft.details, "transient")
+    held = forward & ~saved & (t.free_event >= t.n_events)
+    draft.detail[held] = draft.intern(draft.details, "kept")
+    draft.detail[forward & ~saved & ~held] = draft.intern(draft.details, "transient")
 
 
 def _retained(facts: Facts, draft: Draft) -> NDArray[np.bool_]:
