@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of
+from memprof.attribution.ghosts import replaced_by_step
 from memprof.attribution.gradients import first_workspaces
 from memprof.snapshot.model import is_among
 from memprof.vocabulary import Category, Evidence, Phase
@@ -117,7 +118,8 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     alive, stack = facts.survivor[rows] & (t.free_event[rows] >= span[1]), t.stack[rows].astype(np.int64)
     outlives = sized & alive & (later >= _NEXT_PARAMETERS)
     siblings = alive & is_among(stack, np.setdiff1d(stack[outlives], stack[~alive]))
-    kept = rows[outlives | siblings]
+    # A step that replaces older state holds both for a moment: the older stands for it.
+    kept = rows[outlives | (siblings & (not replaced_by_step(facts)))]
     draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-its-parameter",
                alternatives=(Category.TEMPORARIES,))  # fmt: skip
 

@@ -14,3 +14,8 @@ def test_the_last_parameters_moments_are_optimizer_state(shared: Path) -> None:
     peak = analyze(shared / "snapshots" / "cs336-2.7b-fullstep-ctx128-t26.pickle").to_dict()["peak"]
     assert peak["categories"]["optimizer_state"] == pytest.approx(2 * peak["categories"]["weights"], rel=0.01)
     assert peak["categories"]["temporaries"] < 0.2 * 2**30
+
+
+def test_a_step_that_replaces_state_has_two_copies_of_the_weights(shared: Path) -> None:
+    held = analyze(shared / "snapshots" / "cs336-medium-train-ctx256-t211.pickle").to_dict()["peak"]["categories"]
+    assert held["optimizer_state"] == pytest.approx(2 * held["weights"], rel=0.01)
