@@ -193,7 +193,7 @@ CATEGORY_DETAILS: dict[Category, tuple[str, ...]] = {
     Category.WEIGHTS: ("sharded", "unsharded"),
     Category.GRADIENTS: ("unsharded",),
     Category.COMMUNICATION: ("bucket",),
-    Category.ACTIVATIONS: ("saved", "boundary", "recomputed", "no_grad", "transient"),
+    Category.ACTIVATIONS: ("saved", "boundary", "recomputed", "no_grad", "kept", "transient"),
     Category.ACTIVATION_GRADIENTS: ("scratch", "weight_grad"),
     Category.LOSS_LOGITS: ("policy", "old", "reference", "sampling"),
     Category.KV_CACHE: ("keys", "values"),

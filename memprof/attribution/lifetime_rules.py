@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of
+from memprof.attribution.ghosts import replaced_by_step
 from memprof.attribution.gradients import first_workspaces
 from memprof.snapshot.model import is_among
 from memprof.vocabulary import Category, Evidence, Phase
@@ -104,7 +105,8 @@ def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> 
 def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
     """Decide state where the history ends inside a step: rows of a parameter's size that live past the next ones' turn.
 
-    Temporaries of a foreach step live that long too; their stacks name them.
+    Temporaries of a foreach step live that long too; their stacks name them. The last parameters see no others' turn:
+    what the same lines made for them and the recording's end found alive is state too.
     """
     t = facts.timeline
     foreach = facts.stacks.count(("torch/optim/*:_multi_tensor_*", "torch/optim/*:_foreach_*")) > 0
@@ -113,7 +115,11 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     births = np.sort(t.alloc_event[rows])
     later = len(births) - np.searchsorted(births, t.alloc_event[rows], side="right")
     sized = is_among(facts.size[rows], np.array(sorted(trained), np.int64))
-    kept = rows[sized & facts.survivor[rows] & (t.free_event[rows] >= span[1]) & (later >= _NEXT_PARAMETERS)]
+    alive, stack = facts.survivor[rows] & (t.free_event[rows] >= span[1]), t.stack[rows].astype(np.int64)
+    outlives = sized & alive & (later >= _NEXT_PARAMETERS)
+    siblings = alive & is_among(stack, np.setdiff1d(stack[outlives], stack[~alive]))
+    # A step that replaces older state holds both for a moment: the older stands for it.
+    kept = rows[outlives | (siblings & (not replaced_by_step(facts)))]
     draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-its-parameter",
                alternatives=(Category.TEMPORARIES,))  # fmt: skip
 

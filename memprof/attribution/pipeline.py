@@ -176,8 +176,9 @@ def _apply_outside_modules(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) 
     """
     t, logits = facts.timeline, distinct(facts.size[draft.category == Category.LOSS_LOGITS.code])
     first = int(t.alloc_event[facts.module & ~facts.ghost].min(initial=t.n_events))
-    before = np.unique(t.stack[~facts.ghost & (t.alloc_event < first)])
-    draft.fill(rows & is_among(t.stack, before), Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
+    stack = t.stack.astype(np.int64)
+    inputs = rows & is_among(stack, np.unique(stack[~facts.ghost & (t.alloc_event < first)]))
+    draft.fill(inputs, Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
                alternatives=(Category.TEMPORARIES, Category.LOSS_LOGITS))  # fmt: skip
     sized = rows & is_among(facts.size, np.concatenate([logits, logits * 2, logits // 2]))
     rule, loss, other = "context.outside-modules", Category.LOSS_LOGITS, Category.TEMPORARIES
@@ -258,7 +259,7 @@ def _apply_rest(facts: Facts, draft: Draft) -> None:
 
 
 def _activation_details(facts: Facts, draft: Draft) -> None:
-    """Set activations' details: saved, boundary, recomputed, no_grad or transient, by phase and lifetime."""
+    """Set activations' details by phase and lifetime; ``kept`` is what no backward follows and nothing freed."""
     t = facts.timeline
     plain = (draft.category == Category.ACTIVATIONS.code) & (draft.detail == 0)
     no_grad = plain & np.isin(facts.phase, _NO_GRAD)
@@ -274,7 +275,9 @@ def _activation_details(facts: Facts, draft: Draft) -> None:
     checkpointed = facts.stacks.any_of("checkpoint")[t.stack]
     draft.detail[saved & checkpointed] = draft.intern(draft.details, kept)
     draft.detail[saved & ~checkpointed] = draft.intern(draft.details, "saved")
-    draft.detail[forward & ~saved] = draft.intern(draft.details, "transient")
+    held = forward & ~saved & (t.free_event >= t.n_events)
+    draft.detail[held] = draft.intern(draft.details, "kept")
+    draft.detail[forward & ~saved & ~held] = draft.intern(draft.details, "transient")
 
 
 def _retained(facts: Facts, draft: Draft) -> NDArray[np.bool_]:

@@ -135,7 +135,7 @@ def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
 
     At a dump's ``moment`` no row's own peak is known.
     """
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("GiB", page="Component"), Column(f"At the {moment}", right=True), Column("", wide=True, on="t"),
         Column("Share", wide=True, on="p"), Column(f"of {moment}", right=True, wide=True, page=f"% of {moment}"),
         Column("Own peak", right=True),

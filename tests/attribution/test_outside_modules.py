@@ -15,3 +15,12 @@ def test_what_a_script_makes_before_each_pass_is_its_input(shared: Path, name: s
     own = analyze(shared / "snapshots" / f"{name}.pickle").to_dict()["own_peaks"]
     assert own.get("loss_logits", 0) == 0
     assert own["inputs"] > 180 << 20
+
+
+def test_what_a_forward_keeps_to_the_end_is_not_called_transient(shared: Path) -> None:
+    """The recording is one forward with gradients; its layers' activations are alive when it ends."""
+    report = analyze(shared / "snapshots" / "cs336-2.7b-fwd-ctx512-t26.pickle").to_dict()
+    details = report["peak"]["details"]["activations"]
+    assert details["kept"] > 0.9 * report["peak"]["categories"]["activations"]
+    held = [a for a in report["peak"]["largest"] if a["detail"] == "transient"]
+    assert all(a["died_us"] is not None for a in held)
