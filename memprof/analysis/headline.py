@@ -325,8 +325,8 @@ def _handed_back(report: Mapping[str, Any]) -> bool:
 def _left_over(found: Mapping[str, Any], share: str) -> str:
     place = ":".join(_file_and_line(found["frame"]))
     passes = "the pass before" if found["passes"] == 1 else f"{found['passes']} passes"
-    words = f"{amount(found['bytes'])} of {_label(found['category'])} ({share}), made at {place}, are left from "
-    words += passes
+    words = f"{amount(found['bytes'])} of {_label(found['category'])} ({share}), made at {place}"
+    words += f"{' with what they hold' if found.get('holds_bytes') else ''}, are left from {passes}"
     return f"{words}, freed only when the next had made its own. " if found["passes"] == 1 else f"{words}. "
 
 
