@@ -339,7 +339,11 @@ def _two_copies(found: Mapping[str, Any], share: str) -> str:
     return f"{words}: these may be two copies of one model (or one and its gradients), {amount(found['bytes'])} each. "
 
 
-_EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies}
+def _brief_workspace(found: Mapping[str, Any], share: str) -> str:
+    return f"{amount(found['bytes'])} ({share}) are workspace that a convolution's plan takes while it runs. "
+
+
+_EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies, "brief_workspace": _brief_workspace}
 
 
 def _idle(reserved: int | None, active: int) -> int:
@@ -398,7 +402,8 @@ def _action(report: Mapping[str, Any]) -> str:
     same = f"; {stays} the same" if first["exact"] and not first["action"].startswith("If ") else ""
     action = first["action"][:1].lower() + first["action"][1:]
     enough = f" {first['enough_words']}" if first.get("enough_words") else ""
-    saves = amount(first["saves_bytes"]) + _of_whole_step(first, report)
+    most = "at most " if first["id"] == "brief_workspace" else ""
+    saves = most + amount(first["saves_bytes"]) + _of_whole_step(first, report)
     how_to = str(first.get("setting") or "").split("  #")[0].removesuffix(": ...")
     setting = f" How: {how_to}." if how_to else ""
     words = f"First thing to change: {action}. It saves {saves} ({how}{same}).{enough}{setting}"
