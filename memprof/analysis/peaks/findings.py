@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.peaks.left_over import left_over
-from memprof.snapshot.model import I64
+from memprof.snapshot.model import I64, is_among
 from memprof.vocabulary import Category, Evidence
 
 if TYPE_CHECKING:
@@ -72,10 +72,11 @@ def _made_twice(views: Views, rows: I64, total: int) -> str:
 def _brief_workspace(views: Views) -> dict[str, Any] | None:
     """Find what a convolution's plan takes at the peak, where all such for a moment are away from it."""
     line, found = views.timeline, views.attribution
-    plans = [i for i, rule in enumerate(found.rules) if rule == _PLAN]
-    rows = np.flatnonzero(np.isin(found.rule, plans) & (line.alloc_event >= 0))
+    if _PLAN not in found.rules:
+        return None
+    rows = np.flatnonzero((found.rule == found.rules.index(_PLAN)) & (line.alloc_event >= 0))
     rows = rows[line.free_event[rows] - line.alloc_event[rows] <= _MOMENT]
-    here = rows[np.isin(rows, views.peak.rows)]
+    here = rows[is_among(rows, views.peak.rows)]
     if not len(here):
         return None
     change = np.zeros(line.n_events + 2, np.int64)

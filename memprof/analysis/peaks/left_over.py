@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.analysis.allocations.places import place_of, users_line
-from memprof.snapshot.model import I64, Action, Snapshot
+from memprof.snapshot.model import I64, Action, Snapshot, distinct
 from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def left_over(views: Views) -> dict[str, Any] | None:
     if trace is None or line.n_events < 2:
         return _by_numbers(views, calls)
     rows, over, since = _rows(views, calls, pythons)
+    if not len(rows):
+        return None
     along, then = _freed_along(views, pythons, (rows, over, since))
     rows, over, since = np.r_[rows, along], np.r_[over, then], np.r_[since, then]
     at = views.peak.instant
@@ -52,7 +54,7 @@ def left_over(views: Views) -> dict[str, Any] | None:
     np.add.at(change, over + 1, line.size[rows])
     np.add.at(change, np.minimum(line.free_event[rows], line.n_events) + 1, -line.size[rows])
     highest = int((line.active - np.cumsum(change)[: len(line.active)]).max())
-    passes = len(np.unique(since[alive]))
+    passes = len(distinct(since[alive]))
     found = _found(views, held, int(line.size[held].sum()), int(line.active.max()) - highest, passes)
     return {**found, "holds_bytes": int(line.size[held[np.isin(held, along)]].sum())}
 
@@ -210,7 +212,7 @@ def _rows(views: Views, calls: I64, pythons: I64) -> tuple[I64, I64, I64]:
     fresh = _made_between(line.alloc_event[born], line.free_event[born], passes.end[own], passes.begin[after])
     trained = np.r_[0, np.cumsum(backward)]
     over = trained[passes.begin[after]] > trained[passes.end[own]]
-    alike = np.unique(pythons[line.stack[rows[freed & ~in_backward]]])
+    alike = distinct(pythons[line.stack[rows[freed & ~in_backward]]])
     known = freed | over | again | np.isin(pythons[line.stack[rows]], alike)
     chosen = ~in_backward & known & (fresh | again)
     return rows[chosen], passes.end[own[chosen]] + 1, passes.begin[after[chosen]]
