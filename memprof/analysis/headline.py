@@ -49,6 +49,8 @@ _IDLE = 0.2
 _IDLE_BYTES = GIB // 4
 # Workspaces that are this share of the peak leave nothing to change.
 _FIXED = 0.8
+# A category whose lines are known is named beside guessed ones from this share of the peak on.
+_KNOWN = 0.1
 # With this share of the peak unattributed, no category is named.
 _UNKNOWN = 0.9
 # Call a category guessed where at least this share of it is.
@@ -267,7 +269,7 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
     whose = ": " if len(named) == 1 else ", the latter "
     made = f"{whose}{_places(places)}" if places else ""
     more = f"; beside {'it' if len(named) < 2 else 'them'} {_and(parts[len(named) :])}" if beside else ""
-    sentence = f"{_explained(report)}{_and(parts[: len(named)])}{made}{more}."
+    sentence = f"{_explained(report)}{_and(parts[: len(named)])}{made}{more}.{_known_beside(report, (*named, *beside))}"
     counted = peak.get("guessed") or {}
     told = [c for c in (*named, *beside) if c != str(Category.UNATTRIBUTED)]
     if _handed_back(report):
@@ -282,6 +284,19 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
 
 def _and(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+def _known_beside(report: Mapping[str, Any], told: Sequence[str]) -> str:
+    """Name the largest category whose lines are known, where all that is named of a dump is guessed."""
+    peak, counted = report["peak"], report["peak"].get("guessed") or {}
+    held = {c: n for c, n in peak["categories"].items() if n >= _KNOWN * peak["active_bytes"]}
+    guessed = {c for c, n in held.items() if counted.get(c, 0) >= _GUESSED * n}
+    rest = sorted(set(held) - guessed - set(told) - {str(Category.UNATTRIBUTED)}, key=lambda c: -held[c])
+    if not rest or not guessed.issuperset(told) or not _is_dump(report["source"]):
+        return ""
+    places = listed_places(peak.get("largest") or (), rest[0], held[rest[0]])
+    share = percent(held[rest[0]], peak["active_bytes"])
+    return f" {amount(held[rest[0]])} of {_label(rest[0])} ({share}): {_places(places)}." if places else ""
 
 
 def _explained(report: Mapping[str, Any]) -> str:
@@ -325,8 +340,8 @@ def _handed_back(report: Mapping[str, Any]) -> bool:
 def _left_over(found: Mapping[str, Any], share: str) -> str:
     place = ":".join(_file_and_line(found["frame"]))
     passes = "the pass before" if found["passes"] == 1 else f"{found['passes']} passes"
-    words = f"{amount(found['bytes'])} of {_label(found['category'])} ({share}), made at {place}, are left from "
-    words += passes
+    words = f"{amount(found['bytes'])} of {_label(found['category'])} ({share}), made at {place}"
+    words += f"{' with what they hold' if found.get('holds_bytes') else ''}, are left from {passes}"
     return f"{words}, freed only when the next had made its own. " if found["passes"] == 1 else f"{words}. "
 
 
@@ -339,7 +354,11 @@ def _two_copies(found: Mapping[str, Any], share: str) -> str:
     return f"{words}: these may be two copies of one model (or one and its gradients), {amount(found['bytes'])} each. "
 
 
-_EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies}
+def _brief_workspace(found: Mapping[str, Any], share: str) -> str:
+    return f"{amount(found['bytes'])} ({share}) are workspace that a convolution's plan takes while it runs. "
+
+
+_EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies, "brief_workspace": _brief_workspace}
 
 
 def _idle(reserved: int | None, active: int) -> int:
@@ -398,7 +417,8 @@ def _action(report: Mapping[str, Any]) -> str:
     same = f"; {stays} the same" if first["exact"] and not first["action"].startswith("If ") else ""
     action = first["action"][:1].lower() + first["action"][1:]
     enough = f" {first['enough_words']}" if first.get("enough_words") else ""
-    saves = amount(first["saves_bytes"]) + _of_whole_step(first, report)
+    most = "at most " if first["id"] == "brief_workspace" else ""
+    saves = most + amount(first["saves_bytes"]) + _of_whole_step(first, report)
     how_to = str(first.get("setting") or "").split("  #")[0].removesuffix(": ...")
     setting = f" How: {how_to}." if how_to else ""
     words = f"First thing to change: {action}. It saves {saves} ({how}{same}).{enough}{setting}"

@@ -23,9 +23,9 @@ FIRST = {
     "cs336-state-only-51g-t26": ("adamw_8bit", "8 bits"),
     "flexgen-opt-oom-t20": ("smaller_weights", "4 bits instead of 16. It saves 7.93 GiB"),
     "flexgen-opt1.3b-a-t20": ("two_copies", "saves 2.64 GiB"),
-    "linear-grad-t24": ("left_over", "saves 954 MiB"),
-    "linear-nograd-t24": ("left_over", "saves 764 MiB"),
-    "resnet50-pytorchblog-t22": ("checkpointing", "gradients stay the same"),
+    "linear-grad-t24": ("left_over", "saves 1.12 GiB"),
+    "linear-nograd-t24": ("left_over", "saves 954 MiB"),
+    "resnet50-pytorchblog-t22": ("brief_workspace", "It saves at most 128 MiB"),
     "sd-guidance-legacy-list-t22": ("kept_by_passes", "25 passes"),
     "select_n-llama-infer-offload-t21": ("left_over", "saves 1.95 GiB"),
     "sketchkv-llama-kvcache-t24": ("smaller_weights", "saves 6.28 GiB"),  # half of the model alone, not of its cache

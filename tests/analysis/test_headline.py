@@ -138,8 +138,9 @@ SAID = {
     "cs336-2.7b-fwd-ctx256-amp-t26": ("6.75 GiB of activations (26 %) and 6.80 GiB of weight casts (26 %)",
                                       "autocast without its cache", "saves 12.19 GiB", "cache_enabled=False"),
     "SYNTHETIC-mosaic-output": ("What 2.10 GiB (100 %) are for is not known",),
+    "sketchkv-llama-kvcache-t24": ("2.71 GiB of KV cache (18 %): 36 % from cache_utils_V2.py:",),
     "tomi-opt-toy-t23": ("17.2 MiB of workspace (100 % of the peak)", "Nothing to change"),
-    "linear-grad-t24": ("954 MiB of activations (23 %), made at profile_grad.py:11, are left from the pass before",
+    "linear-grad-t24": ("1.12 GiB of activations (27 %), made at profile_grad.py:11 with what they hold, are left",
                         "How: del the name"),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.peaks.left_over import left_over
-from memprof.snapshot.model import I64
+from memprof.snapshot.model import I64, is_among
 from memprof.vocabulary import Category, Evidence
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ __all__ = ["findings", "weights_bits"]
 # A finding is worth naming from this share of the peak on.
 _WORTH = 0.05
 _NOTICEABLE = 1024
+# The rule that knows the workspace of a convolution's plan, and how many events it lives at most.
+_PLAN, _MOMENT = "cudnn.workspace", 4
 # A parameter's bytes; a norm's vector and a square matrix of its width tell which.
 _WIDTHS = (2, 4)
 _VECTORS, _MATRICES = (512, 1 << 17), 1 << 17
@@ -29,9 +31,10 @@ def findings(views: Views) -> list[dict[str, Any]]:
     """List what explains a part of the peak: ``kind``, ``category``, ``bytes``, ``count`` of blocks, ``frame``.
 
     ``saves_bytes`` is what the highest moment of the whole recording would be lower without it. Kinds: ``left_over``
-    by earlier passes (``passes`` is how many hold a block, where numbers of blocks tell), ``two_copies`` of weights.
+    by earlier passes (``passes`` is how many hold a block, where numbers of blocks tell), ``two_copies`` of weights,
+    ``brief_workspace`` that a convolution's plan takes while it runs.
     """
-    found = [f for f in (left_over(views), _two_copies(views)) if f is not None]
+    found = [f for f in (left_over(views), _two_copies(views), _brief_workspace(views)) if f is not None]
     return [f for f in found if f["saves_bytes"] >= _WORTH * views.peak.active_bytes]
 
 
@@ -64,6 +67,27 @@ def _made_twice(views: Views, rows: I64, total: int) -> str:
     if held[twice].sum() < 0.98 * total:
         return ""
     return place_of(views.stacks.of(int(made[0][int(np.argmax(held * twice))])))
+
+
+def _brief_workspace(views: Views) -> dict[str, Any] | None:
+    """Find what a convolution's plan takes at the peak, where all such for a moment are away from it."""
+    line, found = views.timeline, views.attribution
+    if _PLAN not in found.rules:
+        return None
+    rows = np.flatnonzero((found.rule == found.rules.index(_PLAN)) & (line.alloc_event >= 0))
+    rows = rows[line.free_event[rows] - line.alloc_event[rows] <= _MOMENT]
+    here = rows[is_among(rows, views.peak.rows)]
+    if not len(here):
+        return None
+    change = np.zeros(line.n_events + 2, np.int64)
+    np.add.at(change, line.alloc_event[rows] + 1, line.size[rows])
+    np.add.at(change, line.free_event[rows] + 1, -line.size[rows])
+    without = int((line.active - np.cumsum(change)[: len(line.active)]).max())
+    return {
+        "kind": "brief_workspace", "category": str(Category.WORKSPACE), "bytes": int(line.size[here].sum()),
+        "count": len(here), "saves_bytes": int(line.active.max()) - without,
+        "frame": place_of(views.stacks.of(int(line.stack[here[0]]))),
+    }  # fmt: skip
 
 
 def weights_bits(views: Views) -> int | None:

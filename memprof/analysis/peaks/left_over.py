@@ -39,18 +39,48 @@ def left_over(views: Views) -> dict[str, Any] | None:
     calls, pythons = _calls(views.snapshot)
     if trace is None or line.n_events < 2:
         return _by_numbers(views, calls)
-    rows, since = _rows(views, calls, pythons)
+    rows, over, since = _rows(views, calls, pythons)
+    if not len(rows):
+        return None
+    along, then = _freed_along(views, pythons, (rows, over, since))
+    rows, over, since = np.r_[rows, along], np.r_[over, then], np.r_[since, then]
     at = views.peak.instant
     alive = (since < at) & (at <= line.free_event[rows])
     held = rows[alive]
     if not len(held):
         return None
     change = np.zeros(line.n_events + 2, np.int64)
-    np.add.at(change, since + 1, line.size[rows])
+    # Without the name each would go when its pass is over, not when the next begins.
+    np.add.at(change, over + 1, line.size[rows])
     np.add.at(change, np.minimum(line.free_event[rows], line.n_events) + 1, -line.size[rows])
     highest = int((line.active - np.cumsum(change)[: len(line.active)]).max())
     passes = len(distinct(since[alive]))
-    return _found(views, held, int(line.size[held].sum()), int(line.active.max()) - highest, passes)
+    found = _found(views, held, int(line.size[held].sum()), int(line.active.max()) - highest, passes)
+    return {**found, "holds_bytes": int(line.size[held[np.isin(held, along)]].sum())}
+
+
+def _freed_along(views: Views, pythons: I64, left: tuple[I64, I64, I64]) -> tuple[I64, I64]:
+    """Return older rows that the program frees in one burst with what is left over, and when the next pass begins.
+
+    Each has a successor that was made between the two passes: it is what a graph holds, such as an input, and would be
+    gone by then without the name.
+    """
+    line, trace = views.timeline, views.snapshot.traces[views.timeline.device]
+    frees = np.isin(trace.action, (int(Action.FREE_REQUESTED), int(Action.FREE_COMPLETED)))
+    place = np.where(frees, pythons[trace.stack], -1)
+    # One number for each run of frees of one place; what is not freed has none.
+    burst = np.r_[np.cumsum(np.r_[True, place[1:] != place[:-1]]), -1]
+    burst = burst[np.minimum(line.release_event, len(trace))]
+    of_left = {int(burst[row]): (row, end, begin) for row, end, begin in zip(*(c.tolist() for c in left), strict=True)}
+    of_left.pop(-1, None)
+    made = pythons[line.stack]
+    found: list[tuple[int, int]] = []
+    for row in np.setdiff1d(np.flatnonzero(np.isin(burst, list(of_left))), left[0]).tolist():
+        of, end, begin = of_left[int(burst[row])]
+        between = (line.alloc_event > end) & (line.alloc_event < begin) & (made == made[row])
+        if 0 <= line.alloc_event[row] < line.alloc_event[of] and between.any():
+            found.append((row, begin))
+    return np.array([row for row, _ in found], np.int64), np.array([begin for _, begin in found], np.int64)
 
 
 def pass_returned(views: Views) -> bool:
@@ -157,8 +187,8 @@ def _passes(views: Views, calls: I64, pythons: I64) -> _Passes:
     return _Passes(of_event, events[first], events[last], following)
 
 
-def _rows(views: Views, calls: I64, pythons: I64) -> tuple[I64, I64]:
-    """Return the rows that outlive their pass for no reason, and the event from which each is left over."""
+def _rows(views: Views, calls: I64, pythons: I64) -> tuple[I64, I64, I64]:
+    """Return the rows that outlive their pass for no reason, the events at which it ends and the next begins."""
     line, found = views.timeline, views.attribution
     passes = _passes(views, calls, pythons)
     rows = np.flatnonzero((line.alloc_event >= 0) & np.isin(found.category, _PASSING))
@@ -185,7 +215,7 @@ def _rows(views: Views, calls: I64, pythons: I64) -> tuple[I64, I64]:
     alike = distinct(pythons[line.stack[rows[freed & ~in_backward]]])
     known = freed | over | again | np.isin(pythons[line.stack[rows]], alike)
     chosen = ~in_backward & known & (fresh | again)
-    return rows[chosen], passes.begin[after[chosen]]
+    return rows[chosen], passes.end[own[chosen]] + 1, passes.begin[after[chosen]]
 
 
 def _made_between(births: I64, deaths: I64, ends: I64, begins: I64) -> NDArray[np.bool_]:
@@ -207,12 +237,12 @@ def _by_numbers(views: Views, calls: NDArray[np.int64]) -> dict[str, Any] | None
     rows = views.peak.rows
     rows = rows[np.isin(found.category[rows], _PASSING) & (calls[line.stack[rows]] >= 0)]
     of_call = calls[line.stack[rows]]
-    for call in distinct(of_call).tolist():
+    for call in np.unique(of_call).tolist():
         mine = rows[of_call == call]
         kinds = np.stack([line.stack[mine].astype(np.int64), line.requested[mine]])
         counts = np.unique(kinds, axis=1, return_counts=True)[1]
         passes = int(np.gcd.reduce(counts))
-        if passes >= _FEWEST and len(distinct(counts)) >= _FEWEST:
+        if passes >= _FEWEST and len(np.unique(counts)) >= _FEWEST:
             held = int(line.size[mine].sum()) * (passes - 1) // passes
             return _found(views, mine, held, held, passes)
     return None

@@ -172,9 +172,10 @@ def test_a_pass_that_was_cut_short_did_not_return(tmp_path: Path, whole: bool) -
 
 FOUND = {
     "flexgen-opt1.3b-a-t20": ("two_copies", 2_837_432_324, 2_837_432_324),  # OPT-1.3B in 16 bits, and its head again
-    "linear-grad-t24": ("left_over", 1_000_341_504, 1_000_341_504),
-    # Without it another moment is the highest: the new input beside the old one.
-    "linear-nograd-t24": ("left_over", 1_000_341_504, 801_390_080),
+    "linear-grad-t24": ("left_over", 1_200_341_504, 1_200_341_504),  # its graph holds the input of its pass
+    "linear-nograd-t24": ("left_over", 1_000_341_504, 1_000_341_504),
+    # One plan's workspace of 128.5 MiB lives for two events at the peak; without any the highest is 373 MiB.
+    "resnet50-pytorchblog-t22": ("brief_workspace", 134_742_016, 134_463_488),
     "sd-guidance-legacy-list-t22": ("left_over", 1_125_557_207, 1_125_557_207),  # 24 of 25 × 32 blocks
     "select_n-llama-infer-offload-t21": ("left_over", 2_097_152_000, 2_097_152_000),
 }
