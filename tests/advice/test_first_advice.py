@@ -12,8 +12,8 @@ SHARED = Path(__file__).parents[3] / "shared"
 # The kind of advice for each file, and words of the line that a reader sees; None where nothing is worth changing.
 FIRST = {
     "SYNTHETIC-mosaic-output": (None, ""),  # fabricated: one kind of block, from a hundred lines alike
-    "cs336-2.7b-fullstep-ctx128-t26": ("adamw_8bit", "saves 18.66 GiB (an estimate)"),
-    "cs336-2.7b-fullstep-ctx512-t26": ("checkpointing", "saves 15.12 GiB of the 66.35 GiB that the next step needs"),
+    "cs336-2.7b-fullstep-ctx128-t26": ("adamw_8bit", "saves 18.95 GiB (an estimate)"),
+    "cs336-2.7b-fullstep-ctx512-t26": ("checkpointing", "saves 15.51 GiB of the 66.73 GiB that the next step needs"),
     "cs336-2.7b-fwd-ctx256-amp-t26": ("no_grad", "autocast without its cache"),
     "cs336-2.7b-fwd-ctx512-t26": ("no_grad", "if it trains, turn gradient checkpointing on"),
     "cs336-compile-fwd-ctx256-t26": ("no_grad", "saves 7.48 GiB (an estimate). How"),
