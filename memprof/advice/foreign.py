@@ -176,6 +176,7 @@ def _without_gradients(run: Run) -> Iterator[Candidate | None]:
         run,
         kept="each layer's activations and autocast's copies of the weights" if copies else "each layer's activations",
         autocast="autocast without its cache" if copies else None,
+        alone="which frees activations alone" if copies else None,
         cacheless='torch.autocast("cuda", torch.bfloat16, cache_enabled=False)' if copies else None,
     )  # fmt: skip
 

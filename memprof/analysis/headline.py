@@ -413,15 +413,17 @@ def _action(report: Mapping[str, Any]) -> str:
     first = advice[0]
     how = "simulated" if first["basis"] == "simulated" else "an estimate"
     stays = "gradients stay" if report["own_peaks"].get("gradients") else "results stay"
-    # One of two changes is right, and the other is not: nothing is promised of both.
-    same = f"; {stays} the same" if first["exact"] and not first["action"].startswith("If ") else ""
+    # One of two changes is right, and the other is not: nothing is promised of both, and the saving is the first's.
+    either = first["action"].startswith("If this run only infers")
+    same = f"; {stays} the same" if first["exact"] and not either else ""
     action = first["action"][:1].lower() + first["action"][1:]
     enough = f" {first['enough_words']}" if first.get("enough_words") else ""
     most = "at most " if first["id"] == "brief_workspace" else ""
     saves = most + amount(first["saves_bytes"]) + _of_whole_step(first, report)
     how_to = str(first.get("setting") or "").split("  #")[0].removesuffix(": ...")
     setting = f" How: {how_to}." if how_to else ""
-    words = f"First thing to change: {action}. It saves {saves} ({how}{same}).{enough}{setting}"
+    it = "In inference it" if either else "It"
+    words = f"First thing to change: {action}. {it} saves {saves} ({how}{same}).{enough}{setting}"
     return _from_a_dump(report, words) if _is_dump(report["source"]) else words
 
 
@@ -438,7 +440,10 @@ def _from_a_dump(report: Mapping[str, Any], words: str) -> str:
     peak = report["peak"]
     free = peak["cached_bytes"] if _idle(peak["reserved_bytes"], peak["active_bytes"]) else 0
     first = f"torch.cuda.empty_cache() gives {gib(free)} GiB back to the device at once. " if free else ""
-    return f"{first}{words} To see the peak, call torch.cuda.memory._record_memory_history() before the run."
+    return (
+        f"{first}{words} To see the peak, call torch.cuda.memory._record_memory_history(max_entries=100000) before the "
+        "run and _dump_snapshot() after it."
+    )
 
 
 def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
