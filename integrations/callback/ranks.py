@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.integrations.callback.distributed import FAILED_SECONDS, NORMAL_SECONDS, Gathering
 from memprof.integrations.run_recorder.output import Result
 
 from memprof.files import write_whole
 from memprof.recording.guard import Door
+
+if TYPE_CHECKING:
+    from memprof.reports.document.model import Document
 
 __all__ = ["put_ranks_together", "summaries_of"]
 
@@ -158,7 +160,7 @@ def _stands_out(chosen: Mapping[int, dict[str, Any]], shown: int, own: int) -> b
     return highest["oom"] is not None or highest["peak"]["active_bytes"] > _CLEARLY * mine["peak"]["active_bytes"]
 
 
-def _document_of(path: Path) -> Any:
+def _document_of(path: Path) -> Document | None:
     """Return the document of a snapshot, None where it cannot be reached from here or not be shown."""
     try:
         from memprof.reports.document.build import document_of
@@ -171,14 +173,14 @@ def _document_of(path: Path) -> Any:
         return None
 
 
-def _show(result: Result, folder: Path, document: Any, whole: dict[str, Any]) -> None:
+def _show(result: Result, folder: Path, document: Document, whole: dict[str, Any]) -> None:
     from memprof.reports.document.build import subtitle_of, title_of
     from memprof.reports.document.ranks import ranks_of
     from memprof.reports.html.report import write_html
     from memprof.reports.terminal import report as terminal
 
-    document = replace(
-        document, report=whole, ranks=ranks_of(whole), title=title_of(whole), subtitle=subtitle_of(whole)
+    document = document._replace(
+        report=whole, ranks=ranks_of(whole), title=title_of(whole), subtitle=subtitle_of(whole)
     )
     result.table = terminal.render_short(document)
     write_html(document, folder / "report.html")

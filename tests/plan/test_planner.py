@@ -353,7 +353,7 @@ def test_a_card_without_bfloat16_is_planned_in_fp16(known: list[_Known]) -> None
     dtypes = {(row.settings.lora_r is not None, row.settings.dtype) for row in plan.rows}
     assert dtypes == {(False, "float32"), (True, "float16")}
     assert {row.settings.mixed_precision for row in plan.rows} == {"fp16"}
-    assert sum("loss scaler" in note for note in plan.notes) == 1
+    assert sum("rows are in fp16, with a loss scaler" in note for note in plan.notes) == 1
     assert not any("gemm input type" in note for note in plan.notes)
     four_bit = next(row.settings for row in plan.rows if row.settings.load_in_4bit)
     assert "bnb_4bit_compute_dtype='float16'" in as_python(four_bit)
