@@ -178,11 +178,16 @@ def _way_back(trace: list[Event]) -> list[Event]:
     ordered = [(a, t) for t in (blocks, segments) for a in t]
     gained: list[Event] = []
     for address, table in ordered:
-        seen = table[address]
-        # Begins and ends with the same kind: the address changed hands over the round.
-        if seen[0]["action"] == seen[-1]["action"]:
-            undo = [{**seen[-1], "action": action} for action in opposite[seen[-1]["action"]]]
-            (gained if undo[0]["action"] in ("alloc", "segment_alloc") else back).extend(undo)
+        first, last = table[address][0], table[address][-1]
+        # What the round leaves goes; what it found comes back, though another of other size may have lain there since.
+        left = last["action"] in ("alloc", "segment_alloc")
+        found = first["action"] in ("free_completed", "segment_free")
+        if left and found and first["size"] == last["size"]:
+            continue
+        if left:
+            back.extend({**last, "action": action} for action in opposite[last["action"]])
+        if found:
+            gained.extend({**first, "action": action} for action in opposite[first["action"]])
     gained.sort(key=lambda e: e["action"], reverse=True)  # segments before the blocks in them
     return back + gained
 
