@@ -64,6 +64,7 @@ def analyze_once(path: Path, device: int | None = None) -> Analysis:
 
 def _analyzed(path: Path, device: int | None, entry: Entry | None) -> Analysis:
     from memprof.analysis.analysis import Analysis
+
     parts = entry.read() if entry is not None else None
     if parts is not None:
         return Analysis(*parts, _advice, _outlook)

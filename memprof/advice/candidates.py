@@ -40,13 +40,15 @@ def candidates_for(run: Run) -> list[Candidate]:
     """List every change that applies to a run, whatever it saves."""
     s = run.settings
     if s is None:
-        return [*candidates_by_findings(run), *candidates_by_category(run), *fragmentation_candidates(run)]
-    if s.supervised:
+        found = [*candidates_by_category(run)]
+    elif s.supervised:
         found = [candidate for make in _SUPERVISED for candidate in make(s)]
-        return [*candidates_by_findings(run), *found, *fragmentation_candidates(run)]
-    own = (_pieces, _lean_checkpointing, _lean_generation) if s.lean else (_micro_batches, _checkpointing)
-    both = (_precision, _adapters, _optimizer, _reference, _loss, _attention, _lengths, _sharding, _lean, _generation)
-    found = [candidate for make in (*own, *both) for candidate in make(s)]
+    else:
+        own = (_pieces, _lean_checkpointing, _lean_generation) if s.lean else (_micro_batches, _checkpointing)
+        both = (
+            _precision, _adapters, _optimizer, _reference, _loss, _attention, _lengths, _sharding, _lean, _generation
+        )  # fmt: skip
+        found = [candidate for make in (*own, *both) for candidate in make(s)]
     return [*candidates_by_findings(run), *found, *fragmentation_candidates(run)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from memprof.advice.growing_segments import saved_by_growing
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
 from memprof.advice.recorded_run import Effect, Made, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
-from memprof.analysis.allocations.places import places_at_peak
+from memprof.analysis.allocations.places import places_at_peak, without_folders
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -
 
 def _made(analysis: Views, category: str) -> tuple[Made, ...]:
     places = places_at_peak(analysis, category)
-    return tuple(Made(place["bytes"], re.split(r"[/\\]", place["frame"])[-1]) for place in places)
+    return tuple(Made(place["bytes"], without_folders(place["frame"])) for place in places)
 
 
 def _promise(of: Estimate, others: Sequence[Estimate], run: Run, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ frameworks can make it: they are the remedies that a text's explanation ranks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from memprof.advice import effects
 from memprof.advice.candidate import Candidate, Toll
 from memprof.advice.recorded_run import Effect, Peak, Run
+from memprof.analysis.allocations.places import without_folders
 from memprof.oom.expressions import Scope, functions_over
 from memprof.oom.frameworks import PLAIN, Names, frameworks
 from memprof.oom.remedies import change, possible, remedy
@@ -45,8 +45,8 @@ def candidates_by_findings(run: Run) -> Iterator[Candidate]:
     for found in run.findings:
         one = found["kind"] == "left_over" and found["passes"] == 1
         name = found["kind"] if one or found["kind"] != "left_over" else "kept_by_passes"
-        where = re.split(r"[/\\]", found["frame"])[-1] or None
-        own = re.split(r"[/\\]", found.get("held_at", ""))[-1]
+        where = without_folders(found["frame"]) or None
+        own = without_folders(found.get("held_at", ""))
         line = own if own and own != where else None
         twice = found["kind"] == "two_copies" and where
         more = {"where": where, "passes": found.get("passes"), "line": line, "copying": _copying(run)}

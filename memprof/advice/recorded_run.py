@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from memprof.analysis.allocations.places import place_of
+from memprof.analysis.allocations.places import place_of, without_folders
 from memprof.analysis.peaks.next_step import phases_of_next_step
 from memprof.errors import InputError
 from memprof.oom.frameworks import PLAIN, Names, names_in, plain_in
@@ -122,6 +122,7 @@ def run_of(report: Mapping[str, Any]) -> Run:
     phases = [*report["phases"], *phases_of_next_step(report)]
     rows = [Peak(p["phase"], p["peak_bytes"], p["categories"]) for p in phases]
     whole = _with_what_is_ahead(Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"]), report)
+    frames = _frames(report)
     run = Run(
         peaks=highest([*rows, whole]),
         pending_bytes=max(0, peak["active_bytes"] - peak["allocated_bytes"]),
@@ -137,10 +138,9 @@ def run_of(report: Mapping[str, Any]) -> Run:
         whole_step=_whole_step(report),
         findings=tuple(peak.get("findings") or ()),
         weights_bits=peak.get("weights_bits"),
-        copies=any(_COPIES.search(frame) for frame in _frames(report)),
-        only_infers=bool(peak.get("pass_returned"))
-        or any(_INFERS.search(frame) for frame in _frames(report)),
-        over_batches=any("batchnorm.py" in frame for frame in _frames(report)),
+        copies=any(_COPIES.search(frame) for frame in frames),
+        only_infers=bool(peak.get("pass_returned")) or any(_INFERS.search(frame) for frame in frames),
+        over_batches=any("batchnorm.py" in frame for frame in frames),
     )
     return _configured(run, source) if source.get("config") else run
 
@@ -197,7 +197,7 @@ def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:
     """Add up by category and line what the largest allocations hold, the largest sums first."""
     sums: dict[str, dict[str, int]] = {}
     for group in _groups(peak):
-        if site := re.split(r"[/\\]", place_of(group.get("stack") or []))[-1]:
+        if site := without_folders(place_of(group.get("stack") or [])):
             of = sums.setdefault(group["category"], {})
             of[site] = of.get(site, 0) + int(group["bytes"])
     return {

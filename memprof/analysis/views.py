@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from memprof.analysis.allocations.alike import largest_groups
+from memprof.analysis.allocations.calls import outermost_calls
 from memprof.analysis.allocations.stacks import ReadableStacks
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
@@ -84,6 +85,11 @@ class Views:
     def stacks(self) -> ReadableStacks:
         """Return the snapshot's stacks as they are written for a reader."""
         return ReadableStacks(self.snapshot)
+
+    @cached_property
+    def outermost_calls(self) -> tuple[I64, I64]:
+        """Return of each stack the number of its outermost module's call, -1 for none, and of its Python frames."""
+        return outermost_calls(self.snapshot)
 
     @cached_property
     def _split(self) -> Callable[[int], dict[str, int]]:

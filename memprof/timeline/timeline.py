@@ -70,6 +70,13 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.address)
 
+    def saved_without(self, rows: I64, since: I64) -> int:
+        """Return how much lower the highest active bytes were if each of ``rows`` were gone from an event on."""
+        change = np.zeros(self.n_events + 2, np.int64)
+        np.add.at(change, since + 1, self.size[rows])
+        np.add.at(change, np.minimum(self.free_event[rows], self.n_events) + 1, -self.size[rows])
+        return int(self.active.max() - (self.active - np.cumsum(change)[: len(self.active)]).max())
+
     def alive_at(self, instant: int) -> NDArray[np.int64]:
         """Return the rows alive (active) at ``instant``, in order of birth."""
         born = int(np.searchsorted(self.alloc_event, instant))

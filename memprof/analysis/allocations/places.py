@@ -12,7 +12,7 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
-__all__ = ["is_native", "is_torch", "listed_places", "place_of", "places_at_peak", "users_line"]
+__all__ = ["is_native", "is_torch", "listed_places", "place_of", "places_at_peak", "users_line", "without_folders"]
 
 #: Name at most so many places; fewer where they hold half.
 MOST = 4
@@ -45,6 +45,11 @@ def users_line(stack: Sequence[str]) -> str:
     """Return the innermost frame of the user's own files, which they can change; "" where none is on the stack."""
     python = (frame for frame in stack if not is_native(frame) and not is_torch(frame))
     return next((frame for frame in python if not text_path(frame).rooted), "")
+
+
+def without_folders(frame: str) -> str:
+    """Return ``train.py:9 step`` of a frame with its file's whole path."""
+    return re.split(r"[/\\]", frame)[-1]
 
 
 def is_native(frame: str) -> bool:

@@ -79,13 +79,9 @@ def _brief_workspace(views: Views) -> dict[str, Any] | None:
     here = rows[is_among(rows, views.peak.rows)]
     if not len(here):
         return None
-    change = np.zeros(line.n_events + 2, np.int64)
-    np.add.at(change, line.alloc_event[rows] + 1, line.size[rows])
-    np.add.at(change, line.free_event[rows] + 1, -line.size[rows])
-    without = int((line.active - np.cumsum(change)[: len(line.active)]).max())
     return {
         "kind": "brief_workspace", "category": str(Category.WORKSPACE), "bytes": int(line.size[here].sum()),
-        "count": len(here), "saves_bytes": int(line.active.max()) - without,
+        "count": len(here), "saves_bytes": line.saved_without(rows, line.alloc_event[rows]),
         "frame": place_of(views.stacks.of(int(line.stack[here[0]]))),
     }  # fmt: skip
 

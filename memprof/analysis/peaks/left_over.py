@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.analysis.allocations.places import place_of, users_line
-from memprof.snapshot.model import I64, Action, Snapshot, distinct
+from memprof.snapshot.model import I64, Action, distinct
 from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["left_over", "pass_returned"]
 
 _PASSING = [c.code for c in (Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.TEMPORARIES)]
-_MODULE = "torch/nn/modules/module.py"
 # A dump without a history tells passes by numbers of blocks: three kinds of numbers, all multiples of at least three.
 _FEWEST = 3
 _CATEGORIES = list(Category)
@@ -36,7 +35,7 @@ def left_over(views: Views) -> dict[str, Any] | None:
     """Return what earlier passes left at the peak as a finding (see :mod:`memprof.analysis.peaks.findings`)."""
     line = views.timeline
     trace = views.snapshot.traces.get(line.device)
-    calls, pythons = _calls(views.snapshot)
+    calls, pythons = views.outermost_calls
     if trace is None or line.n_events < 2:
         return _by_numbers(views, calls)
     rows, over, since = _rows(views, calls, pythons)
@@ -49,13 +48,9 @@ def left_over(views: Views) -> dict[str, Any] | None:
     held = rows[alive]
     if not len(held):
         return None
-    change = np.zeros(line.n_events + 2, np.int64)
     # Without the name each would go when its pass is over, not when the next begins.
-    np.add.at(change, over + 1, line.size[rows])
-    np.add.at(change, np.minimum(line.free_event[rows], line.n_events) + 1, -line.size[rows])
-    highest = int((line.active - np.cumsum(change)[: len(line.active)]).max())
-    passes = len(distinct(since[alive]))
-    found = _found(views, held, int(line.size[held].sum()), int(line.active.max()) - highest, passes)
+    saves, passes = line.saved_without(rows, over), len(distinct(since[alive]))
+    found = _found(views, held, int(line.size[held].sum()), saves, passes)
     return {**found, "holds_bytes": int(line.size[held[np.isin(held, along)]].sum())}
 
 
@@ -88,10 +83,9 @@ def pass_returned(views: Views) -> bool:
     trace = views.snapshot.traces.get(views.timeline.device)
     if trace is None or not len(trace):
         return False
-    calls, _ = _calls(views.snapshot)
     bare = np.array([not stack for stack in views.snapshot.stacks.stacks], bool)
     acts = ((trace.action == int(Action.ALLOC)) | (trace.action == int(Action.FREE_REQUESTED))) & ~bare[trace.stack]
-    call = calls[trace.stack[acts]]
+    call = views.outermost_calls[0][trace.stack[acts]]
     return bool((call >= 0).any() and (call[int(np.argmax(call >= 0)) :] != call[call >= 0][0]).any())
 
 
@@ -126,27 +120,6 @@ def _most(line: Timeline, rows: list[int], frame_of: Callable[[int], str]) -> st
         frame = frame_of(row)
         sums[frame] = sums.get(frame, 0) + int(line.size[row])
     return max(sums, key=lambda frame: sums[frame])
-
-
-def _calls(snapshot: Snapshot) -> tuple[I64, I64]:
-    """Number, for each stack, the place that calls its outermost module (-1: none), and its Python frames."""
-    frames = snapshot.stacks.frames
-    python = [f.file.endswith((".py", ".pyc", ".ipynb")) or f.file.startswith("<") for f in frames]
-    call = {
-        i
-        for i, f in enumerate(frames)
-        if f.function == "_call_impl" and f.file.replace("\\", "/").endswith(_MODULE)
-    }  # fmt: skip
-    places: dict[tuple[int, ...], int] = {}
-    wholes: dict[tuple[int, ...], int] = {}
-    found = np.full((2, len(snapshot.stacks.stacks)), -1, np.int64)
-    for i, stack in enumerate(snapshot.stacks.stacks):
-        own = tuple([f for f in stack if python[f]])
-        found[1, i] = wholes.setdefault(own, len(wholes))
-        if not call.isdisjoint(own):
-            outermost = max(depth for depth, f in enumerate(own) if f in call)
-            found[0, i] = places.setdefault(own[outermost + 1 :], len(places))
-    return found[0], found[1]
 
 
 @dataclass(frozen=True)
