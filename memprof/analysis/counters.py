@@ -31,6 +31,13 @@ __all__ = ["SCHEMA", "Counters", "CountersFile", "find_counters", "read_counters
 
 SCHEMA = "memprof.counters/1"
 _NAME = re.compile(r"counters\.rank-(\d{1,6})\.jsonl")
+_TABLES = ("phases", "categories", "groups")
+_SIZES = {
+    "peak_allocated", "peak_reserved", "allocated", "reserved", "inactive_split", "cached", "non_torch", "host_rss",
+    "host_rss_peak", "host_pinned", "host_anon", "host_files", "host_shared", "host_children", "host_arenas",
+    "device_total_bytes",
+}  # fmt: skip
+_WRONG = object()  # in the place of a field's value that no counters file has
 # Room for about 10,000 steps; a larger file loses the older half of its steps.
 _MAX_BYTES = 4 * 2**20
 
@@ -175,11 +182,18 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return {k: v for k, v in row.items() if _is_sound(k, v)} if isinstance(row, dict) else None
+    return {k: v for k, v in map(_checked, row.items()) if v is not _WRONG} if isinstance(row, dict) else None
 
 
-def _is_sound(name: str, value: Any) -> bool:
-    """Tell whether a field has the type that readers expect."""
-    if name in ("phases", "categories", "groups"):
-        return isinstance(value, dict)
-    return name not in ("step", "rank") or type(value) is int
+def _checked(field: tuple[str, Any]) -> tuple[str, Any]:
+    """Return a field as readers expect it: sizes that memory can have, tables of them, a step's number."""
+    name, value = field
+    if name in _TABLES:
+        return name, {k: v for k, v in value.items() if _is_size(v)} if isinstance(value, dict) else _WRONG
+    if name in _SIZES:
+        return name, value if value is None or _is_size(value) else _WRONG
+    return name, _WRONG if name in ("step", "rank") and type(value) is not int else value
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63

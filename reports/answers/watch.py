@@ -39,7 +39,7 @@ def counters(ranks: Sequence[Counters]) -> Sheet:
 def _title(run: Counters) -> str:
     words = [plain(str(run.about[k])) for k in ("model_name", "device") if run.about.get(k)]
     total = run.about.get("device_total_bytes")
-    words += [f"{gib(total)} GiB"] if isinstance(total, int) else []
+    words += [f"{gib(total)} GiB"] if total is not None else []
     words += [f"{run.world_size} ranks"] if run.world_size > 1 else []
     return " · ".join(words) or plain(str(run.path))
 
@@ -66,28 +66,28 @@ def _pace(run: Counters) -> float:
 def _levels(run: Counters) -> Table | None:
     lines = []
     for name, label in _LEVELS:
-        values = tuple(_size(row.get(name)) for row in run.steps)
+        values = tuple(row.get(name) for row in run.steps)
         known = [v for v in values if v is not None]
         if known:
-            lines.append(Line((label, _size((run.newest or {}).get(name)), max(known), Curve(values))))
+            lines.append(Line((label, (run.newest or {}).get(name), max(known), Curve(values))))
     return table("GiB|Newest>|Highest>|Of the run", lines)
 
 
 def _ranks(ranks: Sequence[Counters]) -> Table | None:
     names = ("peak_reserved", "peak_allocated", "host_rss")
     rows = [(run.rank, run.newest or {}) for run in ranks] if len(ranks) > 1 else []
-    lines = [Line((str(n), str(row.get("step", "–")), *(_size(row.get(k)) for k in names))) for n, row in rows]
+    lines = [Line((str(n), str(row.get("step", "–")), *(row.get(k) for k in names))) for n, row in rows]
     return table("Rank|Step>|Peak reserved>|Peak allocated>|Resident>", lines)
 
 
 def _phases(run: Counters) -> Table | None:
     """Show the last step that says what its phases peaked at: with no allocator, only recorded steps do."""
-    rows = [row for row in run.steps if isinstance(row.get("phases"), dict) and row["phases"]]
+    rows = [row for row in run.steps if row.get("phases")]
     highest: dict[str, int] = {}
     for row in rows:
         for phase, peak in row["phases"].items():
-            highest[phase] = max(_size(peak) or 0, highest.get(phase, 0))
-    newest = {phase: peak for phase, peak in (rows[-1]["phases"] if rows else {}).items() if isinstance(peak, int)}
+            highest[phase] = max(peak, highest.get(phase, 0))
+    newest = rows[-1]["phases"] if rows else {}
     lines = [
         Line((phase_label(plain(phase)), peak, highest[phase], (Part("total", "", peak),)))
         for phase, peak in newest.items()
@@ -98,7 +98,7 @@ def _phases(run: Counters) -> Table | None:
 
 def _categories(run: Counters) -> Table | None:
     row: Mapping[str, Any] = run.categories or {"categories": {}}
-    sizes = {plain(k): v for k, v in row["categories"].items() if isinstance(v, int) and v > 0}
+    sizes = {plain(k): v for k, v in row["categories"].items() if v}
     total = sum(sizes.values())
     lines = [
         Line((Words(category_label(c), category=c), n, percent(n, total), (Part(c, category_label(c), n),)), path=(c,))
@@ -106,10 +106,6 @@ def _categories(run: Counters) -> Table | None:
     ]
     head = f"Category at the peak, step {row.get('step', '–')}|GiB>|Share>|~"
     return table(head, [*lines, Line(("Total", total, "", ()), strong=True)], scale=total) if lines else None
-
-
-def _size(value: object) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def _time(row: Mapping[str, Any] | None, name: str = "time") -> float | None:

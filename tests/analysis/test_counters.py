@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from memprof.reports import renderers
 
 from memprof.analysis.counters import SCHEMA, CountersFile, find_counters, read_counters
 from memprof.errors import InputError
@@ -66,6 +67,19 @@ def test_lines_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:
     with open(file.path, "ab") as stream:
         stream.write(b'garbage\n[1]\n{"step": "two"}\n' + json.dumps(row(2)).encode())  # the last has no end yet
     assert [r["step"] for r in read_counters(file.path).steps] == [1]
+
+
+def test_sizes_that_no_memory_has_are_left_out(tmp_path: Path) -> None:
+    phases = {"forward": -(2**63), "backward": 10**19, "rollout": True, "generate": "1", "idle": None, "step": 7}
+    file = CountersFile(tmp_path, 0, {"device_total_bytes": 1e300})
+    file.append({**row(1), "allocated": -5, "reserved": None, "phases": phases, "cached": 2**80})
+    file.append({"step": 1, "categories": {"weights": 5, "inputs": -1}, "groups": []})
+    read = read_counters(file.path)
+    assert read.steps[0].keys() & {"allocated", "cached"} == set()
+    assert (read.steps[0]["reserved"], read.steps[0]["phases"]) == (None, {"step": 7})
+    assert read.categories == {"step": 1, "categories": {"weights": 5}}
+    assert "device_total_bytes" not in read.about
+    assert "step" in renderers.draw("watch", [read])
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"[]\n", b"\x80\x04", b'{"schema": "memprof.counters/9"}\n'])
