@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from memprof.units import format_bytes
@@ -46,7 +47,12 @@ class _Id(str, Enum):
     @property
     def code(self) -> int:
         """Return the member's position in the enum, which the numpy columns store."""
-        return list(type(self)).index(self)
+        return _codes(type(self))[self]
+
+
+@cache
+def _codes(kind: type[_Id]) -> dict[_Id, int]:
+    return {member: number for number, member in enumerate(kind)}
 
 
 class Category(_Id):

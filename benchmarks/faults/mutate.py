@@ -51,7 +51,7 @@ KINDS = (*SEEDS, "bytes", "ranks", "settings", "text")
 # An input of a million takes 2 ms; one that takes this long hangs.
 _SECONDS = 20
 _MOST_MEMORY = 2 << 30
-_BATCH = 2000
+_BATCH = 20_000  # each fork compiles the schemas of what it meets anew
 # What may not reach a terminal: escapes, and what turns the reading direction round.
 _CONTROL = ("\x1b", "\x07", "\r", "\u202e", "\x00", "\x9b")
 _COMMANDS = {
@@ -326,7 +326,7 @@ _READ_SETTINGS = {"settings": _settings_of, "model": _model_of, "rules": _rules_
 
 def mutate(mutant: Any, draw: random.Random, kind: str) -> None:
     top: Any = mutant["memprof"] if kind == "snapshot" and "memprof" in mutant and draw.random() < 0.7 else mutant
-    places = list(_places(top))
+    places = _places(top, [])
     if not places:
         return
     holder, key = draw.choice(places)
@@ -344,11 +344,13 @@ def mutate(mutant: Any, draw: random.Random, kind: str) -> None:
         holder[key] = copy.deepcopy(draw.choice(JUNK))
 
 
-def _places(value: Any) -> Any:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield value, key
-        yield from _places(inner)
+def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Add every holder and key below a value to ``found``, and return it."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        found.append((value, key))
+        if isinstance(inner, (dict, list)):
+            _places(inner, found)
+    return found
 
 
 def _changed(data: bytes, draw: random.Random) -> bytes:

@@ -260,6 +260,7 @@ def function_names(alternatives: str) -> FunctionNames:
     return FunctionNames(frozenset(name for name in names if "*" not in name), globs)
 
 
+@cache
 def file_test(glob: str) -> Callable[[FramePath], bool]:
     """Return a test of paths against the FILE part of a pattern; the head of ``rules.toml`` explains it."""
     first, slash, _ = glob.partition("/")
