@@ -346,7 +346,7 @@ def mutate(mutant: Any, draw: random.Random, kind: str) -> None:
 
 def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Add every holder and key below a value to ``found``, and return it."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         found.append((value, key))
         if isinstance(inner, (dict, list)):
             _places(inner, found)
