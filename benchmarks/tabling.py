@@ -20,6 +20,6 @@ def read(name: str) -> Any:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Make a Markdown table; floats get two decimals, columns after the first are right-aligned."""
-    lines = [head, ["---", *["--:"] * (len(head) - 1)]]
     cells = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in [*lines, *cells])
+    first, *rest = ("| " + " | ".join(line) + " |\n" for line in (head, *cells))
+    return f"{first}|---|{'--:|' * (len(head) - 1)}\n{''.join(rest)}"

@@ -38,8 +38,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def anchors(page: Path) -> set[str]:
     """The addresses of a page's headings, as the site and code hosts make them."""
-    headings = HEADING.findall(page.read_text(encoding="utf-8"))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {anchor_of(heading) for heading in HEADING.findall(page.read_text(encoding="utf-8"))}
+
+
+def anchor_of(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -145,6 +148,48 @@ def test_the_index_leads_to_every_page() -> None:
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = [page.name for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "index.md"]
     assert [name for name in pages if f"({name}" not in text] == []
+
+
+#: What users ask: the link of the index that answers, and words of the answer there.
+ANSWERS = {
+    "Why does nvidia-smi show more than the report?": ("faq.md", "for the whole device every process on it"),
+    "What does fits include?": ("simulating.md#does-it-fit", "what is outside torch (recorded, else 600 MiB)"),
+    "How far off is a prediction?": ("accuracy.md#predictions", "No run of TRL on a GPU was compared"),
+    "Does it change my run?": ("recording.md#what-it-costs", "the same to the bit"),
+    "How much does recording cost?": ("recording.md#what-it-costs", "what it costs on a GPU is not measured"),
+    "Which TRL versions?": ("recording.md#what-it-works-with", "TRL 0.19 to 1.16"),
+    "Accelerate, FSDP, DeepSpeed?": ("recording.md#what-it-works-with", "DeepSpeed's attributes on stand-ins"),
+    "vLLM in the same process?": ("recording.md#what-it-works-with", "on stand-ins | vLLM, SGLang |"),
+    "verl?": ("frameworks.md", "none of these frameworks was run with memprof"),
+    "How do I switch it off?": ("recording.md", "`MEMPROF=0` in the environment"),
+    "Is anything sent anywhere?": ("reading-a-report.md#sharing", "sends nothing anywhere"),
+    "How do I share a report without secrets?": ("reading-a-report.md#sharing", "no pattern knows every secret"),
+    "May I open a stranger's pickle?": ("snapshot-format.md#safety", "Nothing is imported or called"),
+    "What has never run on a GPU?": ("accuracy.md#what-never-ran-on-a-gpu", "have never run on a GPU:"),
+    "What does the lean trainer refuse?": ("lean-trainer.md#what-it-refuses", "**Takes TRL's own step**"),
+    "What does the lean trainer cost?": ("lean-trainer.md#how-much-it-holds", "**You pay in generation**"),
+    "Is it the same training?": ("lean-trainer.md#how-it-is-known-to-be-the-same", "than 1e-5 of its norm in fp32"),
+    "Which cards are known by name?": ("simulating.md#does-it-fit", "from a T4 to a B300"),
+    "Which models?": ("models.md", "`qwen3_moe`"),
+    "SFT and DPO?": ("simulating.md#rloo-sft-and-dpo", "`plan` refuses both"),
+    "What share for a vLLM beside the trainer?": ("simulating.md#a-vllm-beside-the-trainer", "--serve-beside"),
+    "Many GPUs?": ("many-gpus.md", "**no collective, no barrier**"),
+    "Can a pull request fail on memory?": ("assistants.md", "fails above 2 %"),
+    "What is unattributed?": ("faq.md#why-does-the-page-say-unattributed", "No evidence explains"),
+    "Which exit codes?": ("reading-a-report.md#exit-codes", "| 4 | it does not fit"),
+}
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_the_index_leads_to_the_answer(question: str) -> None:
+    link, answer = ANSWERS[question]
+    name, _, anchor = link.partition("#")
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    if anchor:
+        sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+        text = next(part for part in sections if anchor_of(part.partition("\n")[0][3:]) == anchor)
+    assert f"({link})" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert answer in " ".join(text.split())
 
 
 def test_pages_ask_the_network_for_nothing_but_links(site: Path) -> None:

@@ -7,6 +7,7 @@ A test compares, so a changed option needs the page written again.
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -25,9 +26,11 @@ page.
 
 - An option that several commands have is described at the first of them.
 - Sizes: `24GB` is 24 × 10⁹ bytes, `24GiB` is 24 × 2³⁰.
-- Exit codes: 0 done, 1 above a limit (`compare --fail-above`), 2 wrong usage, 3 the input cannot be used, 4 the run
-  does not fit.
+- [Exit codes](reading-a-report.md#exit-codes).
 """
+
+
+_RANGE = re.compile(r"; (?:[\d.]+<=)?x[<>]=[\d.]+(?=\])| \[(?:[\d.]+<=)?x[<>]=[\d.]+\]")
 
 
 class _Markdown(click.HelpFormatter):
@@ -68,7 +71,7 @@ class _Markdown(click.HelpFormatter):
                 continue
             self.write(self.heading)
             self.heading = ""
-            item = f"- `{names}`: {' '.join(text.split())}"
+            item = f"- `{names}`: {_RANGE.sub('', ' '.join(text.split()))}"
             self.write(textwrap.fill(item, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n")
 
     def write_repeated(self) -> None:

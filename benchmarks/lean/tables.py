@@ -148,22 +148,23 @@ def _length(row: Mapping[str, Any]) -> list[object]:
 
 
 def speed() -> str:
-    """Show the lean trainer's CPU time and peak over each baseline's: medians of interleaved rounds, traced bytes."""
+    """Show the lean trainer's CPU time and peak over TRL's, and in brackets over TRL's in micro-batches of one."""
     from benchmarks.lean.speed import FAIR, LEAST
 
-    head = ("fp32", "tokens", "time ÷ TRL", "÷ its micro-batches of 1", "peak ÷ TRL", "÷ its micro-batches of 1")
-    return table(head, [
-        (name.removesuffix(" tokens"), f"{row['tokens']['prompt']} + {row['tokens']['completion']}",
-         *(row["cpu_ratio"].get(kind, "–") for kind in (FAIR, LEAST)),
-         *(_peaks(row, kind) for kind in (FAIR, LEAST)))
-        for name, row in read("lean_speed")["cases"].items() if FAIR in row["cpu_ratio"] and ", 256 " not in name
-    ])  # fmt: skip
+    found: dict[str, dict[str, str]] = {}
+    for name, row in read("lean_speed")["cases"].items():
+        if FAIR not in row["cpu_ratio"]:
+            continue
+        kind, case = ("LoRA", name.replace("lora", "64, SmolLM2")) if "lora" in name else name.split(", ")[1:]
+        cells = found.setdefault(case.removesuffix(" tokens"), {})
+        cells[f"{kind}, time"] = "{:.2f} ({:.2f})".format(*(row["cpu_ratio"][base] for base in (FAIR, LEAST)))
+        cells[f"{kind}, peak"] = "{:.2f} ({:.2f})".format(*(_peaks(row, base) for base in (FAIR, LEAST)))
+    columns = ("full, time", "full, peak", "LoRA, time", "LoRA, peak")
+    return table(("tokens", *columns), [(case, *(row.get(c, "–") for c in columns)) for case, row in found.items()])
 
 
-def _peaks(row: Mapping[str, Any], base: str) -> object:
+def _peaks(row: Mapping[str, Any], base: str) -> float:
     """Divide what is live at the lean trainer's peak, beside weights and adapters, by what is at another's."""
-    if "peak_bytes" not in row:
-        return "–"
     lean, other = (
         found["total"] - found.get("weights", 0) - found.get("adapters", 0)
         for found in (row["peak_bytes"]["lean"], row["peak_bytes"][base])

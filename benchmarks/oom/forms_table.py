@@ -6,10 +6,11 @@ import textwrap
 from collections import Counter
 
 from memprof.oom import explain_log
-from memprof.oom.known_messages import FORMS, NOT_MEMORY
-from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
+from memprof.oom.known_messages import FORMS
+from tests.oom.examples import EXAMPLES
 
 __all__ = ["TABLES"]
+
 
 def forms() -> str:
     """Name the programs whose messages are read, by the kind of the first, with how many there are."""
@@ -23,10 +24,4 @@ def forms() -> str:
     return "".join(textwrap.fill(line, 120, subsequent_indent="  ") + "\n" for line in lines)
 
 
-def not_memory() -> str:
-    """Say what sounds like memory and is not, once each."""
-    said = dict.fromkeys(form.says.split(":")[0] for form in NOT_MEMORY if form.id in NOT_MEMORY_EXAMPLES)
-    return "".join(textwrap.fill(f"- {words}", 120, subsequent_indent="  ") + "\n" for words in said)
-
-
-TABLES = {"oom-forms": forms, "oom-not-memory": not_memory}
+TABLES = {"oom-forms": forms}

@@ -1,4 +1,4 @@
-"""Hold what people say about the memory of GRPO against simulations and timings: the figures of docs/faq.md.
+"""Hold what people say about the memory of GRPO against simulations and timings: the figures of docs/claims.md.
 
     python -m benchmarks.simulator claims [--only NAME]... [--json benchmarks/results/cpu/claims.json]
 

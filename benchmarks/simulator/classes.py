@@ -127,35 +127,32 @@ _CARD = ", on an emulated card"
 
 
 def class_table(found: Mapping[str, Any]) -> str:
-    """Make the Markdown table of classes: how many comparisons, their errors, the stated range, which lie outside."""
+    """Make the Markdown table of classes: how many comparisons, their errors, the stated range, which lie outside.
+
+    Classes on the emulated card share a row for each figure; a range is stated for each of them.
+    """
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in found["comparisons"]:
         # Texts seldom say what was measured, so these are one class whatever it was.
         what = "any" if row["where"] == "published" else row["what"]
         groups.setdefault((row["where"], row["class"], what), []).append(row)
-    singles: dict[str, list[dict[str, Any]]] = {}
     lines = [
         "| class | of | comparisons | errors | stated | inside the others' |",
         "|---|---|--:|--:|--:|--:|",
     ]
     held = total = 0
+    drawn: dict[tuple[str, str], list[list[dict[str, Any]]]] = {}
     for (_, kind, what), rows in groups.items():
-        if len(rows) == 1:
-            singles.setdefault(what, []).extend(rows)
-            continue
-        errors = [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
-        held_here = inside(rows)
+        drawn.setdefault(("trainers on an emulated card" if kind.endswith(_CARD) else kind, what), []).append(rows)
+    for (kind, what), classes in drawn.items():
+        errors = [[row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows] for rows in classes]
+        ranges = [stated_range(of_class) for of_class in errors]
+        held_here = [is_held for rows in classes if len(rows) > 1 for is_held in inside(rows)]
         held, total = held + sum(held_here), total + len(held_here)
-        low, high = stated_range(errors)
-        share = f"{sum(held_here)} of {len(held_here)}"
-        cells = [kind, what, str(len(rows)), _span(min(errors), max(errors)), _span(low, high), share]
-        lines.append(f"| {' | '.join(cells)} |")
-    for what, rows in singles.items():
-        errors = [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
-        ranges = [stated_range([error]) for error in errors]
-        kind = "; ".join(row["class"].removesuffix(_CARD) for row in rows) + _CARD * rows[0]["class"].endswith(_CARD)
+        flat = [error for of_class in errors for error in of_class]
         low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-        cells = [kind, what, "1 each", _span(min(errors), max(errors)), _span(low, high), "–"]
+        share = f"{sum(held_here)} of {len(held_here)}"
+        cells = [kind, what, str(len(flat)), _span(min(flat), max(flat)), _span(low, high), share]
         lines.append(f"| {' | '.join(cells)} |")
     lines.append(f"| all | | {len(found['comparisons'])} | | | {held} of {total} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell rank 0 when training ends: summaries of a few kilobytes, through the group's own store.
+"""Send small summaries from a run's ranks to rank 0 when training ends, through the process group's own store.
 
 No collective: it would wait for every rank, and a run that ends badly has lost one. Each rank says at the beginning
 that it is here, and at the end leaves its summaries under a key; rank 0 reads those that come within a time, of ranks

@@ -166,7 +166,7 @@ class TrainingRun:
             self._stop_session()
 
     def end(self) -> None:
-        """End: write what is recorded and put everything back."""
+        """Write what is recorded, and put everything back."""
         if self._ended:
             return
         self._ended = True

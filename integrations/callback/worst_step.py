@@ -171,7 +171,7 @@ def _tokens(trainer: Any, example: Any) -> int:
 
 @contextlib.contextmanager
 def _full_length(trainer: Any) -> Iterator[None]:
-    """Let generation go on to the last token it may."""
+    """Generate up to the last token allowed."""
     longest = getattr(trainer, "max_completion_length", None)
     settings = getattr(trainer, "generation_config", None)
     if longest is not None and settings is not None:

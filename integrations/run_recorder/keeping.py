@@ -1,4 +1,4 @@
-"""What a step changes, kept aside and put back to the bit: weights, optimizer, random numbers, a trainer's own state.
+"""Save and restore to the bit what a step changes: weights, optimizer, random numbers, a trainer's own state.
 
 Tensors are kept in the host's memory, never on the device. On a CPU that is device and host in one they are kept as
 numpy arrays, which a tensor trace does not count.

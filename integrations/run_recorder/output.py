@@ -1,4 +1,4 @@
-"""From recorded snapshots to what a person reads: JSON beside each, one page, one table.
+"""Make of recorded snapshots what a person reads: JSON beside each, one page, one table.
 
 Everything here runs after the recording, needs other parts of memprof, and must never end a training run: whatever
 goes wrong becomes one warning.

@@ -114,7 +114,7 @@ def _need(oom: Mapping[str, Any], held: Mapping[str, int], still: Mapping[str, i
 
 
 def _available(oom: Mapping[str, Any]) -> int | None:
-    """Return what torch could have had: what it held, what lay idle in it, and what it could still have taken."""
+    """Return what torch could have used: what it held, what was idle, and what the device had left."""
     free, limit = oom.get("device_free_bytes"), oom.get("limit_bytes")
     if limit is not None:
         left = max(0, int(limit) - int(oom.get("reserved_bytes") or 0))

@@ -34,7 +34,7 @@ _LITTLE = 0.01
 
 @dataclass(frozen=True)
 class Combination:
-    """Changes in the order they were taken, and what simulating them all together came to.
+    """Hold the chosen changes in order, and the result of simulating them together.
 
     ``before_bytes`` and ``after_bytes`` are reserved plus what is outside torch. ``shift_bytes`` was added to each
     simulated figure: what the recorded run held beyond its own simulation. Without ``settings`` the figures are
@@ -268,7 +268,7 @@ def _unseen(report: Mapping[str, Any]) -> str:
 
 
 def _lowered(run: Run, change: Candidate) -> Run:
-    """Return the run with a change's estimate taken from every phase's peak."""
+    """Return the run with a change's estimate subtracted from every phase's peak."""
     peaks = []
     for peak in run.peaks:
         saved = bounded(peak, change.effect(run, peak)) if change.effect else {}

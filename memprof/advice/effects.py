@@ -1,4 +1,4 @@
-"""Reckon what a change takes from each category, from recorded bytes: the estimates behind advice.
+"""Estimate what a change takes from each category, from recorded bytes.
 
 Each function makes an effect: from a run and one phase's peak to bytes saved by category (below zero: added). Sources
 of the shares are in the functions. Where a run's settings are known and it is not sharded, what comes and goes in
@@ -216,7 +216,7 @@ def tiled_logits(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def generated_elsewhere(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Let another process generate: no cache, and nothing of the rollout's forward."""
+    """Generate in another process: no cache and no forward of the rollout here."""
     if peak.phase != "generate":
         return {"inference_engine": peak.of("inference_engine")}
     return {c: peak.of(c) for c in ("kv_cache", "activations", "loss_logits", "inference_engine", "weight_casts")}
@@ -257,7 +257,7 @@ def asleep(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def smaller_engine(share: float) -> Effect:
-    """Let the engine take ``share`` of what it took."""
+    """Give the engine ``share`` of the memory it had."""
     return lambda run, peak: _lower(peak, ("inference_engine",), share)
 
 

@@ -171,7 +171,7 @@ def _said(report: Mapping[str, Any], candidate: str) -> int | None:
 
 
 def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
-    """Reckon an effect's transient categories with :func:`moments`, where they hold for the run."""
+    """Recompute an effect's transient categories with :func:`moments`, where these hold for the run."""
 
     def better(run: Run, peak: Peak) -> Mapping[str, int]:
         saved = dict(effect(run, peak))

@@ -103,7 +103,7 @@ def simulated_is_enough(row: Mapping[str, Any], oom: Mapping[str, Any] | None) -
 
 
 def _following(run: Run, oom: Mapping[str, Any] | None) -> Run | None:
-    """Return the run as it would go on: each phase beside the whole optimizer state; None where it is not known.
+    """Return the run with the whole optimizer state beside each phase; None where it is not known.
 
     A failed optimizer step follows generation, forward and backward; one that fails later follows a whole step.
     """
@@ -113,7 +113,7 @@ def _following(run: Run, oom: Mapping[str, Any] | None) -> Run | None:
 
 
 def _to_come(peak: Peak, run: Run, oom: Mapping[str, Any], state: int) -> Peak:
-    """Return a phase's peak beside the whole state, with what failed there, and a foreach step's whole scratch."""
+    """Return a phase's peak with the whole state, the request that failed there, and a foreach step's scratch."""
     more = max(0, state - peak.of("optimizer_state"))
     request = int(oom.get("requested_bytes") or 0) if peak.phase == oom.get("phase") else 0
     scratch = 0

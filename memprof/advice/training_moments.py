@@ -1,4 +1,4 @@
-"""Reckon what comes and goes in a training pass, at the moments that can be its highest, from a model's shape.
+"""Compute what comes and goes in a training pass, at the moments that can be its highest, from a model's shape.
 
 A decoder layer's tensors are counted one by one, as transformers' Llama-like layers make them under autocast (RMSNorm
 computes in float32 and keeps its input; a norm's weight keeps its normalised input if it is trained; a linear layer

@@ -1,4 +1,4 @@
-"""Find which of a step's blocks decide where the lasting ones lie; the others need not be taken.
+"""Find which of a step's blocks decide where its lasting blocks lie; the others need not be allocated.
 
 In a pool whose blocks are cut to size and merged whole, what is free follows from what is in use, however that came
 about. So a block's place follows from the places of those in use when it is taken, theirs from those in use before, and

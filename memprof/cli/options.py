@@ -40,7 +40,7 @@ device_option = click.option(
     "--device",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Look at this device of the snapshot; default: the one that ran out of memory, else the fullest.",
+    help="Look at this device; default: the one that ran out of memory, else the fullest.",
 )
 rules_option = click.option(
     "--rules",
@@ -71,7 +71,7 @@ def _without_cache(context: click.Context, _option: click.Parameter, chosen: boo
 
 no_cache_option = click.option(
     "--no-cache", is_flag=True, expose_value=False, callback=_without_cache,
-    help="Read a large snapshot anew, and keep nothing of it for the next command.",
+    help="Read a large snapshot anew, and keep nothing of it.",
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def require(feature: str) -> None:
 
 
 def missing(feature: str, of: Any = None) -> list[str]:
-    """Notes, one for each consequence of an optional target of ``feature`` that is not as expected; [] where all are.
+    """Return a note for each consequence of an optional target of ``feature`` that is not as expected.
 
     Args:
         of: the object the feature works on, such as a trainer. Targets of its sisters' classes are left out: a trainer

@@ -70,7 +70,7 @@ class Target:
 
     @property
     def names(self) -> list[str]:
-        """Its name, then those of what serves in its stead."""
+        """Return the attribute's name, then those of its substitutes."""
         return [path.rpartition(".")[2] for _, path in self.places]
 
     @property
@@ -138,7 +138,7 @@ class Target:
 
 
 def look_up(module: str, path: str) -> Any:
-    """``path`` inside ``module``, which is imported; ``ABSENT`` where either is not there."""
+    """Import ``module`` and return ``path`` inside it; ``ABSENT`` where either is missing."""
     try:
         found = importlib.import_module(module)
         for part in _parts(path):
@@ -161,7 +161,7 @@ def failed_import(module: str) -> str:
 
 
 def _is_whole(module: Any) -> bool:
-    """Tell whether a module's import is over: names are missing while it goes on."""
+    """Tell whether a module's import has ended; before that, names are missing."""
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 

@@ -1,4 +1,4 @@
-"""Know what cards compute and move in a second, as their makers publish it: the roofline of estimated times."""
+"""Hold what cards compute and move in a second, as their makers publish it: the roofline of estimated times."""
 
 from __future__ import annotations
 

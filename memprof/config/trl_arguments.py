@@ -1,5 +1,4 @@
-"""Read what a config of TRL's says by other names than :class:`Settings` does, what no simulation executes, and what
-TRL's defaults say where nobody does."""
+"""Read a config of TRL's: what it names otherwise than :class:`Settings`, what is not simulated, TRL's defaults."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _DEPRECATED = {
 
 @dataclass
 class LeanSettings:
-    """What the lean trainers' arguments have beside TRL's, whichever of its configs they are mixed into.
+    """Add the lean trainers' arguments to one of TRL's configs.
 
     Each can be switched by itself; the defaults are the lean ones. None changes the loss or, beyond rounding, its
     gradients. ``docs/lean-trainer.md`` says what each saves and costs.

@@ -44,7 +44,7 @@ _WIDE, _INNER = (8, 13), (3, 6)
 
 
 def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
-    """Reckon one sequence's keys and values: ``2 * layers * kv_heads * head_dim * tokens * itemsize`` bytes.
+    """Return the bytes of one sequence's keys and values: ``2 * layers * kv_heads * head_dim * tokens * itemsize``.
 
     Layers that see a window hold at most the window, layers of linear attention a state of fixed size.
     """
@@ -53,7 +53,7 @@ def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
 
 
 def decode_bytes(config: Any, tokens: int, itemsize: int) -> int:
-    """What one more sequence costs while it decodes: its cache, the largest layer of it twice (transformers' cache
+    """Return the bytes of one more sequence while it decodes: its cache, its largest layer twice (transformers' cache
     grows by concatenation), one layer's keys and values where the cache has what they are made from, and its logits."""
     shape = ModelShape.of(config)
     growing = shape.largest_kv_cache_bytes(tokens, itemsize)
@@ -71,7 +71,7 @@ def _logits_bytes(shape: ModelShape) -> int:
 
 
 def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, tile: int | None) -> tuple[int, int]:
-    """What a prompt of ``tokens`` costs while it goes through the model: its cache and one layer's tensors.
+    """Return the bytes of a prompt while it goes through the model: its cache and one layer's tensors.
 
     Returns what each sequence adds, and what all share: with the MLP in tiles of ``tile`` tokens, one tile's.
     """
@@ -142,7 +142,7 @@ def _pool_cap(step: StepContext, prompt_ids: Sequence[Sequence[int]], longest: i
 
 
 class PassSize:
-    """How many sequences one run's passes of ``generate`` have, once free memory has limited it.
+    """Hold how many sequences a run's passes of ``generate`` have, once free memory has limited them.
 
     The size is kept, so that a seed draws the same completions however memory comes and goes; it becomes smaller where
     it has no room any more (the optimizer's state appears after the first generation).

@@ -10,17 +10,17 @@ logger = logging.getLogger(__name__)
 
 
 class OnceLog:
-    """The sentences that one trainer has logged; ``said`` holds them."""
+    """Log each sentence of a trainer once; ``said`` holds them."""
 
     def __init__(self) -> None:
         self.said: set[str] = set()
 
     def say(self, what: str) -> None:
-        """Log a sentence, the first time it is said."""
+        """Log a sentence, unless this trainer has logged it."""
         self._log(logging.INFO, what)
 
     def warn(self, what: str) -> None:
-        """Log a sentence as a warning, the first time it is said."""
+        """Log a sentence as a warning, unless this trainer has logged it."""
         self._log(logging.WARNING, what)
 
     def _log(self, level: int, what: str) -> None:

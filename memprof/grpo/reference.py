@@ -201,7 +201,7 @@ class HostReference(torch.nn.Module):
     def _start(
         self, step: StepContext, inputs: Mapping[str, Any], pieces: Sequence[Sequence[Row]]
     ) -> tuple[list[torch.Tensor], list[list[Call]]]:
-        """Return what the first layer is given, and what each layer is given beside it, for every piece."""
+        """Return, for every piece, the first layer's input and each layer's other arguments."""
         states, calls = [], []
         for piece in pieces:
             seen: list[Call] = []
@@ -224,7 +224,7 @@ class HostReference(torch.nn.Module):
 
     @contextmanager
     def _layers_do(self, what: Callable[[int, torch.Tensor, Call], torch.Tensor]) -> Iterator[None]:
-        """Let each layer's forward be ``what(index, hidden states, other arguments)``."""
+        """Replace each layer's forward by ``what(index, hidden states, other arguments)``."""
 
         def replaced(index: int) -> Callable[..., torch.Tensor]:
             def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -25,7 +25,7 @@ class LeanRLOOConfig(LeanSettings, RLOOConfig):
 
 
 class _Paired(RLOOTrainer):  # type: ignore[misc, unused-ignore]
-    """``RLOOTrainer`` whose generation returns a pair, as ``GRPOTrainer``'s: completions, and None."""
+    """Return completions and None from ``RLOOTrainer``'s generation: a pair, as from ``GRPOTrainer``'s."""
 
     def _generate_single_turn(self, *args: Any, **options: Any) -> tuple[Any, None]:
         return super()._generate_single_turn(*args, **options), None

@@ -79,7 +79,7 @@ def _check_parking(args: Any) -> None:
 
 
 def check_bfloat16_of(capability: tuple[int, int], half: str, args: Any) -> None:
-    """Refuse a head whose products are in bfloat16 on a card whose cuBLAS has none of them into float32.
+    """Refuse bfloat16 on a card whose cuBLAS cannot multiply it into float32, as the head needs.
 
     Args:
         capability: the card's compute capability.
@@ -174,7 +174,7 @@ def prompt_learning(model: Any) -> bool:
 
 
 def adapter_outside(model: Any) -> str | None:
-    """Say what of an adapter PEFT's wrapper does, so that the model inside is another alone; or return None."""
+    """Say what part of an adapter works in PEFT's wrapper only, not in the model inside; None where nothing does."""
     if prompt_learning(model):
         return "PEFT's prompt learning adds tokens of its own before the prompt"
     if any(INVOCATION.of(config, None) for config in (CONFIGS.of(model) or {}).values()):
@@ -183,7 +183,7 @@ def adapter_outside(model: Any) -> str | None:
 
 
 def hooked(model: Any) -> str | None:
-    """Say which hook of the caller's runs in a backward of ``model``, and so once for each of its pieces; or None."""
+    """Name the caller's hook that a backward of ``model`` would run once for each piece; None where there is none."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and any(map(_foreign, (GRADIENT_HOOKS, ACCUMULATED_HOOKS), (parameter,) * 2)):
             return f"a hook on the gradient of {name} would run once for each piece"

@@ -59,7 +59,7 @@ _profiled: Callable[[Any], Any] = trl.PROFILED.find() or (lambda method: method)
 
 
 class LeanTrainer(_Trainer):
-    """What makes one of TRL's trainers lean, its first base: same arguments, data, rewards, logs and checkpoints.
+    """Make one of TRL's trainers lean, as its first base: same arguments, data, rewards, logs and checkpoints.
 
     ``args`` may be the lean config, which adds switches, or TRL's plain one. Generation, rewards, advantages and the
     formula of the loss are TRL's own code. What differs is how a micro-batch goes through the model: in pieces without
@@ -183,7 +183,7 @@ class LeanTrainer(_Trainer):
 
     @property
     def lean_generation(self) -> Generation:
-        """How completions are generated: together, in a rolling batch or in passes."""
+        """Return how completions are generated: together, in a rolling batch or in passes."""
         return self._generation
 
     def _step_context(self) -> StepContext:
@@ -312,7 +312,7 @@ class LeanTrainer(_Trainer):
     def _generate_single_turn(
         self, prompt_ids: list[Any], images: Any, multimodal_fields: Any, *more: Any, **options: Any
     ) -> Any:
-        """Do as TRL; where transformers generates, within what memory holds: draws then come in another order."""
+        """Generate as TRL does, but in as many parts as memory needs; draws then come in another order."""
         generate = super()._generate_single_turn
         if trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self) or images or multimodal_fields:
             parked = self._parking.parked(self.model, self.optimizer) if self.args.park_weights else nullcontext()
@@ -340,7 +340,7 @@ class LeanTrainer(_Trainer):
         return rounded_optimizer(self.model, kind, keywords, self._once_log, sharded=sharded, seed=args.seed)
 
     def create_optimizer(self, *args: Any, **options: Any) -> Any:
-        """Return TRL's, whose step lives through memory that runs out where that is wanted."""
+        """Return TRL's optimizer; where a run adapts, its step is repeated when memory runs out."""
         made = super().create_optimizer(*args, **options)
         if self._adaptation is not None and self._surviving is not made:
             self._surviving, self._adaptation.park = made, SurvivingStep.put_in(made, self._adaptation).park
@@ -361,7 +361,7 @@ class LeanTrainer(_Trainer):
         return rows
 
     def _is_whole_now(self) -> bool:
-        """Tell, of a backward that may begin, whether hooks or an overridden ``training_step`` need it to be one."""
+        """Tell whether hooks or an overridden ``training_step`` need one backward of the whole batch."""
         why = None
         if torch.is_grad_enabled() and self.model.training:
             if not self._in_step and not is_librarys(self.training_step):
@@ -404,7 +404,7 @@ class LeanTrainer(_Trainer):
 
     @property
     def _adapter_outside(self) -> str | None:
-        """Why the model must not be called without PEFT's wrapper."""
+        """Return why the model must not be called without PEFT's wrapper; None where it may."""
         inside = self._probe is None or self._probe.adapter_inside
         return adapter_outside(self.model) or (None if inside else "the adapter is not inside the model")
 
@@ -420,7 +420,7 @@ class LeanTrainer(_Trainer):
 
     @property
     def _divisor(self) -> int:
-        """What TRL's loss is to be divided by; accumulated micro-batches are in that of GRPO."""
+        """Return the divisor of TRL's loss; 1 where the loss counts accumulated micro-batches itself."""
         return 1
 
     def _loss_terms(self, **known: bool) -> LossTerms:
@@ -465,7 +465,7 @@ _IMAGE_INPUTS = (
 
 @contextmanager
 def _put_back(args: Any, *names: str) -> Iterator[None]:
-    """Let attributes of the caller's ``args`` be others while TRL builds its trainer."""
+    """Restore these attributes of the caller's ``args`` after TRL has built its trainer."""
     before = {name: getattr(args, name) for name in names}
     try:
         yield

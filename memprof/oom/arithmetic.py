@@ -1,4 +1,4 @@
-"""What a device message's numbers come to, and which of them is the trouble.
+"""Add up a device message's numbers, and find the one that explains the failure.
 
 The rules, which the tests hold one by one:
 
@@ -26,7 +26,7 @@ _NONSENSE = "the driver's figure for {whose} is above any device (WSL answers so
 
 @dataclass(frozen=True)
 class Parts:
-    """Who held what, in bytes; None where the message does not say."""
+    """Hold who had how many bytes; None where the message does not say."""
 
     in_use: int | None
     allocated: int | None
@@ -119,7 +119,7 @@ def _own_process(
 
 
 def _unexplained(failure: Failure, in_use: int | None, reserved: int | None, others: int | None) -> int | None:
-    """Return what the device's total leaves over when all that is named is taken off; None below half a GiB."""
+    """Return the device's total less all that the message names; None below half a GiB."""
     own = in_use if in_use is not None else reserved
     free = free_bytes(failure)
     if failure.total is None or free is None or own is None:

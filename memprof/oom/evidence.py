@@ -1,4 +1,4 @@
-"""What is known of one failure, by the names that the knowledge files use."""
+"""Collect what is known of one failure, by the names that the knowledge files use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a form is: one way a program words that memory ran out, and what can be read from it."""
+"""Define a form: one way a program words that memory ran out, and what can be read from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose run it was, and what that framework calls the settings an answer speaks of (``frameworks.toml``)."""
+"""Tell whose run it was, and that framework's names for the settings of an answer (``frameworks.toml``)."""
 
 from __future__ import annotations
 

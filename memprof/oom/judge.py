@@ -1,4 +1,4 @@
-"""Why a failure happened and what would help, ranked: the rules of ``causes.toml`` and ``remedies.toml`` applied."""
+"""Say why a failure happened and rank what would help, by the rules of ``causes.toml`` and ``remedies.toml``."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _decides(entry: Mapping[str, Any], cause: str, scope: Scope) -> bool:
 
 
 def _sentences(said: Sequence[str]) -> Iterator[str]:
-    """Yield what is said as sentences: each after the first begins with a capital and follows a full stop."""
+    """Yield sentences: each after the first begins with a capital, each but the last ends with a full stop."""
     kept = [text for text in said if text]
     for i, text in enumerate(kept):
         text = text if i == 0 or text.startswith(("torch ", "memprof")) else text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""The remedies of the knowledge files, and which of them are open to a run: for texts and for recordings' advice."""
+"""Load the remedies of the knowledge files, and choose those that apply to a run: for texts and for advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run that ran out of memory says on the terminal: ten lines, from its report."""
+"""Write the ten terminal lines of a run that ran out of memory, from its report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_FILE = ("<frozen", "<string>")
 
 
 def oom_lines(report: Mapping[str, Any], page: str | None = None) -> list[str]:
-    """At most ten lines: what was asked for, where, who held the memory, and what to change.
+    """Return at most ten lines: what was asked for, where, who held the memory, and what to change.
 
     Args:
         report: a report (``memprof.report/1``) whose ``oom`` is not null.
@@ -67,7 +67,7 @@ def _asked(oom: Mapping[str, Any], total: int | None) -> str:
 
 
 def _frames(stack: Sequence[str]) -> list[str]:
-    """Where it was asked for: the innermost frame, and the innermost of the user's own; none of memprof's."""
+    """Return where memory was asked for: the innermost frame and the user's innermost; none of memprof's."""
     others = [f for f in stack if not _is_own(f)]
     if not others:
         return []

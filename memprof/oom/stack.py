@@ -1,4 +1,4 @@
-"""What a run was doing when it ran out of memory, from a pasted traceback and attribution's own table of stacks."""
+"""Tell what a run was doing when it ran out of memory, from a pasted traceback and attribution's table of stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand between a run and memprof: the one door through which everything that a run calls of memprof's goes.
+"""Guard a run against memprof's own failures: everything that a run calls of memprof goes through one door.
 
 A run never hears of a mistake of memprof's. Whatever fails behind the door shuts it: one warning says what is lost,
 what was hooked is taken back, and every later call through it does nothing. The run's own results and exceptions
@@ -29,7 +29,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def meant(error: _Error) -> _Error:
-    """Mark an exception that the run is to see: the device it was promised is full."""
+    """Mark an exception that is the run's, not memprof's: its pretended device is full."""
     error._memprof_meant = True  # type: ignore[attr-defined]
     return error
 
@@ -186,8 +186,10 @@ class Door:
                 self.shut(error)
 
     def settle(self) -> None:
-        """Undo, once the door is shut. Not in hooks, which torch calls as it goes through a list of them; another
-        thread leaves it to the one whose door it is."""
+        """Undo what was wrapped, once the door is shut, on the door's own thread.
+
+        Hooks do not call this: torch is going through a list of hooks then.
+        """
         if self._undo and self.failure is not None and threading.get_ident() == self._thread:
             undo, self._undo = self._undo, []
             self.tidy(*reversed(undo))
@@ -200,7 +202,7 @@ class Door:
 
 
 class _Unguarded(Door):
-    """Let every mistake through: a simulation has no run to protect."""
+    """Raise every failure: a simulation has no run to protect."""
 
     def shut(self, error: BaseException) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""Know who owns which memory, because a live tensor *is* a parameter, a gradient, a moment, a cache or an input.
+"""Record who owns which memory: a live tensor *is* a parameter, a gradient, a moment, a cache or an input.
 
 A claim says: at this time the storage at this address was that. It holds for the allocation's whole life, before
 and after, so it is enough to look once while the tensor lives: gradients are read after backward, optimizer state
@@ -150,7 +150,7 @@ class OwnerBook:
             self.claim(gradient, Category.GRADIENTS, UNSHARDED, name)
 
     def bucket_bytes(self) -> list[int]:
-        """Return sizes of the gradient buckets of whatever wraps the models, or is one of them."""
+        """Return the sizes of the gradient buckets of the models' DDP wrappers, or of models that are wrappers."""
         wrappers = [*self._alive(self._wrappers), *(m for m, _ in self.models)]
         return [n for wrapper in wrappers for n in bucket_bytes(wrapper)]
 

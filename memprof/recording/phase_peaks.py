@@ -56,7 +56,7 @@ class PhasePeaks:
         return peaks
 
     def _turn(self) -> WindowPeaks:
-        """Credit what the open window has seen, and open another."""
+        """Close the open window, add its peaks to the innermost phase, and open another."""
         seen = self._recorder.close_window()
         self._own[-1] = _highest(self._own[-1], seen)
         self._since_last = _highest(self._since_last, seen)

@@ -69,7 +69,7 @@ STANDING_BY: list[Callable[[], None]] = []
 
 
 class PhaseLog:
-    """The stack of open phases and the spans so far (the newest ``keep`` of them, so a long run stays bounded)."""
+    """Hold the stack of open phases and the newest ``keep`` spans, so that a long run stays bounded."""
 
     def __init__(self, now_us: Callable[[], int], keep: int = 20_000) -> None:
         self._now = now_us

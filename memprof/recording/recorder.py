@@ -99,5 +99,5 @@ class Recorder(Protocol):
         ...
 
     def forget_oom(self) -> None:
-        """Forget the failed allocation: the program has caught the error and goes on."""
+        """Forget the failed allocation: the program caught the error and continues."""
         ...

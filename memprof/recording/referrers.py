@@ -1,4 +1,4 @@
-"""What in the program still refers to the largest tensors that nobody owns.
+"""Find what in the program still refers to the largest tensors without an owner.
 
 An allocation that stays without being a parameter, a gradient or a state is somebody's list, attribute or
 global. Python's collector knows who; asking costs a pass over all objects, so it is asked once, for a few
@@ -20,7 +20,7 @@ _MOST = 5  # holders named for one tensor
 
 
 def largest_tensors(skip: Callable[[Any], bool], watches: Callable[[str], bool], top: int, at_least: int) -> list[Any]:
-    """Return the ``top`` largest live tensors of at least so many bytes, one a storage, that ``skip`` lets by."""
+    """Return the ``top`` largest live tensors of at least so many bytes, one a storage, that ``skip`` does not skip."""
     import torch
 
     found: dict[int, Any] = {}

@@ -63,7 +63,7 @@ def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
 
 
 def collect_setup(trainer: Any) -> dict[str, Any]:
-    """Collect what a simulation of this run needs beside the facts: the model's whole config, its adapter, its dtypes.
+    """Collect what else a simulation of this run needs: the model's whole config, its adapter, its dtypes.
 
     Names of files are left out; the lengths that were seen are added while the run goes.
     """

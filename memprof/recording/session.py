@@ -163,7 +163,7 @@ class Session:
         return max((c["allocated_peak"] or 0 for c in self._counters if c["step"] == self._step), default=0)
 
     def counters_after(self, count: int) -> tuple[list[dict[str, Any]], int]:
-        """Return what phases counted after the first ``count`` of them, newest first, and how many there are now."""
+        """Return the counters of all phases but the first ``count``, newest first, and how many phases there are."""
         return list(islice(reversed(self._counters), max(0, self._counted - count))), self._counted
 
     def peaks_since_last(self) -> WindowPeaks | None:
@@ -267,7 +267,7 @@ class Session:
         self._between_us = now
 
     def _go_on(self) -> None:
-        """Note that the run goes on: an earlier out-of-memory error was caught, and no longer explains an end."""
+        """Record that the run survived an out-of-memory error, which then does not explain its end."""
         failed = self._oom()
         if failed is not None:
             failed.pop("stack", None)

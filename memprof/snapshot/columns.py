@@ -220,7 +220,7 @@ def _filled(values: list[Any]) -> I64:
 
 
 def times_filled(times: I64, known: NDArray[np.bool_]) -> I64:
-    """Return times of which some are not known with those before them in their place."""
+    """Return the times, each unknown one replaced by the last known before it."""
     last = np.maximum.accumulate(np.where(known, np.arange(len(times)), -1))
     return times[np.where(last < 0, int(np.argmax(known)), last)]
 

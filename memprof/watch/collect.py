@@ -1,4 +1,4 @@
-"""Ask of the workers it started: dump now, and one page of all of them."""
+"""Ask workers, from the driver that started them, to dump now, and make one page of all."""
 
 from __future__ import annotations
 

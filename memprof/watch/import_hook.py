@@ -1,4 +1,4 @@
-"""Be told when a module has been imported, whoever imports it and whenever."""
+"""Call a function after a module is imported, whoever imports it and whenever."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ TRAIN = "train"
 
 
 class TrainingPhases:
-    """While entered: the model's outermost forward, ``torch.autograd.backward`` and optimizers' steps are phases.
+    """Record, while entered, the model's outermost forward, ``torch.autograd.backward`` and optimizer steps as phases.
 
     Everything hooked is taken back at the end, by an exception too.
 

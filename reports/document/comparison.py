@@ -176,7 +176,7 @@ def _column(run: Mapping[str, Any], document: Document | None, capacity: Mapping
 
 
 def _card(report: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the card that a run is held against; one that only the other run had is called that."""
+    """Return the card that a run is measured against, and whether it is the other run's."""
     if capacity is None:
         return {}
     own = report["source"]["device_total_bytes"] == capacity["bytes"]
@@ -235,7 +235,7 @@ _PLAIN = ("total", "device_peak", "reserved", "non_torch")
 
 
 def _beside_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Leave out what was reserved where nothing else is known beside it."""
+    """Leave out reserved memory where memory outside torch is not known."""
     outside = any(row["id"] == "non_torch" for row in rows)
     return [row for row in rows if outside or row["id"] != "reserved"]
 

@@ -189,7 +189,7 @@ def _varied(data: Mapping[str, Any]) -> str:
 
 
 def _room(data: Mapping[str, Any]) -> str:
-    """Say what the rows may use of which more is kept, since parts of them were never compared."""
+    """Say how much the rows may use that have parts never compared, since a larger margin is kept for them."""
     less: dict[int, list[str]] = {}
     for row in data["rows"]:
         if (limit := row.get("limit_bytes")) and limit < data["limit_bytes"]:

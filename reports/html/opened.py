@@ -17,7 +17,7 @@ _Entry = Allocation | Growth | Leftover
 
 
 class Opened:
-    """Know which of a document's entries can be opened. A reference is ``run:place``."""
+    """Record which of a document's entries can be opened. A reference is ``run:place``."""
 
     def __init__(self, document: Document, run: int = 0) -> None:
         grown = document.device_peak.grown_by if document.device_peak else ()

@@ -1,4 +1,4 @@
-"""What a terminal can show: its width, its colours, its characters."""
+"""Find what a terminal can show: its width, its colours, its characters."""
 
 from __future__ import annotations
 

@@ -41,11 +41,10 @@ def command(
     redact: bool,
 ) -> None:
     """Find what would lower a run's peak: changes to its settings, the one that saves most first, with what each costs
-    and whether gradients stay the same. memprof simulates the changed run to evaluate each; a run that it cannot
-    simulate is estimated, and the answer says so.
+    and whether gradients stay the same.
 
-    SOURCE is a snapshot, a folder of the callback's (memprof takes the recording with the highest peak) or a report's
-    JSON.
+    memprof simulates each changed run. A run that it cannot simulate is estimated, and the answer says so. Of DIR
+    memprof takes the recording with the highest peak.
 
     Exit code 4: no set of changes was found that makes the run fit --gpu.
     """

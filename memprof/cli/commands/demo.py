@@ -18,7 +18,7 @@ __all__ = ["command"]
 def command(out: Path, quick: bool) -> None:
     """Train a small model with GRPO, fully and then with LoRA, under memprof, and write a report of each run.
 
-    Needs no GPU. Needs torch, transformers, TRL and PEFT: pip install '.[trl]' in a checkout of memprof.
+    Needs TRL (pip install '.[trl]' in a checkout of memprof) and no GPU.
     """
     from memprof.demo import run
 

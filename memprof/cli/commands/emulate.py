@@ -27,7 +27,10 @@ _LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.com
     "--gpu", metavar="GPU", default="H100", show_default=True,
     help="Pretend to have this card: a name (4090) or a size (24GB).",
 )  # fmt: skip
-@click.option("--devices", type=click.IntRange(1, 16), default=1, show_default=True, help="Pretend to have this many.")
+@click.option(
+    "--devices", type=click.IntRange(1, 16), default=1, show_default=True, metavar="N",
+    help="Pretend to have this many, at most 16.",
+)  # fmt: skip
 @click.option(
     "--steps", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
     help="End after N optimizer steps, and write no checkpoints; 0 runs the script to its end.",
@@ -48,10 +51,10 @@ def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[
 
     torch's own CUDA allocator runs on host memory that is counted against the card: peaks, reserved memory and
     out-of-memory errors are the real ones. Kernels do not run: small tensors' values are computed on the CPU, and no
-    time is a GPU's. The script is unchanged; torchrun works as COMMAND too. The exit code is COMMAND's.
+    time is a GPU's. The script is unchanged, torchrun works too, and the exit code is COMMAND's.
 
-    Needs a CUDA build of torch in the environment (a checkout's `make cuda` makes one), a C and a C++ compiler. --setup
-    says what is missing. `memprof simulate` is faster and needs neither.
+    Needs a CUDA build of torch (a checkout's `make cuda` installs one), a C and a C++ compiler. --setup says what is
+    missing. `memprof simulate` is faster and needs neither.
     """
     if setup:
         from memprof.emulate.build import build

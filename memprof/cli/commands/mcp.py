@@ -29,7 +29,7 @@ def command(folders: tuple[Path, ...], largest: str, seconds: float, characters:
     """Answer an assistant over standard input and output: report, explain, compare, oom, simulate and advise, on files
     below FOLDER... (default: the current folder). Nothing else is read, and nothing is written.
 
-    An assistant starts this itself. In its settings: command `memprof`, arguments `mcp`, then the folders of your runs.
+    An assistant starts this itself: put command `memprof`, arguments `mcp` and your runs' folders into its settings.
     """
     from memprof.units import parse_size
 

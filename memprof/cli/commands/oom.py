@@ -25,12 +25,12 @@ _MOST_BYTES = 256 * 2**20
 @output_options("oom")
 @redact_option
 def command(log: Path, output: Output, redact: bool) -> None:
-    """Explain the out-of-memory failures in LOG (- reads standard input): what each number means, what is missing, what
-    the trouble is, and what to try, in order.
+    """Explain the out-of-memory failures in LOG (- reads standard input): what each number means, what is missing, the
+    cause, and what to try, in order.
 
-    LOG is any text that holds one: a pasted message, a whole log, the output of several ranks, a notebook's page. It
-    reads torch's messages (CUDA, ROCm, XPU, NPU, MPS, the CPU), those of vLLM, SGLang, NCCL, cuBLAS and bitsandbytes,
-    and what Ray, Slurm, Kubernetes, launchers and the kernel say when they kill a process. No torch, no GPU needed.
+    LOG is any text that holds one: a pasted message, a whole log, several ranks' output, a notebook's page. memprof
+    reads torch's messages on every device, those of engines and libraries (vLLM, SGLang, NCCL, bitsandbytes, ...), and
+    what Ray, Slurm, Kubernetes, launchers and the kernel say when they kill a process. It needs no torch and no GPU.
     """
     from memprof.oom import explain_log
 

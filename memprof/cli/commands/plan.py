@@ -69,10 +69,10 @@ def command(
     **given: Any,
 ) -> None:
     """Find what fits a GPU: simulate training methods for a model, list what fits, and print the best configuration
-    found, ready to paste. memprof keeps results, so that asking again is quick.
+    found, ready to paste. memprof keeps results: asking again is quick.
 
-    With --serve-beside: what gpu_memory_utilization, max_model_len and max_num_seqs to give a vLLM that shares the GPU
-    with the trainer. Closed forms, no simulation.
+    With --serve-beside: say what gpu_memory_utilization, max_model_len and max_num_seqs to give a vLLM that shares the
+    GPU with the trainer. This simulates nothing.
 
     Exit code 4: nothing fits.
     """

@@ -41,7 +41,7 @@ _LISTED = 50
 )  # fmt: skip
 @click.option(
     "--capacity", metavar="NAME|SIZE",
-    help="Say how far the run was from out of memory on this card, such as 4090 or 24GB; default: the card it ran on.",
+    help="Say how far the run was from out of memory on this card (4090, 24GB); default: the card it ran on.",
 )  # fmt: skip
 @click.option(
     "--role", metavar="NAME", help="Report this role of a folder (actor, reference, ...); default: who trains."
@@ -78,15 +78,13 @@ def command(
     """Show where the memory of SNAPSHOT went: what for, in which phase, and how that is known.
 
     SNAPSHOT is a file from memprof or from torch.cuda.memory._dump_snapshot: a pickle (gzip'd or not) or JSON. memprof
-    executes nothing in it. A report's JSON is read too; it has no timeline. Give several of either, or the folder of a
-    run, to report the ranks of one run: memprof shows the fullest, puts all side by side and names those that are
-    missing. A folder may be one that verl, slime, prime-rl, torchtitan or another framework wrote, with folders for
-    steps and dumps of several roles: the page lists every dump, and --step and --role choose which are shown. Ranks
-    are read side by side, in a process a core or by --executor. The JSON of a rank's report beside its snapshot saves
-    reading the snapshot.
+    executes nothing in it. A report's JSON is read too; it has no timeline. Give several, or the folder of a run, to
+    report the ranks of one run: memprof shows the fullest, puts all side by side and names those that are missing. A
+    folder that verl, slime, torchtitan or another framework wrote may hold steps and roles: the page lists every dump,
+    and --step and --role choose.
 
-    The report estimates from recorded sizes what would lower the peak. With --advise it simulates each change instead,
-    which needs TRL and takes minutes. Exit code 4: no changes were found that make the run fit --gpu.
+    The report estimates what would lower the peak. With --advise it simulates each change instead, which needs TRL and
+    takes minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
     card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}

@@ -82,8 +82,8 @@ def command(
     assignments: tuple[str, ...],
     **given: Any,
 ) -> None:
-    """Predict a run's memory without a GPU, by running TRL's own training step on fake (shape-only) tensors through a
-    model of CUDA's caching allocator. Nothing is downloaded. One warm-up step runs before the measured one.
+    """Predict a run's memory without a GPU: run TRL's own training step on fake (shape-only) tensors through a model of
+    CUDA's caching allocator. Nothing is downloaded. A warm-up step runs before the measured one.
 
     Exit code 4: the run does not fit the GPU named by --gpu.
     """

@@ -31,7 +31,7 @@ _TILE_BYTES_A_TOKEN = 4 * 24576
 
 @dataclass(frozen=True)
 class Head:
-    """How hidden states become log-probabilities: as ``trl.trainer.utils.add_fused_lm_head`` does.
+    """Hold how hidden states become log-probabilities, as in ``trl.trainer.utils.add_fused_lm_head``.
 
     ``chunk_tokens``: tokens projected at a time; None: as many as a tile holds that is small beside the weights
     (``small_bytes``) or beside the longest row's logits.
@@ -94,7 +94,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of one forward.
+    """Hold what one forward has to compute.
 
     ``targets``: TRL's ``completion_ids`` ``[B, T]``; ``packed``: rows end to end; ``balancing``: the router's auxiliary
     loss, where its sums are wanted.

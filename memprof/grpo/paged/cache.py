@@ -24,7 +24,7 @@ class SlotPool:
 
     @property
     def free(self) -> int:
-        """Slots that nobody holds."""
+        """Return how many slots are free."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:

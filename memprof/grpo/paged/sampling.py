@@ -36,7 +36,7 @@ _ROW_BY_ROW = (
 
 @dataclass(frozen=True)
 class Sampling:
-    """What ``generate`` has prepared to choose tokens with, and one uniform draw for each that can be chosen.
+    """Hold what ``generate`` chooses tokens with, and one uniform draw for each token of each sequence.
 
     Attributes:
         processors: transformers' own, in the order of ``generate``.

@@ -35,7 +35,7 @@ _RUN_ON, _RUN_ON_LEAST = 4, 8
 
 @dataclass(frozen=True)
 class PoolSize:
-    """How much of keys and values a generation holds.
+    """Hold the size of a generation's pool of keys and values.
 
     Attributes:
         slots: tokens in the pool.
@@ -72,7 +72,7 @@ class Prompt:
 
 @dataclass(eq=False)
 class Progress:
-    """How far a sequence is: ``made`` tokens, of which all but the last have slots while it decodes.
+    """Hold how far a sequence is: ``made`` tokens; all but the last have slots while it decodes.
 
     Whoever follows the actions keeps ``made`` and ``ended``.
     """
@@ -84,12 +84,12 @@ class Progress:
 
     @property
     def held(self) -> int:
-        """Tokens whose keys and values a decode step attends to, its own included."""
+        """Return how many tokens a decode step attends to, its own included."""
         return self.prompt.length + self.made
 
     @property
     def slots(self) -> int:
-        """Slots of its own that it has, or needs to come back."""
+        """Return how many slots of its own the sequence has, or needs to come back."""
         return max(0, self.made - 1)
 
 

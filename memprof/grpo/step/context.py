@@ -20,7 +20,7 @@ __all__ = ["StepContext", "base_model_of"]
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step works with. Made anew for each, because settings, model and loss can change between steps.
+    """Hold what a step works with. Each step makes its own: settings, model and loss can change in between.
 
     Attributes:
         settings: the trainer's arguments.

@@ -103,7 +103,7 @@ class PiecewiseStep:
 
     @property
     def _values(self) -> Values:
-        """What is known of the rows so far."""
+        """Return the log-probabilities and entropies computed so far."""
         balancing, balance = self._step.balancing, None
         if balancing is not None:
             balance = torch.zeros((), device=self._logps.device)
@@ -167,7 +167,7 @@ class PiecewiseStep:
         return gradient_sums(wanted, step.policy, len(self._pieces), sharded=sharded, log=step.log)
 
     def _with_the_rest(self, last: torch.Tensor, whole: Gradient, states: list[RandomState]) -> torch.Tensor:
-        """Let every piece go once more, with what it has not used of the ``whole`` loss's gradient.
+        """Run every piece once more, with the part of the ``whole`` loss's gradient that it has not used.
 
         Returns the last piece's surrogate, in place of ``last``. ``states``: the random state before each piece.
         """
@@ -201,7 +201,7 @@ class PiecewiseStep:
 
     @property
     def _scale(self) -> float:
-        """What gradients are multiplied by (fp16)."""
+        """Return the factor of fp16's loss scaler; 1 without one."""
         scaler = self._step.accelerator.scaler
         return 1.0 if scaler is None else float(scaler.get_scale())
 
@@ -217,7 +217,7 @@ class PiecewiseStep:
             return self._objective.loss_and_all_gradients(self._values, self._backward, self._scale)
 
     def _watched(self, surrogate: torch.Tensor) -> torch.Tensor:
-        """Where ``compute_loss`` is overridden, let the backward of ``surrogate`` refuse a factor others did not have.
+        """Refuse, in the last backward, a factor of an overridden ``compute_loss`` that earlier pieces did not have.
 
         All pieces but the last have had their backward when an override gets the loss: a factor comes too late.
         """

@@ -126,7 +126,7 @@ class Objective:
         return loss if self._divisor == 1 else loss / self._divisor
 
     def _is_of_these(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> bool:
-        """Tell, of a loss that is not TRL's, whether it asks for the policy's log-probabilities of these ``inputs``."""
+        """Tell whether another loss than TRL's asks for the policy's log-probabilities of these ``inputs``."""
         unwrap = self._trainer.accelerator.unwrap_model
         pairs = [("prompt_ids", "completion_ids", input_ids), ("prompt_mask", "completion_mask", attention_mask)]
         return unwrap(model) is unwrap(self._model) and all(
@@ -152,7 +152,7 @@ class Objective:
     def loss_and_all_gradients(
         self, values: Values, backward: Callable[[torch.Tensor], None], scale: float
     ) -> tuple[torch.Tensor, Gradient]:
-        """Do as :meth:`loss_and_gradient` for a loss that may also depend on the parameters by ways of its own.
+        """Return the same as :meth:`loss_and_gradient`, of a loss that may reach the parameters by its own ways too.
 
         Those parts of the gradient go where ``backward(loss)`` puts them, the parameters' ``.grad``. ``scale`` is what
         ``backward`` multiplies the loss by (fp16): what is returned is without it.

@@ -39,7 +39,7 @@ class SurvivingStep:
 
     @classmethod
     def put_in(cls, optimizer: torch.optim.Optimizer, adaptation: Adaptation) -> SurvivingStep:
-        """Let ``optimizer.step`` be one of these: still a method, which a scheduler of learning rates wraps."""
+        """Replace ``optimizer.step``; it stays a method, because a learning-rate scheduler wraps it."""
         surviving = cls(optimizer, adaptation)
 
         def step(_: torch.optim.Optimizer, closure: Any = None) -> Any:
@@ -167,7 +167,7 @@ def _begun(error: BaseException) -> torch.OutOfMemoryError:
 
 @contextmanager
 def _gradients_of(optimizer: torch.optim.Optimizer, wanted: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Let no other parameter have a gradient: an optimizer leaves those out."""
+    """Hide all other parameters' gradients, so that the optimizer steps only the ``wanted`` ones."""
     kept, others = set(wanted), list[tuple[torch.Tensor, torch.Tensor]]()
     for group in optimizer.param_groups:
         others += [(p, p.grad) for p in group["params"] if p.grad is not None and p not in kept]

@@ -35,10 +35,10 @@ _LIBRARIES = ("/memprof/", "/trl/", "/transformers/", "/accelerate/")
 
 @dataclass
 class Adaptation:
-    """What a run does about memory that has run out, and what it has come to.
+    """Hold what a run has changed since memory ran out, and choose what to change next.
 
     Attributes:
-        log: where it is told.
+        log: logs each change.
         give_back: empties the device's cache.
         lighten: checkpoints the layers harder, for a piece of so many tokens, and says how; None where that is not
             possible.

@@ -39,7 +39,7 @@ def pieces_of(rows: Sequence[Row], limit: int) -> list[list[Row]]:
 
 @dataclass
 class Prompt:
-    """The prompt that ``rows`` share: it goes through the model once for all of them.
+    """Run the prompt that ``rows`` share through the model, once.
 
     ``begun``, ``ran``: the random state before that and after it, for what runs out of memory and is repeated.
     """
@@ -59,7 +59,7 @@ class Prompt:
         return forward_completions(body, self.prefix, ids)
 
     def close(self, body: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """Return a scalar of value 0 whose backward is the prompt's, with what its completions' have left.
+        """Return a scalar of value 0 whose backward is the prompt's, with the gradients that its completions left.
 
         Where that has run out of memory, the prompt runs forward again, and the completions need not.
         """

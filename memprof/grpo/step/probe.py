@@ -32,7 +32,7 @@ _SMALL_BYTES = 1 << 20  # a buffer above this is a table or a weight, which no f
 
 
 class Answer(NamedTuple):
-    """What a model was found to do.
+    """Hold what a model was found to do.
 
     Attributes:
         counts_padding: positions that are not given count from the row's left edge, padding included.

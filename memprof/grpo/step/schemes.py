@@ -32,7 +32,7 @@ _BY_SEQUENCE = (*_BY_TOKEN, "vespo", RLOO)
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What a trainer's loss is made of now.
+    """Hold what a trainer's loss is made of at this step.
 
     Attributes:
         is_trls: the loss is TRL's function of TRL's log-probabilities, which no subclass has replaced.

@@ -56,7 +56,7 @@ def score_piece(
 
 
 def close_prompt(step: StepContext, model: Any, inputs: Mapping[str, Any], piece: Piece) -> torch.Tensor:
-    """Return a scalar of value 0 whose backward is that of the prompt which ``piece`` closes."""
+    """Return a scalar of value 0 whose backward is the prompt's; ``piece`` is its last."""
     assert piece.prompt is not None
     base = step.base_model(model)
     with step.accelerator.autocast(), frequencies_of(base, inputs):

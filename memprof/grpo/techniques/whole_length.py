@@ -31,7 +31,7 @@ def follows_length(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def frequencies_of(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Let forwards inside rotate as one of all of TRL's micro-batch ``inputs`` would, padding included."""
+    """Rotate positions in forwards as one forward of the whole micro-batch would, padding included."""
     last = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1] - 1
     undo = [replace_forward(module, functools.partial(_with, last)) for module in follows_length(model)]
     try:
@@ -59,7 +59,7 @@ def _with(
     *args: Any,
     **more: Any,
 ) -> Any:
-    """Rotate ``position_ids`` ``[..., tokens]`` and the position ``last``, whose rotation nobody gets."""
+    """Rotate ``position_ids`` ``[..., tokens]`` with the position ``last`` beside them; drop its rotation."""
     ahead = position_ids.new_full((*position_ids.shape[:-1], 1), last)
     # What pads a short row on the right stands behind the batch's last position, and is seen by nobody.
     found = inner(x, torch.cat([position_ids.clamp(max=last), ahead], dim=-1), *args, **more)

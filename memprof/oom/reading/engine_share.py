@@ -1,4 +1,4 @@
-"""What an inference engine's own log lines say it took of the card: weights, cache, graphs, activations."""
+"""Read what an inference engine's log lines say it took of the card: weights, cache, graphs, activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From matches to failures: the signs of one event joined, what caused an engine's message folded into it."""
+"""Join matches into failures: the signs of one event, and an engine's message with its cause."""
 
 from __future__ import annotations
 

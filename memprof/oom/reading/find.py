@@ -26,7 +26,7 @@ _NUMBERS = ("requested", "total", "free", "allowed", "allocated", "device", "ran
 
 @dataclass
 class Reading:
-    """What a text holds: failures, notes for the reader, and what it is about where memory did not run out."""
+    """Hold what a text says: failures, notes for the reader, and its subject where memory did not run out."""
 
     failures: list[Failure]
     notes: list[str]
@@ -34,7 +34,7 @@ class Reading:
 
 
 def find_failures(log: str) -> list[Failure]:
-    """Return every failure in ``log``, in its order; one that is told twice by one rank counts once."""
+    """Return every failure in ``log``, in order; what one rank prints twice counts once."""
     return read_log(log).failures
 
 

@@ -1,4 +1,4 @@
-"""Where in a log to look: the lines around every word that may concern memory."""
+"""Find where in a log to look: the lines around every word that may concern memory."""
 
 from __future__ import annotations
 

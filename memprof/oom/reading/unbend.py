@@ -1,4 +1,4 @@
-"""Text as people paste it, straightened: colours, HTML, log prefixes, boxes, quotes and line breaks taken off.
+"""Straighten text as people paste it: remove colours, HTML, log prefixes, boxes, quotes and line breaks.
 
 A region of a log becomes streams, one for each rank or process whose lines are tagged, so that the interleaved output
 of several ranks reads as several texts. A stream keeps its lines (for tracebacks and for showing a message) and one

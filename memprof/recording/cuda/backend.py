@@ -15,7 +15,7 @@ __all__ = ["CudaBackend", "TorchCuda"]
 
 
 class CudaBackend(Protocol):
-    """What :class:`memprof.recording.cuda.history.CudaHistory` needs of torch; sizes in bytes."""
+    """Define what :class:`memprof.recording.cuda.history.CudaHistory` needs of torch; sizes in bytes."""
 
     can_skip: bool
     can_tag: bool
@@ -56,7 +56,7 @@ class CudaBackend(Protocol):
         """Call ``observer`` for every allocation that fails; attach it once, however often this is called."""
 
     def limit(self, device: int, nbytes: int | None) -> None:
-        """Let this process reserve no more than ``nbytes`` of a device; None lifts the limit."""
+        """Limit what this process may reserve of a device to ``nbytes``; None lifts the limit."""
         ...
 
     def total_bytes(self, device: int) -> int:

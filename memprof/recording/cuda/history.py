@@ -145,7 +145,7 @@ class CudaHistory:
         return self.other_device(self.index)
 
     def other_device(self, index: int) -> DeviceInfo:
-        """Describe a device: the history is of all of them, as a model may lie on several."""
+        """Describe a device; a model may lie on several, and the history covers all."""
         from memprof.recording.system.host import device_name, device_total
 
         return DeviceInfo(index, "cuda", device_name("cuda", index), device_total("cuda", index))
@@ -186,7 +186,7 @@ class CudaHistory:
         return {**now, **before}
 
     def _fold(self) -> dict[str, Any]:
-        """Credit the peaks since the last boundary to the innermost window, and begin to count anew."""
+        """Add the peaks since the last boundary to the innermost window, and reset the counters."""
         stats = self._backend.stats(self.index)
         if self._windows:
             window = self._windows[-1]

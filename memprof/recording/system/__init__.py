@@ -1,1 +1,1 @@
-"""Look at what surrounds torch while it records: the process, the device as NVML sees it, signals."""
+"""Watch what surrounds torch while it records: the process, the device as NVML sees it, signals."""

@@ -1,4 +1,4 @@
-"""What stays on the device when an engine sleeps: torch goes on counting pages that were given back.
+"""Find what stays on the device when an engine sleeps: torch still counts pages that were given back.
 
 vLLM's sleep mode unmaps the physical pages behind its pool and keeps the addresses; torch's counters do not change
 (28,294 MB before and after 23.7 GB had been given back, as reported). The engine's own allocator knows what it holds.

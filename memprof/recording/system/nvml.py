@@ -1,4 +1,4 @@
-"""What the driver knows of a device and of who holds it: NVIDIA's management library through ``nvidia-ml-py``.
+"""Ask the driver who holds a device's memory: NVIDIA's management library through ``nvidia-ml-py``.
 
 Never fatal. Where the library is missing or refuses, a sentence says so once, and nothing is asked again. ROCm has no
 such library here: there the figures stay unknown. (Written from the library's sources; untested on hardware.)

@@ -46,13 +46,13 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; a daemon, so that a process that ends is not held up."""
+        """Start the thread, as a daemon: it never delays the end of the process."""
         self._over.clear()
         self._thread = threading.Thread(target=Door(lost=_LOST).hook(self._run), name="memprof-sampler", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End, after the look in progress."""
+        """Stop after the sample in progress."""
         self._over.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():

@@ -1,4 +1,4 @@
-"""See every operation by a dispatch mode, and take it off torch's stack wherever it then stands."""
+"""Watch every operation by a dispatch mode, and remove the mode from torch's stack wherever it then is."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Watching(_DispatchMode):  # type: ignore[misc]
 
 
 def keep_compiler_off(code: CodeType) -> None:
-    """Let torch's compiler neither compile a function nor look at what it calls (costs nothing when it is not on)."""
+    """Keep torch's compiler out of a function and of what it calls (free when the compiler is off)."""
     targets = (torch_names.SKIP_COMPILER, torch_names.FRAME_ACTION, torch_names.FRAME_STRATEGY)
     skip, action, strategy = (target.find() for target in targets)
     if skip and skip is action:  # torch before 2.7 has one function in their stead

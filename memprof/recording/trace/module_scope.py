@@ -1,4 +1,4 @@
-"""Know which module's forward is running on each thread, from global forward hooks that exist only while recording."""
+"""Track which module's forward is running on each thread, by global forward hooks that exist only while recording."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModuleScope:
         self._handles: list[Any] = []
 
     def add_root(self, root: nn.Module, role: str | None) -> None:
-        """Learn the names of a model's modules; a module two models share keeps its first role."""
+        """Register the names of a model's modules; a module that two models share keeps its first role."""
         for name, module in root.named_modules():
             self._names.setdefault(id(module), (name or type(module).__name__, role))
 
@@ -64,7 +64,7 @@ class ModuleScope:
         return stack[-1] if stack else None
 
     def enter(self, module: nn.Module) -> None:
-        """Enter a module whose forward began just before the hooks were there."""
+        """Enter a module whose forward began just before the hooks were installed."""
         self._enter(module, None)
 
     def clear(self) -> None:

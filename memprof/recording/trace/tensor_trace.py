@@ -44,7 +44,7 @@ _FROZEN = (
 
 
 class _Watch(weakref.ref):  # type: ignore[type-arg]
-    """Refer weakly to a storage, and still know which it was."""
+    """Refer weakly to a storage, and remember which it was."""
 
     __slots__ = ("address", "key", "nbytes")
     key: int
@@ -106,7 +106,7 @@ class TensorTrace:
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Adopt every tensor Python can see, as older than the recording, then watch."""
+        """Record every live tensor as older than the recording, then watch operations."""
         self._start_us = self._clock.tick()
         self._on_death = self.door.hook(self._died)
         keep_compiler_off(self._on_death.__code__)

@@ -1,4 +1,4 @@
-"""Tell in which part of a step a tensor is made: forward, backward, recomputation, optimizer step, or none of them.
+"""Tell in which part of a step a tensor is made: forward, backward, recomputation, optimizer step or none.
 
 For recorders that see each tensor being made (the tensor trace, the simulator). They ask on the thread that makes it.
 """
@@ -20,7 +20,7 @@ _OPTIMIZER_STEP = Phase.OPTIMIZER_STEP.value
 
 
 class Region:
-    """Tell, by hooks between ``start`` and ``stop``, whether an optimizer steps."""
+    """Tell whether an optimizer is stepping, by hooks between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
         self._depth = 0
