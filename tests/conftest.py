@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import importlib.util
 import signal
+import subprocess
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from memprof.plan import subprocess_runner
+from tests.forked import Worker
 from tests.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -93,6 +97,28 @@ def _imports_are_not_looked_through() -> Iterator[None]:
             patch.setattr("memprof.recording.trace.tensor_trace._is_collector_frozen", lambda: False)
         yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _simulating_workers_are_forked() -> Iterator[None]:
+    """Tests that ask a plan's workers fork them; ``real_workers`` starts them as the package does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess_runner, "subprocess", SimpleNamespace(Popen=Worker, PIPE=subprocess.PIPE))
+        yield
+
+
+@pytest.fixture
+def real_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess_runner, "subprocess", subprocess)
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """For tests that look at the collector: what the session froze is not, until they end."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import runpy
 import socket
@@ -12,6 +11,8 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.forked import server
 
 __all__ = ["found_by_two_ranks", "write_and_leave"]
 
@@ -26,12 +27,10 @@ def found_by_two_ranks(module: str, folder: Path, *arguments: str) -> list[Any]:
     trainers and done nothing else: that import takes longer than what most ranks do. Real launchers start
     ``tests/integrations/test_ranks.py``, ``tests/recording/test_sharded.py`` and ``tests/watch/test_faults.py``.
     """
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["trl.trainer.grpo_trainer", "trl.trainer.sft_trainer", "peft"])
     port = _free_port()
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
-        server.Process(target=_rank, args=(rank, port, logs[rank], dict(os.environ), module, (str(folder), *arguments)))
+        server().Process(target=_rank, args=(rank, port, logs[rank], dict(os.environ), module, (str(folder), *arguments)))
         for rank in range(2)
     ]
     for process in ranks:

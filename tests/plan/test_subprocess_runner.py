@@ -21,6 +21,9 @@ from memprof.plan.subprocess_runner import Runner, runner
 from tests.simulate.conftest import settings_for, tiny  # noqa: F401
 
 
+pytestmark = pytest.mark.usefixtures("real_workers")
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "cache"))
