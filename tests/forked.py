@@ -34,7 +34,7 @@ def run(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], 
     """Be ``python ARGUMENTS``: in a process that was forked for it."""
     for number, stream in streams.items():
         os.dup2(stream.fileno() if isinstance(stream, Connection) else os.open(stream, os.O_RDWR | os.O_CREAT), number)
-    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -79,8 +79,8 @@ class Worker:
             asked = (command[1:], Path.cwd(), dict(env), streams)
             self._process = server().Process(target=run, args=asked, daemon=True)
             self._process.start()
-            self.stdin = open(os.dup(asking.fileno()), "w", encoding="utf-8")
-            self.stdout = open(os.dup(answering.fileno()), encoding="utf-8")
+            self.stdin = os.fdopen(os.dup(asking.fileno()), "w", encoding="utf-8")
+            self.stdout = os.fdopen(os.dup(answering.fileno()), encoding="utf-8")
 
     def kill(self) -> None:
         self._process.kill()

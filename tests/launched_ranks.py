@@ -25,12 +25,13 @@ def found_by_two_ranks(module: str, folder: Path, *arguments: str) -> list[Any]:
 
     Each rank is a process of its own with the environment that torchrun gives it, forked from one that has imported the
     trainers and done nothing else: that import takes longer than what most ranks do. Real launchers start
-    ``tests/integrations/test_ranks.py``, ``tests/recording/test_sharded.py`` and ``tests/watch/test_faults.py``.
+    ``tests/integrations/test_ranks.py`` and ``tests/watch/test_faults.py``.
     """
     port = _free_port()
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]
+    words = (str(folder), *arguments)
     ranks = [
-        server().Process(target=_rank, args=(rank, port, logs[rank], dict(os.environ), module, (str(folder), *arguments)))
+        server().Process(target=_rank, args=(rank, port, logs[rank], dict(os.environ), module, words))
         for rank in range(2)
     ]
     for process in ranks:

@@ -20,7 +20,6 @@ from memprof.errors import InputError, UsageError
 from memprof.plan.subprocess_runner import Runner, runner
 from tests.simulate.conftest import settings_for, tiny  # noqa: F401
 
-
 pytestmark = pytest.mark.usefixtures("real_workers")
 
 
