@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from memprof.plan import subprocess_runner
+from memprof.simulate.own_process import NO_MLFLOW
 from tests.forked import Worker
 from tests.workspace import Workspace
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# TRL imports MLflow wherever it is installed, which the tests' processes need in one place.
+os.environ.setdefault(NO_MLFLOW, "TRUE")
 
 # Files of half a minute or more, the longest first: begun last, one of them would leave the other cores idle.
 SLOWEST = (

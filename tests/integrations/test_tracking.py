@@ -18,6 +18,7 @@ from memprof import MemProfCallback
 from memprof.analysis.counters import Counters, read_counters
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo
+from memprof.simulate.own_process import NO_MLFLOW
 from memprof.units import GIB
 from tests.integrations.conftest import wrapped
 from tests.integrations.runs import grpo, outcome, plain
@@ -252,6 +253,8 @@ def environment() -> dict[str, str]:
 
 def test_mlflow_gets_scalars_and_the_page(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv(NO_MLFLOW)
+    monkeypatch.setattr("trl.extras.profiling.mlflow", mlflow, raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     store = (tmp_path / "store").as_uri()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
