@@ -29,7 +29,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/
 	--numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	--ignore tests/cuda --durations 100 --durations-min 4
 
-.PHONY: setup demo test test-all cuda test-cuda docs lint types browser clean
+.PHONY: setup demo test tests test-all cuda test-cuda docs lint types browser clean
 
 setup: $(READY) $(DEMO_READY)
 
@@ -53,7 +53,11 @@ $(DEMO_READY): $(READY)
 demo: setup
 	$(BIN)/memprof demo --out demo
 
-test: setup lint types browser
+# mypy takes one core for a minute: beside the tests, not before them.
+test: setup lint browser
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
+tests:
 	$(PYTEST) -m "not heavy"
 
 # With the simulations and real models that would take `make test` beyond twenty minutes on two cores, and all of

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -45,13 +45,11 @@ SLOWEST = (
     "recording/guard/test_ways_in.py",
     "simulate/test_real_cpu.py",
     "integrations/test_callback.py",
-    "examples/test_small_scale.py",
     "plan/test_subprocess_runner.py",
     "benchmarks/lean/test_flops.py",
     "simulate/sharding/test_fsdp2.py",
     "benchmarks/same_answers/test_same_answers.py",
     "simulate/families/test_families.py",
-    "demo/test_run.py",
     "simulate/trainer/test_lean_generation.py",
     "simulate/test_foreign_names.py",
     "integrations/test_tracking.py",
@@ -70,6 +68,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     place = {tests / name: index for index, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+# In one process, which trains the demo and runs the examples once.
+OF_THE_DEMO = ("tests/test_docs.py", "tests/demo/test_run.py", "tests/examples/test_small_scale.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return the scheduler of ``--dist loadfile``, for which files of the demo are one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return OF_THE_DEMO[0] if file in OF_THE_DEMO else file
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 class _Module(pytest.Module):
