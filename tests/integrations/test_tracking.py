@@ -20,9 +20,9 @@ from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo
 from memprof.simulate.own_process import NO_MLFLOW
 from memprof.units import GIB
+from tests.forked import found_by_two_ranks
 from tests.integrations.conftest import wrapped
 from tests.integrations.runs import grpo, outcome, plain
-from tests.launched_ranks import found_by_two_ranks
 from tests.recording.fake_cuda import Allocator
 
 pytestmark = [

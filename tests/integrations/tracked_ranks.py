@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from memprof import MemProfCallback
+from tests.forked import write_and_leave
 from tests.integrations.runs import plain
-from tests.launched_ranks import write_and_leave
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from memprof import phase, record
-from tests.launched_ranks import write_and_leave
+from tests.forked import write_and_leave
 
 WIDTHS = (50, 33, 21)  # odd, so that shards differ and are padded
 

@@ -17,7 +17,7 @@ import torch
 from memprof import Analysis, analyze
 from memprof.recording.owners import OwnerBook
 from memprof.vocabulary import Category, Evidence, Phase
-from tests.launched_ranks import found_by_two_ranks
+from tests.forked import found_by_two_ranks
 from tests.recording.sharded_run import WIDTHS
 
 SHAPES = [shape for a, b in pairwise(WIDTHS) for shape in ((b, a), (b,))]
