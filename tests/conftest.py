@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import signal
+import subprocess
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from memprof.plan import subprocess_runner
+from memprof.simulate.own_process import NO_MLFLOW
+from tests.forked import Worker
 from tests.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -23,6 +29,9 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# TRL imports MLflow wherever it is installed, which the tests' processes need in one place.
+os.environ.setdefault(NO_MLFLOW, "TRUE")
 
 # Files of half a minute or more, the longest first: begun last, one of them would leave the other cores idle.
 SLOWEST = (
@@ -36,13 +45,11 @@ SLOWEST = (
     "recording/guard/test_ways_in.py",
     "simulate/test_real_cpu.py",
     "integrations/test_callback.py",
-    "examples/test_small_scale.py",
     "plan/test_subprocess_runner.py",
     "benchmarks/lean/test_flops.py",
     "simulate/sharding/test_fsdp2.py",
     "benchmarks/same_answers/test_same_answers.py",
     "simulate/families/test_families.py",
-    "demo/test_run.py",
     "simulate/trainer/test_lean_generation.py",
     "simulate/test_foreign_names.py",
     "integrations/test_tracking.py",
@@ -61,6 +68,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     place = {tests / name: index for index, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+# In one process, which trains the demo and runs the examples once.
+OF_THE_DEMO = ("tests/test_docs.py", "tests/demo/test_run.py", "tests/examples/test_small_scale.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return the scheduler of ``--dist loadfile``, for which files of the demo are one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return OF_THE_DEMO[0] if file in OF_THE_DEMO else file
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 class _Module(pytest.Module):
@@ -93,6 +117,28 @@ def _imports_are_not_looked_through() -> Iterator[None]:
             patch.setattr("memprof.recording.trace.tensor_trace._is_collector_frozen", lambda: False)
         yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _simulating_workers_are_forked() -> Iterator[None]:
+    """Tests that ask a plan's workers fork them; ``real_workers`` starts them as the package does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess_runner, "subprocess", SimpleNamespace(Popen=Worker, PIPE=subprocess.PIPE))
+        yield
+
+
+@pytest.fixture
+def real_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess_runner, "subprocess", subprocess)
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """For tests that look at the collector: what the session froze is not, until they end."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

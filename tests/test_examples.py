@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from memprof import Analysis, analyze
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,10 +23,9 @@ PARAMETERS = 2 * VOCABULARY * WIDTH + POSITIONS * WIDTH + 3 * LAYER
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     path = tmp_path_factory.mktemp("loop") / "run.pickle"
-    command = [sys.executable, str(ROOT / "examples" / "custom_loop.py"), str(path)]
+    command = [str(ROOT / "examples" / "custom_loop.py"), str(path)]
     # Tensors this small are slower on several threads.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=path.parent, env=environment)
+    done = forked.python(command, path.parent, {**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return analyze(path)
 

@@ -170,7 +170,8 @@ def _python_in(folder: Path) -> Path:
 
 
 def _pip(python: Path, *arguments: str) -> None:
-    quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
+    # Python compiles what is imported; transformers alone has two thousand files that are not.
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-input", "--no-compile")
     command = [str(python), "-m", "pip", "install", *quiet, *arguments]
     done = done_within(command, INSTALL_SECONDS, env=clean_environment())
     if done.returncode:

@@ -6,6 +6,7 @@ its own, page and snapshot tell the phase, and what ``memprof oom`` makes of the
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -42,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LIMITS = {"generate": 280 * MIB, "forward": 396 * MIB, "backward": 118 * MIB, "optimizer_step": 104 * MIB}
 FULL = [("generate", False), ("forward", True), ("backward", False), ("optimizer_step", True)]
+HEAVY = ("generate", "forward")  # at a limit they are tried too
 
 
 def case(phase: str, **more: Any) -> dict[str, Any]:
@@ -71,13 +73,35 @@ def test_at_a_limit_of_the_process(limited: dict[str, Any], phase: str, row: Row
     assert abs(oom["limit_bytes"] - LIMITS[phase]) < MIB
 
 
-@pytest.mark.parametrize(("phase", "expandable"), FULL, ids=[f"{p}{'-expandable' * e}" for p, e in FULL])
-def test_on_a_full_card(phase: str, expandable: bool, tmp_path: Path, row: Row) -> None:
-    env = device(f"{LIMITS[phase] + CONTEXT} B", expandable=expandable, values_max=8192)
-    told = run("grpo_runs", {"folder": str(tmp_path), "cases": [case(phase)]}, env=env)[phase]
+Full = Callable[[str, bool], tuple[Path, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Full:
+    """Return a function that runs a case on a card that is full, once: its folder, and what it told."""
+
+    @functools.cache
+    def tried(phase: str, expandable: bool) -> tuple[Path, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("full")
+        env = device(f"{LIMITS[phase] + CONTEXT} B", expandable=expandable, values_max=8192)
+        told: dict[str, Any] = run("grpo_runs", {"folder": str(folder), "cases": [case(phase)]}, env=env)[phase]
+        return folder, told
+
+    return tried
+
+
+@pytest.mark.parametrize(
+    ("phase", "expandable"),
+    [
+        pytest.param(p, e, id=f"{p}{'-expandable' * e}", marks=[pytest.mark.heavy] if p in HEAVY else [])
+        for p, e in FULL
+    ],
+)
+def test_on_a_full_card(phase: str, expandable: bool, full: Full, row: Row) -> None:
+    folder, told = full(phase, expandable)
     kind = "expandable" if expandable else "default"
-    failure = explained(tmp_path, phase, told, row, f"OOM on a full card, {kind}, {phase}")
-    oom = report_of(snapshot_in(tmp_path, phase))["oom"]
+    failure = explained(folder, phase, told, row, f"OOM on a full card, {kind}, {phase}")
+    oom = report_of(snapshot_in(folder, phase))["oom"]
     assert not oom["limited"]
     # These cards are small beside the allocator's segments of 20 MiB: what is idle can be enough, or what is free.
     free, asked = failure["device_free_bytes"], failure["requested_bytes"]
@@ -85,20 +109,19 @@ def test_on_a_full_card(phase: str, expandable: bool, tmp_path: Path, row: Row) 
     assert failure["cause"] == ("refused" if free >= asked else "fragmentation" if idle + free >= asked else "full")
 
 
-def test_on_a_card_as_large_as_simulated_it_runs(tmp_path: Path) -> None:
+def test_on_a_card_as_large_as_simulated_it_runs(full: Full, tmp_path: Path) -> None:
     """What failed is simulated like it was recorded; a card of the size that comes out is enough."""
     phase = "backward"
-    small = device(f"{LIMITS[phase] + CONTEXT} B", values_max=8192)
-    told = run("grpo_runs", {"folder": str(tmp_path / "small"), "cases": [case(phase)]}, env=small)[phase]
+    folder, told = full(phase, False)
     assert told["error"] is not None
-    snapshot = snapshot_in(tmp_path / "small", phase)
+    snapshot = snapshot_in(folder, phase)
     command = [sys.executable, "-m", "memprof", "simulate", "--like", str(snapshot), "--json", "-"]
     done = command_line(command, env=device())
     assert done.returncode == 0, done.stderr[-2000:]
     needed = json.loads(done.stdout)["runs"][-1]["report"]["device_peak"]["reserved_bytes"]
     assert needed > LIMITS[phase]
     enough = device(f"{needed + CONTEXT} B", values_max=8192)
-    told = run("grpo_runs", {"folder": str(tmp_path / "enough"), "cases": [case(phase)]}, env=enough)[phase]
+    told = run("grpo_runs", {"folder": str(tmp_path), "cases": [case(phase)]}, env=enough)[phase]
     assert told["error"] is None
 
 

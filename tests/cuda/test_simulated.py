@@ -36,8 +36,9 @@ ROLLING = {
 def test_a_simulated_rolling_batch_reserves_what_the_real_one_does(tmp_path: Path) -> None:
     """Eight sequences generate over the cache of two, executed in full on the card and in a few steps on fakes."""
     told = run(
-        "as_settings", {"folder": str(tmp_path), "card": "RTX 4090", "settings": ROLLING}, env=device("RTX 4090")
-    )
+        "as_settings", {"folder": str(tmp_path), "card": "RTX 4090", "settings": ROLLING},
+        env=device("RTX 4090", values_max=65536, copy_max=65536),
+    )  # fmt: skip
     real, simulated = told["real"], told["simulated"]
     assert real["error"] is None
     assert simulated["reserved_bytes"] == real["reserved_bytes"]
@@ -90,7 +91,9 @@ HEAVY = ("T4, LoRA", "L4, RMSprop", "V100, full")
 )
 def test_a_simulated_run_holds_and_reserves_what_the_real_one_does(name: str, tmp_path: Path) -> None:
     card, settings = CASES[name]
-    told = run("as_settings", {"folder": str(tmp_path), "card": card, "settings": settings}, env=device(card))
+    # Gradients that are no numbers would be scaled until none is left to step with.
+    few = {} if settings.get("mixed_precision") == "fp16" else {"values_max": 65536, "copy_max": 65536}
+    told = run("as_settings", {"folder": str(tmp_path), "card": card, "settings": settings}, env=device(card, **few))
     real, simulated = told["real"], told["simulated"]
     assert real["error"] is None
     assert simulated["allocated_bytes"] == real["allocated_bytes"]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
+from io import StringIO
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +20,6 @@ import torch
 
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.errors import UsageError
-from memprof.executors import open_executor
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, card_of, settings_of
 from memprof.plan.ladder import Choice
@@ -87,13 +90,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("budget")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMPROF_CACHE", str(folder / "cache" / "plan"))
+        trainer, said = _built_in(folder)
+        trainer.said_of_the_search, trainer.folder = said, folder
+        trainer.callback_handler.callbacks.insert(0, MemProfCallback(folder / "memory", steps=1, report=False))
+        trainer.train()
+    return trainer
+
+
+def _built_in(folder: Path) -> tuple[Any, list[str]]:
+    with redirect_stdout(StringIO()) as said:
         trainer = build(
             "lean", tiny_llama(), folder, lora=True, memory_budget="1GB", max_steps=1, gradient_checkpointing=True,
             generation_batch=4, tiled_mlp=None,
         )  # fmt: skip
-        trainer.callback_handler.callbacks.insert(0, MemProfCallback(folder / "memory", steps=1, report=False))
-        trainer.train()
-    return trainer
+    return trainer, said.getvalue().splitlines()
 
 
 def _first_step(trainer: Any) -> Any:
@@ -108,12 +118,9 @@ def test_the_fastest_is_chosen_where_all_fits(trained: Any) -> None:
     assert not trained.model.is_gradient_checkpointing
 
 
-def test_the_search_is_told_as_it_goes_and_remembered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def lines() -> list[str]:
-        build("lean", tiny_llama(), tmp_path, lora=True, memory_budget="1GB", generation_batch=4, tiled_mlp=None)
-        return capsys.readouterr().out.splitlines()
-
-    first, again = lines(), lines()
+def test_the_search_is_told_as_it_goes_and_remembered(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPROF_CACHE", str(trained.folder / "cache" / "plan"))
+    first, (_, again) = trained.said_of_the_search, _built_in(trained.folder)
     head = r"LeanGRPOTrainer: choosing settings for 0.93 GiB by simulation, \d side by side\. .*"
     assert re.fullmatch(head, first[0])
     tried = [line for line in first if "of at most" in line]
@@ -127,14 +134,14 @@ def test_the_search_is_told_as_it_goes_and_remembered(tmp_path: Path, capsys: py
 
 
 def test_the_search_runs_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool of processes stands for the cluster; all else is real."""
+    """A pool of one process stands for the cluster; all else is real."""
     from memprof.plan import subprocess_runner
 
     opened = []
 
     def pool(name: str, tasks: int) -> Any:
         opened.append(name)
-        return open_executor("local", 2)
+        return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
     monkeypatch.setattr(subprocess_runner, "open_executor", pool)
     monkeypatch.setattr(subprocess_runner.Runner, "_here", None)  # nothing is simulated beside the trainer

@@ -55,7 +55,10 @@ except UsageError as refused:
             "_get_per_token_logps_and_entropies",
             "GRPOTrainer._get_per_token_logps_and_entropies is not in the TRL that is installed, {version}.",
         ),
-        ("profiling_decorator", "profiling_decorator is not in the TRL that is installed, {version}."),
+        pytest.param(
+            "profiling_decorator", "profiling_decorator is not in the TRL that is installed, {version}.",
+            marks=pytest.mark.heavy,  # each name is taken away in this process below
+        ),
     ],
 )
 def test_a_name_that_a_copy_of_trl_has_renamed_is_refused(old: str, sentence: str, tmp_path: Path) -> None:

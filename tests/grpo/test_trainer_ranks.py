@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.forked import found_by_two_ranks
 from tests.grpo.trainers import saved_llama, tiny_mixture
-from tests.launched_ranks import found_by_two_ranks
 
 pytestmark = [pytest.mark.trl, pytest.mark.slow]
 

@@ -6,8 +6,6 @@ import difflib
 import gc
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 from memprof.grpo.reference import HostReference
+from tests import forked
 from tests.grpo.trainers import (
     Rollouts,
     batch,
@@ -217,8 +216,7 @@ def test_the_example_is_trls_but_for_the_import_and_a_line(tmp_path: Path) -> No
         "-     trainer = GRPOTrainer(",
         "+     trainer = LeanGRPOTrainer(",
     ]
-    command = [sys.executable, str(ROOT / "examples" / "lean_grpo.py"), "--tiny", "--out", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+    command = [str(ROOT / "examples" / "lean_grpo.py"), "--tiny", "--out", str(tmp_path)]
+    done = forked.python(command, tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "_memprof" / "report.html").is_file()

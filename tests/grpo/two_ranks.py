@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.forked import write_and_leave
 from tests.grpo.step.test_out_of_memory import RunsOut, running_out
 from tests.grpo.trainers import (
     Rollouts,
@@ -26,7 +27,6 @@ from tests.grpo.trainers import (
     with_policies,
     worst,
 )
-from tests.launched_ranks import write_and_leave
 
 
 def main(folder: Path) -> None:

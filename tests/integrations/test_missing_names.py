@@ -71,25 +71,26 @@ import trl
 assert trl.__file__.startswith({copy!r}), trl.__file__
 from memprof import MemProfCallback
 from tests.integrations.runs import grpo
-watched = {watched}
 callback = MemProfCallback(table=False)
+alone = grpo({model!r}, Path({out!r}, "alone"))
+alone.train()
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    trainer = grpo({model!r}, Path({out!r}), [callback] if watched else [])
+    trainer = grpo({model!r}, Path({out!r}, "watched"), [callback])
     trainer.train()
-reports = list(callback.result.reports.values())
+(report,) = callback.result.reports.values()
 print(json.dumps({{
-    "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
-    "notes": reports[0]["notes"] if reports else None,
-    "phases": sorted({{row["phase"] for row in reports[0]["phases"]}}) if reports else [],
+    "losses": [[row["loss"] for row in run.state.log_history if "loss" in row] for run in (alone, trainer)],
+    "notes": report["notes"],
+    "phases": sorted({{row["phase"] for row in report["phases"]}}),
     "said": [str(w.message) for w in said if "memprof" in str(w.message)],
 }}))
 """
 
 
-def _run_with(copy: Path, model: Path, out: Path, watched: bool = True) -> dict[str, object]:
-    """A real GRPO run in another process, in which ``import trl`` finds the copy."""
-    code = SCRIPT.format(root=str(ROOT), copy=str(copy), model=str(model), out=str(out), watched=watched)
+def _run_with(copy: Path, model: Path, out: Path) -> dict[str, object]:
+    """A real GRPO run and a watched one in another process, in which ``import trl`` finds the copy."""
+    code = SCRIPT.format(root=str(ROOT), copy=str(copy), model=str(model), out=str(out))
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, timeout=300
@@ -118,10 +119,10 @@ def altered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_altered_trl_trains_as_it_would_and_the_report_says_what_is_missing(
     altered: Path, model: Path, tmp_path: Path
 ) -> None:
-    seen = _run_with(altered, model, tmp_path / "watched")
-    alone = _run_with(altered, model, tmp_path / "alone", watched=False)
-    assert seen["losses"] == alone["losses"]
-    assert len(seen["losses"]) == 2  # type: ignore[arg-type]
+    seen = _run_with(altered, model, tmp_path)
+    alone, watched = seen["losses"]  # type: ignore[misc]
+    assert watched == alone
+    assert len(watched) == 2
     assert seen["said"] == []
     for target in (SCORE_REWARDS, BUFFERED, LOGPS_OUTSIDE_LOSS):
         assert any(note.startswith(_note(target)) for note in seen["notes"]), seen["notes"]  # type: ignore[attr-defined]

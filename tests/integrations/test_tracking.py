@@ -18,7 +18,9 @@ from memprof import MemProfCallback
 from memprof.analysis.counters import Counters, read_counters
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo
+from memprof.simulate.own_process import NO_MLFLOW
 from memprof.units import GIB
+from tests.forked import found_by_two_ranks
 from tests.integrations.conftest import wrapped
 from tests.integrations.runs import grpo, outcome, plain
 from tests.recording.fake_cuda import Allocator
@@ -226,38 +228,10 @@ def test_cuda_counts_every_step(model: Path, tmp_path: Path, monkeypatch: pytest
 
 # -- several ranks -----------------------------------------------------------------------------------------------------
 
-TWO_RANKS = """
-import faulthandler, sys
-faulthandler.dump_traceback_later(60, exit=True)  # where it stands, should it ever wait for ever
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from memprof import MemProfCallback
-from tests.integrations.runs import plain
-trainer = plain(Path(sys.argv[1]), Path(sys.argv[2]), [MemProfCallback(report=False, steps=[2])])
-ballast = torch.ones(trainer.accelerator.process_index * 16 * 2**20, dtype=torch.float32)  # rank 1: 64 MiB
-trainer.train()
-if trainer.accelerator.process_index == 0:
-    import json
-    Path(sys.argv[2], "log.json").write_text(json.dumps(trainer.state.log_history))
-# Without this torch's own threads may abort the process when the interpreter ends, all work done.
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-"""
-
-
 @pytest.mark.slow
 def test_ranks_are_put_beside_each_other(model: Path, tmp_path: Path) -> None:
-    script = tmp_path / "two.py"
-    script.write_text(TWO_RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [*command, str(model), str(tmp_path / "out")],
-        capture_output=True, text=True, cwd=root, env={**environment(), "PYTHONPATH": str(root)}, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    log = {r["step"]: r for r in json.loads((tmp_path / "out" / "log.json").read_text()) if "loss" in r}
+    history, _ = found_by_two_ranks("tests.integrations.tracked_ranks", tmp_path, str(model))
+    log = {r["step"]: r for r in history if "loss" in r}
     first, second = (counters(tmp_path / "out", rank) for rank in (0, 1))
     assert (first.world_size, second.rank) == (2, 1)
     for step in (1, 3):
@@ -279,6 +253,8 @@ def environment() -> dict[str, str]:
 
 def test_mlflow_gets_scalars_and_the_page(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv(NO_MLFLOW)
+    monkeypatch.setattr("trl.extras.profiling.mlflow", mlflow, raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     store = (tmp_path / "store").as_uri()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)

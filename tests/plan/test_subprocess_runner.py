@@ -20,6 +20,8 @@ from memprof.errors import InputError, UsageError
 from memprof.plan.subprocess_runner import Runner, runner
 from tests.simulate.conftest import settings_for, tiny  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("real_workers")
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,46 +30,35 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_rows_come_in_order_and_are_remembered(settings_for: Callable[..., Settings]) -> None:  # noqa: F811
+    """A card reaches the workers with its own size, and settings that cannot be simulated end none of them.
+
+    cuBLAS's workspace is 32 MiB on compute capability 9 and 8,519,680 B before; the size alone does not say.
+    """
     from memprof.simulate.fit import run_row
 
+    older, newer = (Gpu("of a size", 24 * 10**9, (major, 0)) for major in (8, 9))
     told: list[tuple[int, int]] = []
     wanted = [settings_for(completion_length=n) for n in (40, 8)]
-    with runner("24GB", workers=2, progress=lambda done, asked: told.append((done, asked))) as machine:
-        rows = machine.run(wanted)
-    assert rows[0]["peak_bytes"] > rows[1]["peak_bytes"]
-    assert rows[1] == run_row(wanted[1].to_dict(), "24GB"), "a worker's row is the one this process gets"
-    assert told == [(1, 2), (2, 2)]
-    with runner("24GB") as again:
-        assert again.run(wanted) == rows
-        assert again.executed == 0
-
-
-@pytest.mark.slow
-def test_a_card_reaches_the_worker_with_its_own_size(settings_for: Callable[..., Settings]) -> None:  # noqa: F811
-    """cuBLAS's workspace is 32 MiB on compute capability 9 and 8,519,680 B before; the size alone does not say."""
-    older, newer = (Gpu("of a size", 24 * 10**9, (major, 0)) for major in (8, 9))
-    found = []
-    for card in (older, newer):
-        with runner(card, workers=1) as machine:
-            found.append(machine.run([settings_for()])[0])
-    assert found[0]["verdict"]["gpu"] == "of a size"
-    assert found[1]["peak_bytes"] - found[0]["peak_bytes"] in {n * (32 * 2**20 - 8_519_680) for n in (1, 2)}
-    assert machine.executed == 1, "another card is another result"
-
-
-@pytest.mark.slow
-def test_a_run_that_cannot_be_simulated_is_a_sentence_and_the_worker_goes_on(
-    settings_for: Callable[..., Settings],  # noqa: F811
-) -> None:
     wrong = settings_for(lora_r=4, lora_target_modules=("no_such_layer",))
-    with runner(None, workers=1) as machine:
+    with runner(older, workers=2, progress=lambda done, asked: told.append((done, asked))) as machine:
+        rows = machine.run(wanted)
+        assert told == [(1, 2), (2, 2)]
         with pytest.raises((InputError, UsageError), match="no_such_layer"):
             machine.run([wrong])
         refused: dict[int, str] = {}
-        rows = machine.run([wrong, settings_for()], refused)
-    assert rows[0] == {}
+        some = machine.run([wrong, settings_for(completion_length=9)], refused)
+    assert rows[0]["peak_bytes"] > rows[1]["peak_bytes"]
+    assert rows[1] == run_row(wanted[1].to_dict(), older.to_dict()), "a worker's row is the one this process gets"
+    assert rows[1]["verdict"]["gpu"] == "of a size"
+    other = run_row(wanted[1].to_dict(), newer.to_dict())
+    assert other["peak_bytes"] - rows[1]["peak_bytes"] in {n * (32 * 2**20 - 8_519_680) for n in (1, 2)}
+    assert some[0] == {}
     assert "no_such_layer" in refused[0]
-    assert rows[1]["peak_bytes"] > 0
+    assert some[1]["peak_bytes"] > 0
+    with runner(older) as again:
+        assert again.run(wanted) == rows
+        assert again.executed == 0
+    assert Runner(newer, 1, None)._key(wanted[0], None) != again._key(wanted[0], None), "another card, another result"
 
 
 def test_a_worker_that_dies_is_a_sentence(settings_for: Callable[..., Settings], monkeypatch: Any) -> None:  # noqa: F811

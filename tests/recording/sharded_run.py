@@ -1,6 +1,4 @@
-"""Two ranks, four engines, one small model each: what ``tests/recording/test_sharded.py`` starts under torchrun.
-
-    torchrun --nproc_per_node 2 tests/recording/sharded_run.py FOLDER
+"""Two ranks, four engines, one small model each: what ``tests/recording/test_sharded.py`` starts.
 
 Writes ``KIND.rank-N.pickle`` for each engine and ``KIND.rank-N.json`` with what the engine's own objects say.
 """
@@ -21,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from memprof import phase, record
+from tests.forked import write_and_leave
 
 WIDTHS = (50, 33, 21)  # odd, so that shards differ and are padded
 
@@ -103,8 +102,7 @@ def main() -> None:
     }  # fmt: skip
     for kind, make in engines.items():
         run(kind, make, folder)
-    dist.barrier()
-    dist.destroy_process_group()
+    write_and_leave(folder, {})
 
 
 if __name__ == "__main__":

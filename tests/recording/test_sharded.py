@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -20,6 +17,7 @@ import torch
 from memprof import Analysis, analyze
 from memprof.recording.owners import OwnerBook
 from memprof.vocabulary import Category, Evidence, Phase
+from tests.forked import found_by_two_ranks
 from tests.recording.sharded_run import WIDTHS
 
 SHAPES = [shape for a, b in pairwise(WIDTHS) for shape in ((b, a), (b,))]
@@ -30,16 +28,8 @@ WHOLE = 4 * NUMBERS
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both ranks' files of every engine."""
-    root, out = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("sharded")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    hidden = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MEMPROF")
-    settings = {k: v for k, v in os.environ.items() if k not in hidden}
-    settings |= {"PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(root)])}
-    done = subprocess.run(
-        [*command, str(root / "tests/recording/sharded_run.py"), str(out)],
-        capture_output=True, text=True, cwd=root, env={**settings, "OMP_NUM_THREADS": "1"}, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    out = tmp_path_factory.mktemp("sharded")
+    found_by_two_ranks("tests.recording.sharded_run", out)
     return out
 
 

@@ -141,9 +141,12 @@ def test_what_stands_in_takes_what_the_package_passes(settings_for: Callable[...
 @pytest.mark.parametrize(
     ("file", "name", "title"),
     [
-        ("trl/kernels/chunked_logprob.py", "_addmm_fp32", "The simulator"),
+        # Each name is taken away in this process above.
+        pytest.param("trl/kernels/chunked_logprob.py", "_addmm_fp32", "The simulator", marks=pytest.mark.heavy),
         ("trl/trainer/grpo_trainer.py", "_generate_single_turn", "The simulator"),
-        ("transformers/generation/utils.py", "_has_unfinished_sequences", "The simulator"),
+        pytest.param(
+            "transformers/generation/utils.py", "_has_unfinished_sequences", "The simulator", marks=pytest.mark.heavy
+        ),
         ("accelerate/state.py", "_shared_state", "The simulator"),
     ],
 )

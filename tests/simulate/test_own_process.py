@@ -29,8 +29,8 @@ def test_the_command_imports_no_mlflow(tiny: str) -> None:
     assert done.stdout.splitlines()[-1] == "TOLD False False"
 
 
+@pytest.mark.usefixtures("thawed")
 def test_a_process_that_calls_the_command_stays_as_it_was(tiny: str) -> None:
-    gc.unfreeze()  # the tests' own
     before = os.environ.get(NO_MLFLOW)
     done = CliRunner().invoke(main, ["simulate", "--model", tiny])
     assert done.exit_code == 0, done.output
@@ -39,8 +39,8 @@ def test_a_process_that_calls_the_command_stays_as_it_was(tiny: str) -> None:
     assert os.environ.get(NO_MLFLOW) == before
 
 
+@pytest.mark.usefixtures("thawed")
 def test_garbage_is_collected_again_after_the_fake_world() -> None:
-    gc.unfreeze()  # the tests' own
     with fake_world():
         assert not gc.isenabled()
         assert gc.get_freeze_count()

@@ -54,8 +54,8 @@ def test_training_is_the_same_allocation_by_allocation(
     ("changes", "reference"),
     [
         ({"gradient_checkpointing": False, "gradient_accumulation_steps": 2}, True),
-        ({"lora_r": 3}, True),
-        ({"num_iterations": 2, "beta": 0.0}, False),
+        pytest.param({"lora_r": 3}, True, marks=pytest.mark.heavy),  # GRPO's above differ as much
+        pytest.param({"num_iterations": 2, "beta": 0.0}, False, marks=pytest.mark.heavy),
         ({"recipe": "lean", "lora_r": 3}, True),
     ],
     ids=["a reference model", "the adapter off", "two iterations", "the lean trainer"],
@@ -81,10 +81,10 @@ def test_rloo_is_the_same_allocation_by_allocation(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"trainer": "sft"},
+        pytest.param({"trainer": "sft"}, marks=pytest.mark.heavy),
         {"trainer": "sft", "lora_r": 3, "gradient_checkpointing": False, "gradient_accumulation_steps": 2},
         {"trainer": "dpo"},
-        {"trainer": "dpo", "lora_r": 3},
+        pytest.param({"trainer": "dpo", "lora_r": 3}, marks=pytest.mark.heavy),
     ],
     ids=["SFT", "SFT of an adapter, accumulated", "DPO with a reference model", "DPO with the adapter off"],
 )

@@ -178,6 +178,7 @@ def launched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return python(*torchrun, *RUN, "--no-report", "ranks.py", *arguments, cwd=folder)
 
 
+@pytest.mark.heavy  # the killed rank's companion below is such a run; tests/integrations/test_ranks.py has two
 def test_two_ranks_under_torchrun(tmp_path: Path) -> None:
     done = launched(tmp_path)
     if "terminate called without an active exception" in done.stderr:
@@ -185,19 +186,22 @@ def test_two_ranks_under_torchrun(tmp_path: Path) -> None:
         (tmp_path := tmp_path / "again").mkdir()
         done = launched(tmp_path)
     assert done.returncode == 0, done.stderr
-    size = (64 * 64 + 64) * 4
     for rank in (0, 1):
-        readable(tmp_path / "_memprof", rank)
-        found = analyze(tmp_path / "_memprof" / f"step-000001.rank-{rank}.pickle")
-        assert (found.snapshot.extra["rank"], found.snapshot.extra["world_size"]) == (rank, 2)
-        assert found.own_peaks["weights"] == size
+        holds_a_rank(tmp_path / "_memprof", rank)
+
+
+def holds_a_rank(folder: Path, rank: int) -> None:
+    readable(folder, rank)
+    found = analyze(folder / f"step-000001.rank-{rank}.pickle")
+    assert (found.snapshot.extra["rank"], found.snapshot.extra["world_size"]) == (rank, 2)
+    assert found.own_peaks["weights"] == (64 * 64 + 64) * 4
 
 
 def test_a_killed_rank_leaves_the_others_readable(tmp_path: Path) -> None:
     done = launched(tmp_path, "kill")
     assert done.returncode == 1
     assert "SIGKILL" in done.stderr or "exitcode  : -9" in done.stderr
-    readable(tmp_path / "_memprof", 0)
+    holds_a_rank(tmp_path / "_memprof", 0)
     assert not [name for name in left_in(tmp_path / "_memprof") if "rank-1" in name]
 
 

@@ -110,7 +110,8 @@ def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_a_loop_computes_the_same_and_switched_off_nothing_is_watched(tmp_path: Path) -> None:
+def test_a_loop_computes_the_same_and_a_second_run_leaves_the_first_one_as_it_was(tmp_path: Path) -> None:
+    """Switched off, nothing is watched."""
     (tmp_path / "loop.py").write_text(LOOP)
     alone = python("loop.py", cwd=tmp_path)
     off = python(*RUN, "loop.py", cwd=tmp_path, MEMPROF="0")
@@ -120,6 +121,20 @@ def test_a_loop_computes_the_same_and_switched_off_nothing_is_watched(tmp_path: 
     assert (off.stdout, off.stderr) == (alone.stdout, alone.stderr)
     assert watched.stdout == alone.stdout
     assert watched.stderr == alone.stderr + f"memprof: _memprof{os.sep}report.html\n"
+    first = {p.name: p.read_bytes() for p in (tmp_path / "_memprof").iterdir()}
+    assert set(first) == {"step-000001.rank-0.pickle", "step-000001.rank-0.json", "report.html"}
+    again = python(*RUN, "--no-table", "loop.py", cwd=tmp_path)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "_memprof").iterdir()} == first
+    assert left_in(tmp_path / "_memprof-2") == sorted(first)
+    assert again.stderr.splitlines()[-2:] == [
+        f"memprof: _memprof-2{os.sep}report.html",
+        "memprof: _memprof holds an earlier run; this one is written to _memprof-2.",
+    ]
+    asked = python(*RUN, "--no-table", "--out", "_memprof", "loop.py", cwd=tmp_path)
+    assert "this one is written to _memprof-3." in asked.stderr
+    assert left_in(tmp_path / "_memprof-3") == sorted(first)
+    read = python("-m", "memprof", "advise", ".", "--estimate", "--json", "-", cwd=tmp_path)
+    assert "_memprof-3" in json.loads(read.stdout)["source"]["files"][0]
 
 
 def test_a_run_that_recorded_nothing_says_so(tmp_path: Path) -> None:
@@ -146,23 +161,3 @@ def test_a_script_runs_without_what_it_does_not_use(tmp_path: Path, missing: str
     script.write_text(f"import sys\nsys.modules[{missing!r}] = None\nprint('done')")
     seen = python(*RUN, "--out", str(tmp_path / "out"), str(script), cwd=tmp_path)
     assert (seen.returncode, seen.stdout.strip()) == (0, "done"), seen.stderr
-
-
-def test_a_second_run_leaves_the_first_one_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(LOOP)
-    run = [*RUN, "--no-table", "loop.py"]
-    assert python(*run, cwd=tmp_path).returncode == 0
-    first = {p.name: p.read_bytes() for p in (tmp_path / "_memprof").iterdir()}
-    assert set(first) == {"step-000001.rank-0.pickle", "step-000001.rank-0.json", "report.html"}
-    again = python(*run, cwd=tmp_path)
-    assert {p.name: p.read_bytes() for p in (tmp_path / "_memprof").iterdir()} == first
-    assert left_in(tmp_path / "_memprof-2") == sorted(first)
-    assert again.stderr.splitlines()[-2:] == [
-        f"memprof: _memprof-2{os.sep}report.html",
-        "memprof: _memprof holds an earlier run; this one is written to _memprof-2.",
-    ]
-    asked = python(*RUN, "--no-table", "--out", "_memprof", "loop.py", cwd=tmp_path)
-    assert "this one is written to _memprof-3." in asked.stderr
-    assert left_in(tmp_path / "_memprof-3") == sorted(first)
-    read = python("-m", "memprof", "advise", ".", "--estimate", "--json", "-", cwd=tmp_path)
-    assert "_memprof-3" in json.loads(read.stdout)["source"]["files"][0]

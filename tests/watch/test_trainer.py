@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.integrations.runs import checkpoint
-from tests.watch.programs import left_in, python
+from tests.watch.programs import environment, left_in, python
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -28,7 +29,7 @@ print(outcome(trainer))
 def test_a_grpo_script_under_accelerate_launch_is_watched_and_computes_the_same(tmp_path: Path) -> None:
     model = str(checkpoint(tmp_path))
     (tmp_path / "train.py").write_text(SCRIPT.format(root=str(ROOT)))
-    alone = python("train.py", model, cwd=tmp_path)
+    alone = forked.python(["train.py", model], tmp_path, environment())
     assert alone.returncode == 0, alone.stderr
     launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1")
     precision = ("--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1")

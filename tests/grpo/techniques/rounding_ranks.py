@@ -15,7 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from memprof.grpo.techniques.rounding import StochasticAdamW, drawing_alike, round_to_bf16
-from tests.launched_ranks import write_and_leave
+from tests.forked import write_and_leave
 
 
 class DrawsByItself(torch.optim.SGD):

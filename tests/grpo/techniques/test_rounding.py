@@ -14,7 +14,7 @@ from memprof import load_snapshot, record  # noqa: E402
 from memprof.grpo.techniques import rounding  # noqa: E402
 from memprof.grpo.techniques.rounding import StochasticAdamW, drawing_alike, round_to_bf16  # noqa: E402
 from memprof.timeline.timeline import build_timeline  # noqa: E402
-from tests.launched_ranks import found_by_two_ranks  # noqa: E402
+from tests.forked import found_by_two_ranks  # noqa: E402
 
 MIB = 2**20
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[3]
 WATCHING = (
@@ -201,8 +202,8 @@ def test_a_callback_that_cannot_be_made_watches_nothing(monkeypatch: pytest.Monk
     assert "nothing recorded" in callback._repr_html_()
 
 
-def test_a_run_never_notices_a_function_of_ours_that_fails() -> None:
+@pytest.mark.parametrize("sample", ["20", pytest.param("60", marks=pytest.mark.heavy)])
+def test_a_run_never_notices_a_function_of_ours_that_fails(sample: str) -> None:
     """In a process of its own, which forks for each injection."""
-    take = [sys.executable, "-m", "benchmarks.faults", "inject", "--sample", "60"]
-    done = subprocess.run(take, cwd=ROOT, capture_output=True, text=True)
+    done = forked.python(["-m", "benchmarks.faults", "inject", "--sample", sample], ROOT, os.environ)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

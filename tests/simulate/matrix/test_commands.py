@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.trl, pytest.mark.slow]
 _MODEL = "--model Qwen/Qwen2.5-0.5B-Instruct"
 _OFTEN = {
     "sft": "--trainer sft --max-length 512 --dtype bfloat16 --lora-r 16",
-    "dpo": "--trainer dpo --max-length 512 --dtype bfloat16 --lora-r 16",
     "grpo": "--generation none --lora-r 16 --gradient-checkpointing --beta 0",
 }
-_HEAVY = {
+_HEAVY = {  # the matrix has DPO and RLOO on four layers
+    "dpo": "--trainer dpo --max-length 512 --dtype bfloat16 --lora-r 16",
     "grpo in full": "--generation none --dtype float32 --gradient-checkpointing --beta 0",
     "lean rloo": "--trainer rloo --recipe lean --lora-r 16 --dtype bfloat16 --generation none",
 }

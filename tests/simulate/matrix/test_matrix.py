@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.trl, pytest.mark.slow]
 
 _KINDS = {"pair": PAIRS, "triple": TRIPLES, "cache": CACHES}
 _ROWS = [(f"{kind} {n}", row) for kind, rows in _KINDS.items() for n, row in enumerate(rows)]
-_OFTEN = ("pair 0", "pair 3", "pair 28", "triple 7", "triple 20", "cache 0", "cache 4", "cache 15")
+# Some of each kind; the rest takes more than half an hour.
+_OFTEN = ("pair 0", "pair 3", "pair 28", "triple 20", "cache 0", "cache 4")
 _EXECUTED_AT_ITS_ENDS = "generation was executed at its first and last tokens only"
 _SAYS_WHAT_TO_DO = re.compile(r"\b(add|drop|use|choose|give|load|need|needs|make|set|install|say)\b", re.IGNORECASE)
 

@@ -144,7 +144,8 @@ def test_a_script_is_executed_whole_where_that_is_asked(
     out, peaks = tmp_path / "out.json", []
     for more in ([], ["--no-shortcuts"]):
         loaded.clear()
-        arguments = ["--script", str(script), *more, "--json", str(out), "--", "--model", str(model)]
+        few = ["--completion-length", "7"]
+        arguments = ["--script", str(script), *few, *more, "--json", str(out), "--", "--model", str(model)]
         done = CliRunner().invoke(main, ["simulate", *arguments])
         assert done.exit_code == 0, done.output
         assert bool(loaded) is not bool(more)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.launched_ranks import write_and_leave
+from tests.forked import write_and_leave
 
 POLICY = {
     "ACCELERATE_USE_FSDP": "true",

@@ -11,7 +11,7 @@ import pytest
 
 from memprof.errors import InputError, UsageError
 from memprof.vocabulary import Category
-from tests.launched_ranks import found_by_two_ranks
+from tests.forked import found_by_two_ranks
 from tests.simulate.conftest import TINY
 from tests.simulate.sharding.test_zero import _sizes_of
 from tests.simulate.test_closed_forms import LAYER, PARAMETERS, ROPE, H, L, V, _analysis, _requested, _sizes

@@ -19,7 +19,7 @@ from tests.simulate.trainer.vision_models import written
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        ("qwen2_vl", {}),
+        pytest.param("qwen2_vl", {}, marks=pytest.mark.heavy),  # tests/cuda has it, to the byte
         pytest.param(
             "qwen2_5_vl", {"gradient_checkpointing": False, "gradient_accumulation_steps": 2}, marks=pytest.mark.heavy
         ),
