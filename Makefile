@@ -70,7 +70,8 @@ test-all: setup lint types browser
 # each version of its sources, in half a minute.
 $(CUDA_READY): $(READY) requirements-cuda.txt pyproject.toml
 	test -x $(CUDA)/bin/python || $(BIN)/python -m venv $(CUDA)
-	$(CUDA)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --no-deps -r requirements-cuda.txt
+	$(CUDA)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --no-compile \
+		--no-deps -r requirements-cuda.txt
 	.ci/share-packages $(BIN)/python $(CUDA)/bin/python
 	touch $@
 
@@ -78,7 +79,7 @@ cuda: $(CUDA_READY)
 	$(CUDA)/bin/python -m memprof emulate --setup
 
 test-cuda: cuda
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(CUDA)/bin/python -m pytest --numprocesses logical --maxprocesses 2 \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(CUDA)/bin/python -m pytest --numprocesses logical --maxprocesses 2 \
 		--dist loadfile --durations 100 --durations-min 4 -m "$(CUDA_MARKS)" tests/cuda
 
 # --quiet would hide the warnings from --strict, which counts them.

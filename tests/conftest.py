@@ -36,8 +36,9 @@ os.environ.setdefault(NO_MLFLOW, "TRUE")
 # Files of half a minute or more, the longest first: begun last, one of them would leave the other cores idle.
 SLOWEST = (
     "test_docs.py",
-    "benchmarks/gpu/test_checks.py",
+    "integrations/test_versions.py",
     "simulate/trainer/test_lean.py",
+    "simulate/matrix/test_matrix.py",
     "reports/html/test_browser_compare.py",
     "watch/test_faults.py",
     "simulate/trainer/test_generation.py",
@@ -52,8 +53,8 @@ SLOWEST = (
     "simulate/families/test_families.py",
     "simulate/trainer/test_lean_generation.py",
     "simulate/test_foreign_names.py",
-    "integrations/test_tracking.py",
-    "integrations/test_versions.py",
+    "simulate/script/test_script.py",
+    "simulate/script/test_script_lean.py",
     "reports/html/test_browser_ranks.py",
     "tensorboard/test_tab.py",
     "watch/test_script.py",

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from collections.abc import Sequence
@@ -113,10 +114,11 @@ def environment(row: Row, envs: Path, torch_from: Path | None = None) -> Path:
     if stamp.is_file() and json.loads(stamp.read_text(encoding="utf-8")) == wanted:
         return python
     if not python.is_file():
-        venv.create(folder, with_pip=True)
+        venv.create(folder)  # this Python's pip installs into it
     if torch_from is not None:
         shared = _home_of("torch", _python_in(torch_from))
-        (_home_of("pip", python) / "zz_torch.pth").write_text(f"{shared}\n", encoding="utf-8")
+        own = sysconfig.get_path("purelib", sysconfig.get_preferred_scheme("prefix"), {"base": str(folder)})
+        Path(own, "zz_torch.pth").write_text(f"{shared}\n", encoding="utf-8")
     _pip(python, "--upgrade", row.torch, *row.requirements, *LIGHT)
     _pip(python, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     stamp.write_text(json.dumps(wanted), encoding="utf-8")
@@ -172,7 +174,7 @@ def _python_in(folder: Path) -> Path:
 def _pip(python: Path, *arguments: str) -> None:
     # Python compiles what is imported; transformers alone has two thousand files that are not.
     quiet = ("--quiet", "--disable-pip-version-check", "--no-input", "--no-compile")
-    command = [str(python), "-m", "pip", "install", *quiet, *arguments]
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *quiet, *arguments]
     done = done_within(command, INSTALL_SECONDS, env=clean_environment())
     if done.returncode:
         raise NotInstalled(last_words(done))
