@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Analysis": "memprof.analysis",
+    "Analysis": "memprof.analysis.analysis",
     "MemProfCallback": "memprof.integrations.callback.callback",
     "Snapshot": "memprof.snapshot",
     "analyze": "memprof.advice.advised",

@@ -14,17 +14,6 @@ from collections.abc import Iterable, Mapping
 
 from memprof._version import __version__
 
-__all__ = [
-    "AboveLimit",
-    "DoesNotFit",
-    "InputError",
-    "MemprofError",
-    "UnsafePickle",
-    "UsageError",
-    "did_you_mean",
-    "how_to_install",
-]
-
 
 def how_to_install(extra: str) -> str:
     """Say how an extra is installed: from a checkout or a wheel, because no registry has the package."""

@@ -12,8 +12,6 @@ from typing import IO
 
 from memprof.errors import InputError
 
-__all__ = ["cache_folder", "cache_is_off", "refuse_special", "refuse_unwritable", "write_text", "write_whole"]
-
 # Every unfinished file begins so; a killed writer's is deleted by a later write into the folder.
 _UNFINISHED = ".memprof-"
 _ABANDONED_AFTER_S = 3600

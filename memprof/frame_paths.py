@@ -33,11 +33,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = [
-    "FramePath", "OwnFolder", "frame_path", "library_path", "own_folders", "package_names", "recorded_own_folders",
-    "short_path", "text_path",
-]  # fmt: skip
-
 # A folder, with "/" between its parts and at its end, and its import name ("memprof/integrations").
 OwnFolder = tuple[str, str]
 

@@ -11,24 +11,6 @@ from typing import Any
 
 from memprof.units import format_bytes
 
-__all__ = [
-    "CATEGORY_DETAILS",
-    "CATEGORY_LABELS",
-    "EMULATED",
-    "EXPANDABLE_SEGMENTS",
-    "GROUP_LABELS",
-    "GROUP_OF",
-    "GUESSES",
-    "Category",
-    "Evidence",
-    "Group",
-    "History",
-    "Kind",
-    "Phase",
-    "ahead_words",
-    "phase_words",
-]
-
 #: How the name of a device ends that ``memprof emulate`` pretends.
 EMULATED = "(emulated)"
 

@@ -214,7 +214,7 @@ def measure(command: list[str]) -> tuple[float, float, int]:
 _LOAD = """
 import sys
 from memprof.snapshot import load_snapshot
-from memprof.timeline import build_timeline
+from memprof.timeline.timeline import build_timeline
 build_timeline(load_snapshot(sys.argv[1]))
 """
 

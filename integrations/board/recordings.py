@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-__all__ = ["Recording", "Recordings"]
-
 _NAME = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
 # Log directories can be huge, so the search is bounded.
 _MAX_FOLDERS = 20_000

@@ -9,8 +9,6 @@ from operator import index
 
 from memprof.errors import UsageError
 
-__all__ = ["Cycle", "Schedule"]
-
 
 @dataclass(frozen=True)
 class Cycle:

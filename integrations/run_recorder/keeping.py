@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Kept", "make_optimizer_state"]
-
 # Containers that are larger, or nested deeper, are data and not state.
 _LARGEST = 100_000
 _DEPTH = 4

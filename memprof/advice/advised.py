@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
     from memprof.snapshot import Snapshot
 
-__all__ = ["ReportOf", "analyze", "analyze_once"]
-
 
 def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: RuleSet | None = None) -> Analysis:
     """Attribute every byte of a snapshot (or of the file at a path).

@@ -8,8 +8,6 @@ from typing import Any
 
 from memprof.advice.recorded_run import Effect
 
-__all__ = ["Candidate", "Toll"]
-
 
 class Toll:
     """Rank what a change costs the user, least first: combinations take the cheaper change."""

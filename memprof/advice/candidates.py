@@ -22,8 +22,6 @@ from memprof.vocabulary import EXPANDABLE_SEGMENTS
 if TYPE_CHECKING:
     from memprof.config.settings import GenerationSettings, Settings, TrainerSettings
 
-__all__ = ["candidates_for"]
-
 _EIGHT_BITS = {
     False: "As fast; embeddings' moments stay in 32 bits.",
     True: "A step waits for the moments that are on the host.",

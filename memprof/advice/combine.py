@@ -23,8 +23,6 @@ from memprof.errors import UsageError
 if TYPE_CHECKING:
     from memprof.plan.subprocess_runner import Runner
 
-__all__ = ["Combination", "combine", "combine_estimates"]
-
 _ROUNDS = 10
 # Of the changes that save at least this share of what the best one saves, the one that asks for least is taken.
 _NEAR = 0.5

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from memprof.analysis.views import Views
     from memprof.config.settings import Settings
 
-__all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "with_time", "worth"]
-
 # How many changes a page lists.
 MOST = 8
 # A change that saves less than this share of the peak is not worth a line.

@@ -18,8 +18,6 @@ from memprof.errors import UsageError
 if TYPE_CHECKING:
     from memprof.plan.subprocess_runner import Runner
 
-__all__ = ["Evaluated", "evaluate_advice", "run_of_row"]
-
 
 @dataclass(frozen=True)
 class Evaluated:

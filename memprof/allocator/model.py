@@ -26,8 +26,6 @@ from memprof.allocator.settings import (
 )
 from memprof.errors import DoesNotFit, UsageError
 
-__all__ = ["DROP", "DROP_OLD", "GAP", "TAKE", "Block", "CachingAllocator", "OutOfMemory", "Pool"]
-
 _ADDRESS_BITS = 56
 #: Kinds of operations of :meth:`CachingAllocator.run`: take a block as number ``place``; drop the own one of that
 #: number; drop the old one; count what blocks hold that are left out: at their highest, and in the end, in bytes.

@@ -18,15 +18,6 @@ from memprof.config.fits import MARGIN, fits, needed_bytes, wide_margin
 from memprof.errors import InputError, UsageError
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group, phase_words
 
-__all__ = [
-    "Run",
-    "badge_of",
-    "compare",
-    "distinct",
-    "over_limit",
-    "short_names",
-]
-
 Figures = list[int | None]
 
 _MAX_ALLOCATIONS = 20

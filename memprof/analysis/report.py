@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from memprof.analysis.breakdown import Breakdown
     from memprof.analysis.views import Views
 
-__all__ = ["report_dict"]
-
 _MAX_GROWTH = 50
 # The driver's answers, which are about the recorder's own device.
 _OTHER_DEVICE: dict[str, Any] = {"outside": None, "switches": []}

@@ -17,8 +17,6 @@ from memprof.errors import InputError
 from memprof.files import refuse_special
 from memprof.snapshot.extra import clean_text
 
-__all__ = ["read_memprof_json", "schema", "validate"]
-
 # The definitions of the answers, by what their ``schema`` says.
 _KINDS = {
     "memprof.report/1": "report",

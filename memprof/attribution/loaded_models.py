@@ -19,8 +19,6 @@ from memprof.attribution.facts import Draft, Facts, Ints, multiset
 from memprof.snapshot.model import distinct
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["NEVER_RUNS", "NOTICEABLE", "LoadedModel", "apply_loaded_models", "embedding_geometry", "is_language_model"]
-
 NOTICEABLE = 1024  # bytes; smaller tensors (buffers, scales, counters) do not tell models apart
 _SAME = 0.9  # two models with this share of bytes in common have the same architecture
 NEVER_RUNS = (Category.VALUE_MODEL, Category.REFERENCE_MODEL, Category.WEIGHTS)  # beside reward, what it may be

@@ -22,8 +22,6 @@ from memprof.snapshot.model import Action, Snapshot, Trace
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Phase
 
-__all__ = ["phase_track"]
-
 _CODES = {p.value: p.code for p in Phase}
 _OTHER, _LOAD, _FORWARD, _BACKWARD = (_CODES[n] for n in ("other", "load", "forward", "backward"))
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code

@@ -34,8 +34,6 @@ from memprof.snapshot.model import Snapshot, distinct, is_among
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["attribute"]
-
 _TRANSIENT = (
     Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.TEMPORARIES,
     Category.WEIGHT_CASTS, Category.KV_CACHE,

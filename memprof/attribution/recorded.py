@@ -11,11 +11,6 @@ from memprof.attribution.facts import Bools, Draft, Facts, codes_of
 from memprof.snapshot.model import Action, distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = [
-    "apply_owners",
-    "apply_tags",
-]
-
 RULE = "recorded.owner"
 _CATEGORIES = {c.value: c for c in Category}
 

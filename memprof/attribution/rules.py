@@ -16,17 +16,6 @@ from memprof.files import refuse_special
 from memprof.frame_paths import FramePath, package_names
 from memprof.vocabulary import Category, Phase
 
-__all__ = [
-    "FrameSets",
-    "FunctionNames",
-    "PhaseRule",
-    "Rule",
-    "RuleSet",
-    "file_test",
-    "function_names",
-    "load_rules",
-]
-
 LOGPROBS = "logprobs"
 SCHEMA = "memprof.rules/1"
 

@@ -16,8 +16,6 @@ from memprof.errors import InputError
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["GivenRun", "analysed", "known_report", "read_run"]
-
 _REPORT = "memprof.report/1"
 
 

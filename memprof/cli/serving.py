@@ -10,8 +10,6 @@ from memprof.reports.renderers import Answer
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
-__all__ = ["refuse_without", "serving_answer"]
-
 
 def refuse_without(beside: str | None, max_model_len: int | None, max_num_seqs: int | None) -> None:
     """Refuse the engine's settings where no engine is planned.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
 
-__all__ = ["ZERO_ATTRIBUTES", "ZERO_TARGETS"]
-
 _ZERO12 = "deepspeed.runtime.zero.stage_1_and_2"
 _ZERO3 = "deepspeed.runtime.zero.stage3"
 _BF16 = "deepspeed.runtime.bf16_optimizer"

@@ -15,24 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.from_trainer import (
-    attention_of,
-    dropout_of,
-    four_bit,
-    generation_of,
-    lean_values,
-    optimizer_of,
-    sharding_of,
-)
+from memprof.config.from_trainer import dropout_of, four_bit, lean_values, optimizer_of, sharding_of
 from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES
-from memprof.config.trl_arguments import assumed_words, left_out_of
+from memprof.config.trl_arguments import assumed_words, attention_of, generation_of, left_out_of
 from memprof.errors import InputError, UsageError
 from memprof.files import write_whole
-
-__all__ = ["Likeness", "model_values", "place_model", "ran_on", "settings_like"]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["STATE_ONLY", "LayerCache", "caches_of", "kinds_of", "latent_of"]
-
 #: Model types whose layers all keep a state and whose config names no layers.
 STATE_ONLY = ("mamba", "mamba2", "falcon_mamba")
 

@@ -8,17 +8,6 @@ from typing import Any
 
 from memprof.errors import UsageError
 
-__all__ = [
-    "LEFT_OUT",
-    "OF_TRL",
-    "assumed_of",
-    "assumed_words",
-    "attention_of",
-    "generation_of",
-    "left_out_of",
-    "said_by_trl",
-]
-
 #: Settings that change a run's memory and that no simulation executes, with what each usually changes: names of
 #: ``TrainingArguments`` and the configs of TRL's trainers.
 LEFT_OUT = {

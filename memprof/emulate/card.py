@@ -5,8 +5,6 @@ from __future__ import annotations
 from memprof.config.gpus import Gpu, find_gpu
 from memprof.errors import UsageError
 
-__all__ = ["find_card"]
-
 _DEFAULT = "H100"
 
 

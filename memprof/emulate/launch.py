@@ -17,8 +17,6 @@ from memprof.errors import UsageError
 from memprof.units import parse_size
 from memprof.vocabulary import EMULATED
 
-__all__ = ["enter", "environment", "run"]
-
 _STARTUP = Path(__file__).parent / "startup"
 MAX_DEVICES = 16
 

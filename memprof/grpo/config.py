@@ -10,8 +10,6 @@ from trl import GRPOConfig
 
 from memprof.errors import UsageError
 
-__all__ = ["LeanGRPOConfig", "LeanSettings"]
-
 # Switches that count, and the least they can be.
 _COUNTS = {"tiled_mlp": 0, "max_tokens_per_piece": 1, "loss_chunk_tokens": 1, "generation_batch": 1}
 _CHOICES = {

@@ -9,8 +9,6 @@ from typing import Any
 
 from memprof.oom.tables import table
 
-__all__ = ["PLAIN", "Names", "frameworks", "names_for_program", "names_in", "plain_in"]
-
 
 @dataclass(frozen=True)
 class Names:

@@ -7,8 +7,6 @@ from typing import Any
 from memprof.oom.form import Form, form
 from memprof.oom.tables import MESSAGE_FILES, table
 
-__all__ = ["ANSWERS", "DEVICE_FORMS", "FORMS", "NOT_MEMORY", "TRIGGERS", "answer_of"]
-
 # What is not the form itself: what tests and docs read.
 _ASIDE = {"id", "kind", "program", "words", "source", "example", "expect", "comment"}
 

@@ -12,8 +12,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["MESSAGE_FILES", "table"]
-
 _FOLDER = Path(__file__).parent / "knowledge"
 
 #: Files of messages. Of two that match the same words, the one in the earlier file (or higher up in it) is taken.

@@ -18,8 +18,6 @@ from memprof.compat.patching import Patches
 from memprof.compat.targets import Target
 from memprof.errors import MemprofError
 
-__all__ = ["UNGUARDED", "Door", "Seams", "constructor", "meant", "on_stderr", "way_in"]
-
 Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Leave = Callable[[Any, Any, "BaseException | None"], None]
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from memprof.vocabulary import Category, History, Kind, Phase
 
-__all__ = ["MOST_RANKS", "SCHEMA", "check_extra", "clean", "clean_text"]
-
 SCHEMA = "memprof.snapshot/1"
 
 _INT = (int,)

@@ -23,8 +23,6 @@ from memprof.snapshot.scan import check_opcodes, without_frames
 from memprof.snapshot.shared_stacks import share_stacks
 from memprof.units import format_bytes
 
-__all__ = ["collector_paused", "physical_memory", "plain_from_bytes", "read_plain", "read_shared", "shared_from_bytes"]
-
 # Bytes of memory per byte of file while a snapshot is read; a hostile file can reach five times as many.
 _BYTES_PER_BYTE = 6
 

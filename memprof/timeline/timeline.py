@@ -21,9 +21,6 @@ from memprof.timeline.lifetimes import Rows, pair_blocks
 from memprof.timeline.reserved import Regions, add_pools, regions_of
 from memprof.vocabulary import History, Kind
 
-__all__ = ["Timeline", "build_timeline", "history_of"]
-
-
 # Rows in a part of a timeline; any number gives the same answers.
 _PART = 4096
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.blocks import Line, Table, Words, table
-from memprof.reports.document.model import Fact
+from memprof.reports.document.blocks import Fact, Line, Table, Words, table
 from memprof.reports.document.text import phase_label, plain, sentence_list, size
-
-__all__ = ["outside_facts", "switches_of"]
 
 
 def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:

@@ -5,35 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
-from memprof.units import GIB, amount, format_bytes, format_gib, gib, percent
+from memprof.units import GIB, format_bytes, format_gib
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group, phase_words
-
-__all__ = [
-    "CATEGORY_WORDS",
-    "EVIDENCE_WORDS",
-    "GROUP_WORDS",
-    "HISTORY_WORDS",
-    "KIND_WORDS",
-    "STACK_ORDER",
-    "amount",
-    "category_label",
-    "duration",
-    "gib",
-    "group_label",
-    "humanise",
-    "percent",
-    "phase_label",
-    "phase_short",
-    "plain",
-    "sentence_list",
-    "short_path",
-    "signed_gib",
-    "size",
-    "thousands",
-    "time_heading",
-    "time_taken",
-    "where_words",
-]
 
 # Characters that print nothing but change how their neighbours print: controls (ANSI escapes among them), surrogates,
 # bidirectional overrides and the like ("format" characters), line and paragraph separators.

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation, Document, Node, Timeline
 from memprof.reports.document.tables import SMALLEST_BOX
-from memprof.reports.document.text import amount, duration, percent
+from memprof.reports.document.text import duration
 from memprof.reports.html.elements import Markup, colour_class, el, section, swatch, what
 from memprof.reports.html.opened import Opened
 from memprof.reports.html.static_timeline import highest_of, timeline_svg
 
-__all__ = ["icicle_section", "timeline_section", "timelines_section"]
+from memprof.units import amount, percent
 
 
 def timeline_section(document: Document, opened: Opened) -> Markup | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from memprof.reports.document.comparison import ComparedRun, Comparison, OnlyIn
-from memprof.reports.document.text import amount
 from memprof.reports.html.charts import timelines_section
 from memprof.reports.html.elements import (
     Child,
@@ -28,8 +27,7 @@ from memprof.reports.html.page import render_page
 from memprof.reports.html.summary import headline_lines, room_bar
 
 from memprof.files import write_text
-
-__all__ = ["render_comparison", "write_comparison"]
+from memprof.units import amount
 
 
 def write_comparison(comparison: Comparison, path: Path) -> None:

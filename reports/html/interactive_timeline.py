@@ -21,17 +21,6 @@ from memprof.units import GIB
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = [
-    "MAX_PACKED",
-    "PHASE_UNIT",
-    "axis_of",
-    "pack_columns",
-    "peak_hold",
-    "thinned",
-    "timeline_data",
-    "timeline_figure",
-]
-
 # Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
 # keeps the page below 2 MB beside plotly's 1.2.
 MAX_PACKED = 650_000

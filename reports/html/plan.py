@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from memprof.reports.document.plan import PlanDocument, PlanRow
-from memprof.reports.document.text import amount, thousands
+from memprof.reports.document.text import thousands
 from memprof.reports.html.elements import Markup, bar, copyable, draw_table, el, legend, notes_section, section
 from memprof.reports.html.page import render_page
 from memprof.reports.html.summary import headline_lines
 
-__all__ = ["render_plan"]
+from memprof.units import amount
 
 
 def render_plan(plan: PlanDocument) -> str:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 
 from memprof.reports.document.model import Timeline
-from memprof.reports.document.text import gib
 from memprof.reports.html.elements import Markup, el, join
 from memprof.reports.html.interactive_timeline import axis_of, peak_hold
 from memprof.reports.palette import slug
 
-from memprof.units import GIB
-
-__all__ = ["highest_of", "timeline_svg"]
+from memprof.units import GIB, gib
 
 _WIDTH, _HEIGHT = 940, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 34, 24

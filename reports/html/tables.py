@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memprof.reports.document.blocks import Line, Table, Words, table
 from memprof.reports.document.model import Allocation, DevicePeak, Document, Row, Steps
 from memprof.reports.document.tables import component_table
-from memprof.reports.document.text import amount, percent, size, thousands
+from memprof.reports.document.text import size, thousands
 from memprof.reports.html.elements import (
     Markup,
     breakable,
@@ -23,7 +23,7 @@ from memprof.reports.html.elements import (
 )
 from memprof.reports.html.opened import Opened, particulars
 
-__all__ = ["allocation_table", "component_section", "device_peak_table", "phases_section", "steps_table"]
+from memprof.units import amount, percent
 
 
 def component_section(rows: Sequence[Row], moment: str) -> Markup:

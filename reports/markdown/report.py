@@ -5,8 +5,6 @@ from __future__ import annotations
 from memprof.reports.document.model import Document
 from memprof.reports.renderers import draw
 
-__all__ = ["render_markdown"]
-
 
 def render_markdown(document: Document) -> str:
     """Render title and peak, then rows, phases and the largest allocations as tables, and notes at the end."""

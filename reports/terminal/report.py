@@ -9,8 +9,6 @@ from memprof.reports.document.model import Document
 from memprof.reports.renderers import draw
 from memprof.reports.terminal.screen import abilities, write_to
 
-__all__ = ["print_document", "render_short", "render_terminal"]
-
 
 def print_document(document: Document, stream: TextIO | None = None) -> None:
     """Print a report to ``stream`` (standard output) in its width, its colours and its characters."""

@@ -6,8 +6,6 @@ import numpy as np
 
 from memprof.snapshot.model import I64, Snapshot
 
-__all__ = ["outermost_calls"]
-
 _MODULE = "torch/nn/modules/module.py"
 
 

@@ -8,8 +8,6 @@ from functools import cache
 from memprof.frame_paths import FramePath, frame_path, recorded_own_folders
 from memprof.snapshot.model import Frame, Snapshot
 
-__all__ = ["ReadableStacks"]
-
 # The lean trainer's frames stay: what they allocate is theirs.
 _OWN = re.compile(r"memprof/(?!grpo/)")
 # What stands above memprof's outermost frame: click, `python -m`, and the script that pip made of the command.

@@ -12,8 +12,6 @@ from memprof.files import cache_is_off
 if TYPE_CHECKING:
     from memprof.analysis.kept.entries import Entry
 
-__all__ = ["entry_of"]
-
 _LEAST = 4 * 2**20  # bytes of a snapshot; a smaller one is read about as fast as its entry
 
 

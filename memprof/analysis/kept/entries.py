@@ -31,8 +31,6 @@ from memprof.files import cache_folder, write_whole
 from memprof.snapshot.model import Snapshot
 from memprof.timeline.timeline import Timeline
 
-__all__ = ["Entry", "Parts", "entry_at"]
-
 _MOST = 2 * 2**30  # bytes of all entries; the oldest go first
 _MAGIC = b"memprof kept 1\n\0"
 _SUFFIX = ".kept"

@@ -9,8 +9,6 @@ from typing import Any
 from memprof.analysis.ranks.reasons import known_reason
 from memprof.vocabulary import Category, Phase
 
-__all__ = ["across"]
-
 Summary = Mapping[str, Any]
 
 # Differences below this share of the median rank's peak are left out.

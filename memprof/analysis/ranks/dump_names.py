@@ -13,8 +13,6 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
-__all__ = ["ROLES", "DumpName", "dump_name", "layouts"]
-
 #: A word of a path and the role it stands for.
 ROLES = {
     "actor": "actor", "policy": "actor", "critic": "critic", "ref": "reference", "reference": "reference",

@@ -12,8 +12,6 @@ from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError, UsageError
 from memprof.snapshot.remote import walk
 
-__all__ = ["Recording", "choose", "find_recordings", "not_read", "recording_of", "report_beside"]
-
 # File names of the callback and of memprof.attach; names of other tools are read by dump_names.
 _OURS = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
 _SUFFIXES = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["known_reason"]
-
 # What grows with the tokens of a rank's own batch.
 _BY_TOKENS = {"activations", "activation_gradients", "loss_logits"}
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from memprof.config.settings import Settings
     from memprof.plan.planner import Plan
 
-__all__ = ["command"]
-
 SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_model_len max_num_seqs"
 
 

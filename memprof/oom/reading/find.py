@@ -16,8 +16,6 @@ from memprof.oom.reading.retold import fits_frames, retold
 from memprof.oom.reading.unbend import Stream, streams_of
 from memprof.units import GIB
 
-__all__ = ["Reading", "find_failures", "read_log"]
-
 _MOST_EVENTS = 200
 _HEAD = 60_000  # characters at the beginning of a log, where programs print their settings
 _LOG_RANK = re.compile(r"\brank[ =:]{1,2}(\d{1,5})\b|\[rank(\d{1,5})\]", re.I)

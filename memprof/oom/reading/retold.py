@@ -8,8 +8,6 @@ from dataclasses import replace
 from memprof.oom.failure import Failure, Frame
 from memprof.oom.known_messages import FORMS
 
-__all__ = ["fits_frames", "retold"]
-
 _DEPTH = 4
 _ASKED = tuple(form for form in FORMS if form.asked_by is not None)
 
