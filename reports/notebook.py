@@ -56,7 +56,8 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
     """Return the composition at one instant as a piece of HTML."""
     parts = category_parts(breakdown.categories, breakdown.guessed)
     whole = breakdown.active_bytes
-    rows = [(_swatch(p.id) + escape(p.marked), amount(p.bytes), percent(p.bytes, whole)) for p in _descending(parts)]
+    largest = sorted(parts, key=lambda part: -part.bytes)
+    rows = [(_swatch(p.id) + escape(p.marked), amount(p.bytes), percent(p.bytes, whole)) for p in largest]
     where = where_words(breakdown.phase, breakdown.step)
     return _fragment(f"Alive in {where}", whole, "", parts, _table(rows, "Share"))
 
@@ -77,10 +78,6 @@ def write_page(analysis: Analysis, path: Path) -> None:
         InputError: the file cannot be written.
     """
     write_html(document_of(analysis), path)
-
-
-def _descending(parts: Sequence[Part]) -> list[Part]:
-    return sorted(parts, key=lambda part: -part.bytes)
 
 
 def _lines(row: Row) -> list[tuple[str, str, str]]:

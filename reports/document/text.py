@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from memprof.units import GIB, format_bytes, format_gib
-from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group, phase_words
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Group, phase_words
 
 # Characters that print nothing but change how their neighbours print: controls (ANSI escapes among them), surrogates,
 # bidirectional overrides and the like ("format" characters), line and paragraph separators.
@@ -136,29 +136,11 @@ HISTORY_WORDS: dict[str, str] = {
 }
 
 # Bottom to top in stacked charts: what stays below, what comes and goes above.
-STACK_ORDER: tuple[str, ...] = tuple(
-    str(c)
-    for c in (
-        Category.WEIGHTS,
-        Category.ADAPTERS,
-        Category.REFERENCE_MODEL,
-        Category.REWARD_MODEL,
-        Category.VALUE_MODEL,
-        Category.OPTIMIZER_STATE,
-        Category.INFERENCE_ENGINE,
-        Category.WORKSPACE,
-        Category.INPUTS,
-        Category.KV_CACHE,
-        Category.GRADIENTS,
-        Category.WEIGHT_CASTS,
-        Category.ACTIVATIONS,
-        Category.LOSS_LOGITS,
-        Category.ACTIVATION_GRADIENTS,
-        Category.TEMPORARIES,
-        Category.COMMUNICATION,
-        Category.UNATTRIBUTED,
-    )
-)
+STACK_ORDER: tuple[str, ...] = (
+    "weights", "adapters", "reference_model", "reward_model", "value_model", "optimizer_state", "inference_engine",
+    "workspace", "inputs", "kv_cache", "gradients", "weight_casts", "activations", "loss_logits",
+    "activation_gradients", "temporaries", "communication", "unattributed",
+)  # fmt: skip
 
 _PHASE_SHORT = {
     "generate": "gen",

@@ -96,16 +96,12 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
     return el(
         "div",
         {"class": "card"},
-        el("h2", {}, column.label, " ", _badge(column)),
+        el("h2", {}, column.label, " ", el("span", {"class": f"badge {column.badge}"}, column.badge)),
         el("div", {"class": "number"}, el("strong", {"class": "total-gib"}, number), " ", unit),
         _fits(comparison, index),
         _card_bar(comparison, column),
         *words,
     )
-
-
-def _badge(column: ComparedRun) -> Markup:
-    return el("span", {"class": f"badge {column.badge}"}, column.badge)
 
 
 def _fits(comparison: Comparison, index: int) -> Markup | None:

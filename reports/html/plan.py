@@ -92,6 +92,7 @@ def _limit_label(plan: PlanDocument, scale: int) -> Markup:
 
 def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
     low, high = (100 * row.needed_bytes * factor / scale for factor in plan.error_band)
+    verdict = el("span", {"class": "ok" if row.fits else "bad"}, row.verdict)
     return el(
         "div",
         {"class": "grown"},
@@ -103,12 +104,8 @@ def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
             el("i", {"class": "cap", "style": f"left:{100 * plan.limit_bytes / scale:.2f}%", "aria-hidden": "true"}),
             el("i", {"class": "whisker", "style": f"left:{low:.2f}%;width:{high - low:.2f}%", "aria-hidden": "true"}),
         ),
-        el("span", {"class": "num"}, amount(row.needed_bytes), " ", _verdict(row)),
+        el("span", {"class": "num"}, amount(row.needed_bytes), " ", verdict),
     )
-
-
-def _verdict(row: PlanRow) -> Markup:
-    return el("span", {"class": "ok" if row.fits else "bad"}, row.verdict)
 
 
 _SEARCHED = {
