@@ -140,7 +140,9 @@ def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
     for group in Group:
         children = [] if group is Group.TOTAL else _categories(runs, group)
-        row = _row(str(group), GROUP_LABELS[group], _group_peaks(runs, group), _group_own(runs, group))
+        row = _row(
+            str(group), GROUP_LABELS[group], [_group_peak(r, group) for r in runs], [_group_own(r, group) for r in runs]
+        )
         rows.append({**row, "categories": children})
     return rows
 
@@ -158,10 +160,6 @@ def _change(figures: Figures) -> dict[str, Any]:
     }
 
 
-def _group_peaks(runs: Sequence[Run], group: Group) -> Figures:
-    return [_group_peak(run, group) for run in runs]
-
-
 def _group_peak(run: Run, group: Group) -> int | None:
     """Return a group's bytes at the peak, summed over its categories; the published figure for published rows."""
     if run.report is None:
@@ -173,11 +171,7 @@ def _group_peak(run: Run, group: Group) -> int | None:
     return int(sum(categories.get(str(c), 0) for c in _members(group)))
 
 
-def _group_own(runs: Sequence[Run], group: Group) -> Figures:
-    return [_one_group_own(run, group) for run in runs]
-
-
-def _one_group_own(run: Run, group: Group) -> int | None:
+def _group_own(run: Run, group: Group) -> int | None:
     if run.report is None:
         # A published component is its own peak; the sum of such figures is the peak of no run.
         return None if group is Group.TOTAL else _group_peak(run, group)

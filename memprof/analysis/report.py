@@ -344,5 +344,4 @@ def _notes(analysis: Views) -> list[str]:
         )
     if analysis.timeline.n_events and not analysis.timed and analysis.snapshot.kind is not Kind.SIMULATED:
         notes.append("The recording has no clock: how long anything took is not known, and its times count events.")
-    recorded = extra.get("notes")
-    return list(dict.fromkeys([*notes, *(recorded if isinstance(recorded, list) else [])]))
+    return list(dict.fromkeys([*notes, *(extra.get("notes") or [])]))

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from memprof.analysis.allocations.alike import largest_groups
-from memprof.analysis.allocations.calls import outermost_calls
-from memprof.analysis.allocations.stacks import ReadableStacks
+from memprof.analysis.allocations.stacks import ReadableStacks, outermost_calls
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
 from memprof.analysis.peaks.counted import (
