@@ -32,8 +32,11 @@ class Recording:
 
     @property
     def changed(self) -> float:
-        """Return when its snapshot was written (Unix seconds)."""
-        return _changed(self.pickle)
+        """Return when its snapshot was written (Unix seconds); 0 where it is gone."""
+        try:
+            return self.pickle.stat().st_mtime
+        except OSError:
+            return 0.0
 
 
 class Recordings:
@@ -94,10 +97,3 @@ def _run_name(prefix: str, root: Path, inside: Path) -> str:
     parts = inside.parts[:-1] if inside.name == "_memprof" else inside.parts
     name = "/".join((*((prefix,) if prefix else ()), *parts))
     return name or root.name or "."
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

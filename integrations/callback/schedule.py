@@ -60,11 +60,6 @@ class Schedule:
         self._until = 0
         self._done = False
 
-    def restart(self) -> None:
-        """Begin anew, for a new ``train()``."""
-        self._until = 0
-        self._done = False
-
     def begins(self, step: int, first_step: int, last_step: int, micro: int, cycle: Cycle) -> bool:
         """Tell whether a new recording begins with ``step``.
 

@@ -61,14 +61,6 @@ QUANT_STATE = Target(
     "bitsandbytes.functional", "QuantState", how=READ, optional_for=_WATCHED,
     consequence="scales and code books of 4-bit weights cannot be known",
 )  # fmt: skip
-FLASH_ATTENTION = Target(
-    "flash_attn.flash_attn_interface", "_flash_attn_forward", optional_for=("lean",),
-    consequence="selective checkpointing computes flash-attn's attention again",
-)  # fmt: skip
-FLASH_ATTENTION_VARIED = Target(
-    "flash_attn.flash_attn_interface", "_flash_attn_varlen_forward", optional_for=("lean",),
-    consequence="selective checkpointing computes flash-attn's attention again",
-)  # fmt: skip
 
 # flash-attn registers its kernels with torch; they are there once it has been imported.
 _FLASH = "flash_attn.flash_attn_interface"

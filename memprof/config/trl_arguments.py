@@ -126,17 +126,13 @@ def assumed_words(config: Mapping[str, Any]) -> list[str]:
             continue
         if name not in theirs:
             ours.append(f"{words} (the data decide)")
-        elif _own_checkpointing(name, config):
+        elif name == "gradient_checkpointing" and config.get("recipe") == "lean":
             ours.append(f"{words} (the lean trainer's default)")
         elif config[name] != theirs[name]:
             ours.append(f"{words} (TRL's default is {theirs[name]})")
         else:
             default.append(words)
     return [*ours, f"{', '.join(default)} (TRL's default{'s' if len(default) > 1 else ''})"] if default else ours
-
-
-def _own_checkpointing(name: str, config: Mapping[str, Any]) -> bool:
-    return name == "gradient_checkpointing" and config.get("recipe") == "lean"
 
 
 def _words(name: str, config: Mapping[str, Any], trainer: str) -> str:

@@ -32,10 +32,6 @@ def meant(error: _Error) -> _Error:
     return error
 
 
-def _is_meant(error: BaseException) -> bool:
-    return getattr(error, "_memprof_meant", False)
-
-
 def as_warning(sentence: str) -> None:
     """Warn; on stderr where warnings are errors."""
     try:
@@ -165,7 +161,7 @@ class Door:
         Raises:
             BaseException: ``error``, where it is one that the run is to see (:func:`meant`).
         """
-        if _is_meant(error):
+        if getattr(error, "_memprof_meant", False):
             raise error
         if self.failure is not None:
             return
