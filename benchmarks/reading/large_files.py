@@ -27,7 +27,7 @@ from typing import Any
 import click
 import numpy as np
 
-from memprof.snapshot.scan import without_frames
+from memprof.snapshot.opcodes import without_frames
 from memprof.snapshot.unpickle import read_plain
 from memprof.snapshot.writer import PROTOCOL, save_snapshot
 

@@ -1,6 +1,6 @@
 """Read an untrusted file into plain Python data, and nothing but plain data.
 
-A memory snapshot needs no globals, so every global is refused by name. :mod:`memprof.snapshot.scan` keeps
+A memory snapshot needs no globals, so every global is refused by name. :mod:`memprof.snapshot.opcodes` keeps
 out the other ways in which a pickle could harm its reader.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
 from memprof.snapshot.packed import is_packed, pieces_of, unpacked
-from memprof.snapshot.scan import check_opcodes, without_frames
+from memprof.snapshot.opcodes import check_opcodes, without_frames
 from memprof.snapshot.shared_stacks import share_stacks
 from memprof.units import format_bytes
 
