@@ -32,7 +32,7 @@ class GivenRun:
 
 
 def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
-    """Read the snapshot at ``path`` and attribute it; a large one is read once (:mod:`memprof.analysis.kept`).
+    """Read the snapshot at ``path`` and attribute it; a large one is read once (:mod:`memprof.analysis.cache`).
 
     Raises:
         InputError: the file, or the file of rules, cannot be used.

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
-from memprof.snapshot.packed import is_packed, pieces_of, unpacked
 from memprof.snapshot.opcodes import check_opcodes, without_frames
+from memprof.snapshot.packed import is_packed, pieces_of, unpacked
 from memprof.snapshot.shared_stacks import share_stacks
 from memprof.units import format_bytes
 
