@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Analysis": "memprof.analysis",
+    "Analysis": "memprof.analysis.analysis",
     "MemProfCallback": "memprof.integrations.callback.callback",
     "Snapshot": "memprof.snapshot",
     "analyze": "memprof.advice.advised",
@@ -54,18 +54,9 @@ _EXTRA = {"torch": "record", "transformers": "record", "trl": "record"}
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'memprof' has no attribute {name!r}")
-    from importlib import import_module
+    from memprof.errors import import_for
 
-    try:
-        home = import_module(_HOME[name])
-    except ModuleNotFoundError as missing:
-        package = (missing.name or "").partition(".")[0]
-        if package not in _EXTRA:
-            raise
-        from memprof.errors import how_to_install
-
-        command = how_to_install(_EXTRA[package])
-        raise ModuleNotFoundError(f"memprof.{name} needs {package}: {command}", name=package) from missing
+    home = import_for(f"memprof.{name}", _HOME[name], _EXTRA)
     if name in ("Analysis", "analyze"):
         from memprof.analysis.shown import use
 

@@ -11,25 +11,33 @@ MemprofError
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from memprof._version import __version__
-
-__all__ = [
-    "AboveLimit",
-    "DoesNotFit",
-    "InputError",
-    "MemprofError",
-    "UnsafePickle",
-    "UsageError",
-    "did_you_mean",
-    "how_to_install",
-]
 
 
 def how_to_install(extra: str) -> str:
     """Say how an extra is installed: from a checkout or a wheel, because no registry has the package."""
     wheel = f"grpo_memprof-{__version__}-py3-none-any.whl"
     return f"pip install '.[{extra}]' in a checkout of memprof, or pip install '{wheel}[{extra}]'"
+
+
+def import_for(wanted: str, module: str, extras: Mapping[str, str]) -> Any:
+    """Import the module that holds ``wanted``.
+
+    Raises:
+        ModuleNotFoundError: a package is not installed; of those in ``extras`` it says by which extra it would be.
+    """
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package not in extras:
+            raise
+        command = how_to_install(extras[package])
+        raise ModuleNotFoundError(f"{wanted} needs {package}: {command}", name=package) from missing
 
 
 def did_you_mean(word: str, names: Iterable[str], most: int = 2) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from memprof.errors import InputError
-
-__all__ = ["cache_folder", "cache_is_off", "refuse_special", "refuse_unwritable", "write_text", "write_whole"]
 
 # Every unfinished file begins so; a killed writer's is deleted by a later write into the folder.
 _UNFINISHED = ".memprof-"
@@ -33,6 +32,20 @@ def cache_folder() -> Path:
     """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "memprof"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return table
 
 
 def refuse_special(path: Path) -> None:

@@ -27,16 +27,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = [
-    "FramePath", "OwnFolder", "frame_path", "library_path", "own_folders", "package_names", "recorded_own_folders",
-    "short_path", "text_path",
-]  # fmt: skip
+from memprof.files import read_toml
 
 # A folder, with "/" between its parts and at its end, and its import name ("memprof/integrations").
 OwnFolder = tuple[str, str]
@@ -198,9 +194,4 @@ def _own_files(rooms: dict[str, str]) -> Iterator[str]:
 @lru_cache(maxsize=1)
 def _table() -> dict[str, Any]:
     """Read ``packages.toml``."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    table: dict[str, Any] = tomllib.loads(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
-    return table
+    return read_toml(Path(__file__).with_name("packages.toml"))

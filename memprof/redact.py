@@ -20,8 +20,6 @@ from typing import Any
 from memprof.frame_paths import library_path, own_folders, short_path
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 
-__all__ = ["HIDDEN", "redact", "redact_snapshot", "redact_text"]
-
 HIDDEN = "<redacted>"
 
 _ENVIRONMENTS = r"env(?:iron(?:ment)?)?|argv|cmd(?:line)?|command(?:_?line)?"

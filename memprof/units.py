@@ -6,8 +6,6 @@ import re
 
 from memprof.errors import UsageError
 
-__all__ = ["GIB", "amount", "format_bytes", "format_gib", "gib", "parse_size", "percent"]
-
 GIB = 2**30
 
 # G is GB, as cards are sold: 24G and 24GB are 24 × 10⁹ bytes.

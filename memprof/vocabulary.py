@@ -12,24 +12,6 @@ from typing import Any
 
 from memprof.units import format_bytes
 
-__all__ = [
-    "CATEGORY_DETAILS",
-    "CATEGORY_LABELS",
-    "EMULATED",
-    "EXPANDABLE_SEGMENTS",
-    "GROUP_LABELS",
-    "GROUP_OF",
-    "GUESSES",
-    "Category",
-    "Evidence",
-    "Group",
-    "History",
-    "Kind",
-    "Phase",
-    "ahead_words",
-    "phase_words",
-]
-
 #: How the name of a device ends that ``memprof emulate`` pretends.
 EMULATED = "(emulated)"
 
@@ -173,39 +155,9 @@ GROUP_LABELS: dict[Group, str] = {
     Group.TOTAL: "Total",
 }
 
-CATEGORY_LABELS: dict[Category, str] = {
-    Category.WEIGHTS: "Weights",
-    Category.ADAPTERS: "Adapters",
-    Category.WEIGHT_CASTS: "Weight casts",
-    Category.REFERENCE_MODEL: "Reference model",
-    Category.REWARD_MODEL: "Reward model",
-    Category.VALUE_MODEL: "Value model",
-    Category.GRADIENTS: "Gradients",
-    Category.OPTIMIZER_STATE: "Optimizer state",
-    Category.ACTIVATIONS: "Activations",
-    Category.ACTIVATION_GRADIENTS: "Activation gradients",
-    Category.LOSS_LOGITS: "Loss logits",
-    Category.KV_CACHE: "KV cache",
-    Category.INFERENCE_ENGINE: "Inference engine",
-    Category.INPUTS: "Inputs",
-    Category.TEMPORARIES: "Temporaries",
-    Category.COMMUNICATION: "Communication",
-    Category.WORKSPACE: "Workspace",
-    Category.UNATTRIBUTED: "Unattributed",
-}
-
-# Sub-ids a category may be broken into; shown on demand, never summed twice.
-CATEGORY_DETAILS: dict[Category, tuple[str, ...]] = {
-    Category.WEIGHTS: ("sharded", "unsharded"),
-    Category.GRADIENTS: ("unsharded",),
-    Category.COMMUNICATION: ("bucket",),
-    Category.ACTIVATIONS: ("saved", "boundary", "recomputed", "no_grad", "kept", "transient"),
-    Category.ACTIVATION_GRADIENTS: ("scratch", "weight_grad"),
-    Category.LOSS_LOGITS: ("policy", "old", "reference", "sampling"),
-    Category.KV_CACHE: ("keys", "values"),
-    Category.UNATTRIBUTED: ("not_in_history",),
-}
-
+# A category's label is its id in words.
+CATEGORY_LABELS: dict[Category, str] = {c: c.replace("_", " ").capitalize() for c in Category}
+CATEGORY_LABELS[Category.KV_CACHE] = "KV cache"
 
 
 def ahead_words(ahead: Mapping[str, Any]) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 
 from memprof.files import write_text
 
-__all__ = ["dumps", "write_json"]
-
 
 def dumps(data: dict[str, Any], indent: int | None = 1) -> str:
     """Write standard JSON, ASCII only, ending in a newline; what JSON has no number for becomes a string."""

@@ -7,25 +7,20 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memprof.reports.document.blocks import Part
 from memprof.reports.document.build import build_document, document_of
-from memprof.reports.document.model import Document, Part, Row
+from memprof.reports.document.model import Document, Row
 from memprof.reports.document.tables import allocation_rows, category_parts
-from memprof.reports.document.text import amount, percent, where_words
+from memprof.reports.document.text import where_words
 from memprof.reports.html.elements import what
 from memprof.reports.html.report import write_html
 from memprof.reports.palette import FALLBACK, LIGHT
 
+from memprof.units import amount, percent
+
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
     from memprof.analysis.breakdown import Breakdown
-
-__all__ = [
-    "analysis_fragment",
-    "breakdown_fragment",
-    "document_fragment",
-    "largest_fragment",
-    "write_page",
-]
 
 # Notebooks draw on white or on black: the text keeps their colour, and only bars have one of their own.
 _BOX = "font-family:system-ui,sans-serif;font-variant-numeric:tabular-nums;max-width:860px"
@@ -61,7 +56,8 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
     """Return the composition at one instant as a piece of HTML."""
     parts = category_parts(breakdown.categories, breakdown.guessed)
     whole = breakdown.active_bytes
-    rows = [(_swatch(p.id) + escape(p.marked), amount(p.bytes), percent(p.bytes, whole)) for p in _descending(parts)]
+    largest = sorted(parts, key=lambda part: -part.bytes)
+    rows = [(_swatch(p.id) + escape(p.marked), amount(p.bytes), percent(p.bytes, whole)) for p in largest]
     where = where_words(breakdown.phase, breakdown.step)
     return _fragment(f"Alive in {where}", whole, "", parts, _table(rows, "Share"))
 
@@ -82,10 +78,6 @@ def write_page(analysis: Analysis, path: Path) -> None:
         InputError: the file cannot be written.
     """
     write_html(document_of(analysis), path)
-
-
-def _descending(parts: Sequence[Part]) -> list[Part]:
-    return sorted(parts, key=lambda part: -part.bytes)
 
 
 def _lines(row: Row) -> list[tuple[str, str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DARK", "FALLBACK", "LIGHT", "PATTERNS", "PHASES", "css_variables", "ink_on", "slug"]
-
 # Any two differ by at least 11 in CIE Lab, also as seen with protanopia, deuteranopia and tritanopia (tested). Greys do
 # not tell them apart: that is what the patterns are for.
 LIGHT: dict[str, str] = {

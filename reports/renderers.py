@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-__all__ = ["ANSWERS", "FORMATS", "PAGES", "Answer", "draw", "formats_of", "render"]
-
 FORMATS = ("text", "json", "markdown", "html")
 
 # kind of answer -> module:function below this package: from a document to a sheet of blocks.

@@ -27,7 +27,7 @@ from typing import Any
 import click
 import numpy as np
 
-from memprof.snapshot.scan import without_frames
+from memprof.snapshot.opcodes import without_frames
 from memprof.snapshot.unpickle import read_plain
 from memprof.snapshot.writer import PROTOCOL, save_snapshot
 
@@ -214,7 +214,7 @@ def measure(command: list[str]) -> tuple[float, float, int]:
 _LOAD = """
 import sys
 from memprof.snapshot import load_snapshot
-from memprof.timeline import build_timeline
+from memprof.timeline.timeline import build_timeline
 build_timeline(load_snapshot(sys.argv[1]))
 """
 

@@ -21,7 +21,8 @@ from typing import Any
 import click
 import numpy as np
 
-from memprof.attribution import Attribution, attribute
+from memprof.attribution.pipeline import attribute
+from memprof.attribution.result import Attribution
 from memprof.snapshot import load_snapshot
 from memprof.timeline.timeline import Timeline, build_timeline
 from memprof.vocabulary import Category, Evidence, Phase

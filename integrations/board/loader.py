@@ -9,8 +9,6 @@ try:
 except Exception:  # TensorBoard is missing, or of a version with another layout
     TBLoader = object  # type: ignore[assignment, misc, unused-ignore]
 
-__all__ = ["MemoryTabLoader"]
-
 
 class MemoryTabLoader(TBLoader):  # type: ignore[misc, unused-ignore]
     """Load the tab, or leave it out."""

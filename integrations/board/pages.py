@@ -19,8 +19,6 @@ from threading import Lock
 
 from memprof.integrations.board.recordings import Recording
 
-__all__ = ["Page", "Pages", "script_hashes"]
-
 _SECONDS = 300
 _KEPT = 16
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)

@@ -16,8 +16,6 @@ from werkzeug import wrappers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MemoryTab"]
-
 
 def _app(answer: Any) -> Any:
     """Make a WSGI application of a method that answers one request."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-__all__ = ["Recording", "Recordings"]
-
 _NAME = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
 # Log directories can be huge, so the search is bounded.
 _MAX_FOLDERS = 20_000
@@ -34,8 +32,11 @@ class Recording:
 
     @property
     def changed(self) -> float:
-        """Return when its snapshot was written (Unix seconds)."""
-        return _changed(self.pickle)
+        """Return when its snapshot was written (Unix seconds); 0 where it is gone."""
+        try:
+            return self.pickle.stat().st_mtime
+        except OSError:
+            return 0.0
 
 
 class Recordings:
@@ -96,10 +97,3 @@ def _run_name(prefix: str, root: Path, inside: Path) -> str:
     parts = inside.parts[:-1] if inside.name == "_memprof" else inside.parts
     name = "/".join((*((prefix,) if prefix else ()), *parts))
     return name or root.name or "."
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -24,8 +24,6 @@ from memprof.recording.api import switched_off
 from memprof.recording.guard import Door, constructor, meant, way_in
 from memprof.recording.session import Session
 
-__all__ = ["MemProfCallback"]
-
 
 def _numbers(steps: int | Iterable[int] | None) -> int | tuple[int, ...] | None:
     """Return the steps once they are counted through: what the user's own iterator raises is the user's."""

@@ -21,8 +21,6 @@ from typing import Any, TypeVar
 from memprof.compat.torch_sharding import STORE
 from memprof.recording.guard import Door
 
-__all__ = ["Gathering"]
-
 _T = TypeVar("_T")
 
 # How long rank 0 waits for the others, and how long any rank waits for the store itself.

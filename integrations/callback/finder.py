@@ -6,8 +6,6 @@ import sys
 from types import FrameType
 from typing import Any
 
-__all__ = ["find_trainer"]
-
 
 def find_trainer(callback: Any, state: Any = None) -> Any:
     """Find, in the calling frames, the trainer whose callback handler holds ``callback``; None if there is none.

@@ -11,8 +11,6 @@ from memprof.errors import UsageError
 from memprof.recording.api import capacity_bytes
 from memprof.units import parse_size
 
-__all__ = ["Options"]
-
 
 @dataclass(frozen=True)
 class Options:

@@ -16,8 +16,6 @@ from memprof.recording.guard import Door
 if TYPE_CHECKING:
     from memprof.reports.document.model import Document
 
-__all__ = ["put_ranks_together", "summaries_of"]
-
 # A page about another rank costs its analysis: only for one that clearly stands higher.
 _CLEARLY = 1.005
 # Snapshots of ranks that wrote no report: so many are analysed when training ends.

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from memprof.units import format_gib
 
-__all__ = ["NewRecords"]
-
 # By how much the first must top every written step; each later one must by twice as much as the one before.
 _GROWTH = 0.02
 # How many a `train()` writes. With the growth they must show, this many cover a run whose memory grows twentyfold.

@@ -9,8 +9,6 @@ from operator import index
 
 from memprof.errors import UsageError
 
-__all__ = ["Cycle", "Schedule"]
-
 
 @dataclass(frozen=True)
 class Cycle:
@@ -59,11 +57,6 @@ class Schedule:
         if every is not None and every < 1:
             raise UsageError("every=N records every Nth optimizer step; N is at least 1.")
         self._every = every
-        self._until = 0
-        self._done = False
-
-    def restart(self) -> None:
-        """Begin anew, for a new ``train()``."""
         self._until = 0
         self._done = False
 

@@ -15,8 +15,6 @@ from memprof.recording.run_facts import collect_facts, collect_setup
 from memprof.recording.session import Session
 from memprof.vocabulary import Kind, Phase
 
-__all__ = ["cycle_of", "introduce", "load_session", "new_session", "runs_always", "uses_cuda"]
-
 _HERE = str(Path(__file__).resolve().parents[1]) + "/"
 # Entries a tensor trace keeps when it runs all along: about one step of a small model's GRPO.
 _RING = 200_000

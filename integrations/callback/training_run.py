@@ -27,8 +27,6 @@ from memprof.recording.system.host import device_name, device_total
 from memprof.recording.trainer_phases import TrainerPhases
 from memprof.units import format_bytes
 
-__all__ = ["TrainingRun"]
-
 
 class TrainingRun:
     """Follows one trainer from ``on_train_begin`` to its end, however it ends.

@@ -25,8 +25,6 @@ from memprof.compat.transformers import BATCH_SIZE
 from memprof.errors import UsageError
 from memprof.recording.owners import unwrap_optimizer
 
-__all__ = ["WorstStep", "refusal"]
-
 # Examples looked at where a dataset has no end or cannot be asked for its length.
 _MOST_STREAMED = 1024
 _MOST_TOKENIZED = 64

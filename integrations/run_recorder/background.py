@@ -9,8 +9,6 @@ from typing import Any
 
 from memprof.recording.guard import Door
 
-__all__ = ["Background"]
-
 
 class Background:
     """Run one piece of work on a thread of its own.

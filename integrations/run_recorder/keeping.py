@@ -9,12 +9,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable, MutableMapping, MutableSequence, MutableSet
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-__all__ = ["Kept", "make_optimizer_state"]
 
 # Containers that are larger, or nested deeper, are data and not state.
 _LARGEST = 100_000
@@ -112,12 +110,11 @@ class _RandomState:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-class _Taken:
+class _Taken(NamedTuple):
     """Hold a container and its content, or a tensor and its bytes."""
 
-    def __init__(self, thing: Any, content: Any) -> None:
-        self.thing = thing
-        self.content = content
+    thing: Any
+    content: Any
 
 
 def _take(value: Any, depth: int = 0) -> Any:
@@ -141,7 +138,7 @@ def _put(taken: Any) -> Any:
     """Return the same object with its old content."""
     if not isinstance(taken, _Taken):
         return taken
-    thing, content = taken.thing, taken.content
+    thing, content = taken
     if isinstance(thing, torch.Tensor):
         with torch.no_grad():
             _from_host(thing, content)

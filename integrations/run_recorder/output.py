@@ -15,8 +15,6 @@ from typing import Any
 
 from memprof.recording.guard import Door
 
-__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise", "write_report"]
-
 # What `memprof run` prints when the script is over, below its traceback; None: at once.
 LATER: list[str] | None = None
 

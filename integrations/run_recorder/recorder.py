@@ -16,8 +16,6 @@ from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.recording.system.signals import Interrupts, Terminations
 
-__all__ = ["RunRecorder"]
-
 
 class RunRecorder:
     """Hold the session that runs, write it when memory runs out or the process is ended, report when all is over.

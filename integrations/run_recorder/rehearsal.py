@@ -14,8 +14,6 @@ from memprof.recording.session import Session
 from memprof.units import format_bytes
 from memprof.vocabulary import Phase
 
-__all__ = ["Rehearsed", "ran_out_of_memory", "rehearse"]
-
 
 @dataclass(frozen=True)
 class Rehearsed:

@@ -15,8 +15,6 @@ from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import collector_paused
 from memprof.units import format_bytes
 
-__all__ = ["Writing"]
-
 
 class Writing:
     """Hold what one rank of a run has written: ``snapshots`` in order, and the ``result`` of their reports.

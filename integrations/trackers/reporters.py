@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Reporters"]
-
 _CHARTS = {
     "Peak": ("peak_allocated", "peak_reserved"),
     "Reserved, not used by tensors": ("cached", "inactive_split", "non_torch"),

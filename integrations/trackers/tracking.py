@@ -26,8 +26,6 @@ from memprof.recording.session import Session
 from memprof.recording.system.host import host_parts, pinned_bytes, rss_bytes
 from memprof.units import GIB
 
-__all__ = ["Tracking"]
-
 # A row's sizes that are highest values: over several steps the highest counts, of the others the newest.
 _PEAKS = ("peak_allocated", "peak_reserved")
 _STATES = ("allocated", "reserved", "inactive_split", "cached", "non_torch", "host_rss", "host_rss_peak", "host_pinned")

@@ -12,8 +12,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-__all__ = ["replayer", "scanner"]
-
 _VERSION = 1  # of what the extensions return; an older build is left alone
 
 

@@ -36,7 +36,7 @@ typedef struct Block {
     Heap *heap; /* NULL once it is a part of another block, or its memory was given back */
     Segment *segment;
     struct Block *prev, *next;
-    char free, mapped, pending;
+    char free, mapped;
 } Block;
 
 struct Segment {
@@ -461,7 +461,6 @@ static Block *new_block(Heap *h, int64_t address, int64_t size, Pool *pool, Segm
     block->segment = segment;
     block->prev = block->next = NULL;
     block->free = block->mapped = 1;
-    block->pending = 0;
     return block;
 }
 
@@ -1027,7 +1026,6 @@ static int complete_free(Heap *h, Block *block, int told)
     live_drop(h, block);
     h->active -= block->size;
     h->requested -= block->requested;
-    block->pending = 0;
     if (told && emit(h, FREE_COMPLETED, block->address, block->requested, block->pool) < 0)
         return -1;
     block->requested = 0;
@@ -1037,7 +1035,7 @@ static int complete_free(Heap *h, Block *block, int told)
 /* Free a block in use, at once. */
 static int drop(Heap *h, Block *block)
 {
-    if (live_at(h, block->address) != block || block->pending) {
+    if (live_at(h, block->address) != block) {
         refuse_number(h, "_no_block", block->address, -1);
         return -1;
     }
@@ -1139,18 +1137,16 @@ static PyObject *py_pool_of(Heap *h, PyObject *arguments, PyObject *names)
     return Py_XNewRef((PyObject *)pool_of(h, need, stream, number));
 }
 
-/* Return the block in use at an address, of which no free was requested unless it is `pending`; else NULL. */
-static Block *found_at(Heap *h, PyObject *address, int pending)
+/* Return the block in use at an address, else NULL. */
+static Block *found_at(Heap *h, PyObject *address)
 {
     int overflow;
     long long number = PyLong_AsLongLongAndOverflow(address, &overflow);
     if (number == -1 && PyErr_Occurred())
         return NULL;
     Block *block = overflow ? NULL : live_at(h, number);
-    if (block == NULL || block->pending != pending) {
-        refuse(h, pending ? "_not_asked" : "_no_block", address, -1);
-        return NULL;
-    }
+    if (block == NULL)
+        refuse(h, "_no_block", address, -1);
     return block;
 }
 
@@ -1163,23 +1159,8 @@ static PyObject *none_unless(int failed)
 
 static PyObject *py_free(Heap *h, PyObject *address)
 {
-    Block *block = found_at(h, address, 0);
+    Block *block = found_at(h, address);
     return block ? none_unless(drop(h, block)) : NULL;
-}
-
-static PyObject *py_request_free(Heap *h, PyObject *address)
-{
-    Block *block = found_at(h, address, 0);
-    if (block == NULL)
-        return NULL;
-    block->pending = 1;
-    return none_unless(request_free(h, block, 1));
-}
-
-static PyObject *py_complete_free(Heap *h, PyObject *address)
-{
-    Block *block = found_at(h, address, 1);
-    return block ? none_unless(complete_free(h, block, 1)) : NULL;
 }
 
 static PyObject *py_drop(Heap *h, PyObject *block)
@@ -1536,8 +1517,6 @@ static PyMethodDef heap_methods[] = {
     {"acquire", (PyCFunction)(void *)py_acquire, METH_FASTCALL, NULL},
     {"drop", (PyCFunction)py_drop, METH_O, NULL},
     {"free", (PyCFunction)py_free, METH_O, NULL},
-    {"request_free", (PyCFunction)py_request_free, METH_O, NULL},
-    {"complete_free", (PyCFunction)py_complete_free, METH_O, NULL},
     {"block_at", (PyCFunction)py_block_at, METH_O, NULL},
     {"empty_cache", (PyCFunction)py_empty_cache, METH_NOARGS, NULL},
     {"chains", (PyCFunction)py_chains, METH_NOARGS, NULL},
@@ -1575,8 +1554,7 @@ static void block_dealloc(Block *block)
 static PyMemberDef block_members[] = {
     NUMBER(address, READONLY), NUMBER(size, READONLY), NUMBER(requested, 0), NUMBER(born, READONLY),
     {"pool", T_OBJECT, offsetof(Block, pool), READONLY, NULL}, {"free", T_BOOL, offsetof(Block, free), READONLY, NULL},
-    {"mapped", T_BOOL, offsetof(Block, mapped), READONLY, NULL},
-    {"pending", T_BOOL, offsetof(Block, pending), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+    {"mapped", T_BOOL, offsetof(Block, mapped), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot block_slots[] = {
     {Py_tp_dealloc, (void *)block_dealloc}, {Py_tp_members, block_members}, {0, NULL}};

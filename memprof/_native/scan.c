@@ -4,7 +4,7 @@
    becomes one row of the columns below as soon as its dict is filled; nothing else of it is kept. All else (segments,
    settings, the "memprof" key) is kept as words and built as Python objects at the end.
 
-   The scanner accepts less than memprof.snapshot.scan does: the opcodes that torch and memprof write, used the way
+   The scanner accepts less than memprof.snapshot.opcodes does: the opcodes that torch and memprof write, used the way
    Python's pickler uses them. Whatever is otherwise it gives up on, without a reason: the Python reader then reads
    the file and says what is wrong with it. Nothing in the file is ever executed; no name in it is looked up.
 
@@ -31,7 +31,7 @@ enum { NONE, BOOL, INT, TEXT, FLOAT, PAIR, BOX };
 #define MOST_SHAPES 64
 #define MOST_KEYS 32
 #define MOST_DEPTH 100
-#define ODD_TUPLES 12 /* as memprof.snapshot.scan allows */
+#define ODD_TUPLES 12 /* as memprof.snapshot.opcodes allows */
 
 enum { LIST, DICT, TUPLE, ROW };
 typedef struct { uint32_t kind, first, last; } Box; /* a list's or dict's chunks; of a row its number */
@@ -700,7 +700,7 @@ static int scan(Scanner *s)
     s->input.length -= used;
     if (s->input.length && used)
         memmove(s->input.at, p, s->input.length);
-    /* The whole file is held to a tenth of its bytes (memprof.snapshot.scan); until then, to what cannot be one. */
+    /* The whole file is held to a tenth of its bytes (memprof.snapshot.opcodes); until then, to what cannot be one. */
     return s->opened > s->counted / 4 + 65536 ? REFUSED : DONE;
 }
 

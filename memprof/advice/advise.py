@@ -15,8 +15,6 @@ from memprof.errors import InputError, UsageError
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
-__all__ = ["estimated_parts", "simulated_parts"]
-
 # Beyond what the list of changes may take, looking for a set may take this many times as long.
 _SET_TAKES = 3
 

@@ -11,12 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memprof.analysis.analysis import Analysis
-    from memprof.analysis.kept.entries import Entry
+    from memprof.analysis.cache.entries import Entry
     from memprof.analysis.views import Views
     from memprof.attribution.rules import RuleSet
     from memprof.snapshot import Snapshot
-
-__all__ = ["ReportOf", "analyze", "analyze_once"]
 
 
 def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: RuleSet | None = None) -> Analysis:
@@ -57,7 +55,7 @@ def analyze_once(path: Path, device: int | None = None) -> Analysis:
     Raises:
         InputError, UsageError: as :func:`analyze`.
     """
-    from memprof.analysis.kept import entry_of
+    from memprof.analysis.cache import entry_of
 
     return _analyzed(path, device, entry_of(path, device))
 
@@ -70,7 +68,7 @@ def _analyzed(path: Path, device: int | None, entry: Entry | None) -> Analysis:
         return Analysis(*parts, _advice, _outlook)
     analysis = analyze(path, device)
     if entry is not None:
-        from memprof.analysis.kept.entries import Parts
+        from memprof.analysis.cache.entries import Parts
 
         entry.write(Parts(analysis.snapshot, analysis.timeline, analysis.attribution))
     return analysis
@@ -101,7 +99,7 @@ class ReportOf:
 
     def once(self, path: Path) -> dict[str, Any]:
         """Return what calling does, from what an earlier call kept of a large file."""
-        from memprof.analysis.kept import entry_of
+        from memprof.analysis.cache import entry_of
 
         entry = entry_of(path, self.device) if self.rules is None else None
         if entry is None:

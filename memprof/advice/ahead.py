@@ -15,8 +15,6 @@ from memprof.config.model_shape import DTYPE_BYTES
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 
-__all__ = ["look_ahead"]
-
 # What an optimizer's step finds: the rest of a pass is gone by then.
 _GONE = {"activations", "activation_gradients", "loss_logits", "kv_cache", "temporaries", "weight_casts"}
 _BEFORE_STEP = ("forward", "backward")

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memprof.advice.recorded_run import Effect
-
-__all__ = ["Candidate", "Toll"]
+from memprof.config.to_grpo import written
 
 
 class Toll:
@@ -29,21 +28,38 @@ class Candidate:
     Args:
         id: what combinations and tests call it.
         action: what to do, as a sentence without its full stop.
-        setting: what to paste.
         costs: what it costs, with the reason.
         exact: whether gradients stay the same (to rounding, where sums are only taken in another order).
         toll: how much it asks of the user.
         changes: settings of the changed run; empty where it cannot be simulated.
+        setting: what to paste; default: the changes as they are written for the trainer.
         effect: the estimate; None where only a simulation can tell.
         device: the change is about what the device holds, not about what the program allocates.
     """
 
     id: str
     action: str
-    setting: str
     costs: str
     exact: bool
     toll: int
     changes: Mapping[str, Any] = field(default_factory=dict)
+    setting: str = ""
     effect: Effect | None = None
     device: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "setting", self.setting or written(self.changes))
+
+    def entry(self, saves_bytes: int, basis: str) -> dict[str, Any]:
+        """Return the change as it stands in a report's ``advice``."""
+        return {
+            "id": self.id,
+            "action": self.action,
+            "setting": self.setting,
+            "saves_bytes": saves_bytes,
+            "costs": self.costs,
+            "exact": self.exact,
+            "toll": self.toll,
+            "basis": basis,
+            "peak": "device" if self.device else "allocated",
+        }

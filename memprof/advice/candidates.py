@@ -22,8 +22,6 @@ from memprof.vocabulary import EXPANDABLE_SEGMENTS
 if TYPE_CHECKING:
     from memprof.config.settings import GenerationSettings, Settings, TrainerSettings
 
-__all__ = ["candidates_for"]
-
 _EIGHT_BITS = {
     False: "As fast; embeddings' moments stay in 32 bits.",
     True: "A step waits for the moments that are on the host.",
@@ -67,7 +65,6 @@ def _micro_batches(s: TrainerSettings) -> Iterator[Candidate]:
         yield Candidate(
             id=f"micro_batch_{smaller}",
             action=f"Train {smaller} {row}{'s' if smaller > 1 else ''} at a time instead of {size}",
-            setting=written(changes),
             costs=f"The same tokens in {times} times as many passes: slower only where a pass no longer fills the GPU, "
             f"as with short sequences.{packed}",
             exact=True,
@@ -144,7 +141,6 @@ def _precision(s: Settings) -> Iterator[Candidate]:
     yield Candidate(
         id="bf16_weights",
         action="Load the weights in bfloat16" + (" (they are frozen)" if frozen else ""),
-        setting=written({"dtype": "bfloat16"}),
         costs="Not slower. " + ("The base is rounded once, when it is loaded; the adapter stays in float32." if frozen
         else "Weights, gradients and moments are rounded to 8 bits of mantissa: updates much smaller than a weight "
         "are lost, so that small learning rates train less."),
@@ -186,7 +182,6 @@ def _optimizer(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="fused_adamw",
             action="Use torch's fused AdamW",
-            setting=written({"optim": "adamw_torch_fused"}),
             costs="Faster: one kernel instead of many, without scratch for every parameter at once.",
             exact=True,
             toll=Toll.NOTHING,
@@ -215,7 +210,6 @@ def _reference(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="no_reference",
             action="Leave the KL term, and with it the reference model, out",
-            setting=written({"beta": 0.0}),
             costs="One forward less in each step. Another objective: nothing holds the policy near where it began.",
             exact=False,
             toll=Toll.OBJECTIVE,
@@ -245,7 +239,6 @@ def _attention(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="sdpa",
             action="Use an attention kernel that does not write the scores down",
-            setting=written({"attn": "auto"}),
             costs="Faster.",
             exact=True,
             toll=Toll.NOTHING,
@@ -272,7 +265,6 @@ def _lengths(s: TrainerSettings) -> Iterator[Candidate]:
         yield Candidate(
             id="shorter_completions",
             action=f"Cut completions at {shorter} tokens instead of {s.completion_length}",
-            setting=written({"completion_length": shorter}),
             costs="Faster. Other data: longer answers are cut off and earn what a cut answer earns.",
             exact=False,
             toll=Toll.OBJECTIVE,
@@ -331,7 +323,6 @@ def _pieces(s: TrainerSettings) -> Iterator[Candidate]:
         yield Candidate(
             id="smaller_pieces",
             action=f"Let sequences go through the model one by one instead of {together} at a time",
-            setting=written({"max_tokens_per_piece": s.sequence_length}),
             costs="The same tokens in more passes: slower where a pass no longer fills the GPU.",
             exact=True,
             toll=Toll.SLOWER,
@@ -357,7 +348,6 @@ def _lean_generation(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="generated_together",
             action=f"Generate {half} sequence{'s' if half > 1 else ''} together instead of {together}",
-            setting=written({"generation_batch": half}),
             costs="Slower generation: a decode step reads all weights for fewer tokens. Sampling draws in another "
             "order.",
             exact=True,
@@ -389,7 +379,6 @@ def _generation_batch(s: Settings) -> Iterator[Candidate]:
             yield Candidate(
                 id="generation_batch",
                 action=f"Generate for {fewer} micro-batch{'es' if fewer > 1 else ''} at a time instead of {steps}",
-                setting=written({"steps_per_generation": fewer}),
                 costs="Generates more often, in smaller batches: slower. Each completion is trained on while it is "
                 "newer.",
                 exact=False,
@@ -404,7 +393,6 @@ def _generation_batch(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="fewer_generations",
             action=f"Compare {half} completions of a prompt instead of {s.num_generations}",
-            setting=written(changes),
             costs="Faster. Another estimate of the advantage, from half as many completions.",
             exact=False,
             toll=Toll.OBJECTIVE,
@@ -434,7 +422,6 @@ def _server() -> Candidate:
     return Candidate(
         id="generate_elsewhere",
         action="Let a vLLM server on another GPU generate",
-        setting=written({"generation": "none"}),
         costs="Much faster generation; needs another GPU. vLLM's log-probs differ slightly from the trainer's, which "
         "TRL corrects for.",
         exact=False,
@@ -450,7 +437,6 @@ def _engine(s: GenerationSettings) -> Iterator[Candidate]:
         yield Candidate(
             id="vllm_sleep",
             action="Put vLLM to sleep while the policy trains",
-            setting=written({"vllm_enable_sleep_mode": True}),
             costs="Waking it copies its weights back before each generation: some seconds for large models.",
             exact=True,
             toll=Toll.SLOWER,
@@ -462,7 +448,6 @@ def _engine(s: GenerationSettings) -> Iterator[Candidate]:
         yield Candidate(
             id="vllm_share",
             action=f"Give vLLM {less:.0%} of the card instead of {share:.0%}",
-            setting=written({"vllm_gpu_memory_utilization": less}),
             costs="Fewer sequences are generated at a time: slower where they no longer fit its cache. It must still "
             "hold the weights.",
             exact=True,
@@ -538,7 +523,6 @@ def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
             exact=True,
             toll=Toll.SLOWER,
             changes=_allocator(run, "max_split_size_mb:512"),
-            effect=None,
             device=True,
         )
 

@@ -23,8 +23,6 @@ from memprof.errors import UsageError
 if TYPE_CHECKING:
     from memprof.plan.subprocess_runner import Runner
 
-__all__ = ["Combination", "combine", "combine_estimates"]
-
 _ROUNDS = 10
 # Of the changes that save at least this share of what the best one saves, the one that asks for least is taken.
 _NEAR = 0.5
@@ -56,14 +54,7 @@ class Combination:
     def to_dict(self) -> dict[str, Any]:
         """Return it as it stands in the report's ``combination``."""
         return {
-            "gpu": self.gpu,
-            "total_bytes": self.total_bytes,
-            "fits": self.fits,
-            "before_bytes": self.before_bytes,
-            "after_bytes": self.after_bytes,
-            "shift_bytes": self.shift_bytes,
-            "margin": self.margin,
-            "phase": self.phase,
+            **{name: value for name, value in vars(self).items() if name not in ("changes", "settings", "unseen")},
             "changes": [
                 {"id": c.id, "action": c.action, "setting": c.setting, "costs": c.costs, "exact": c.exact}
                 for c in self.changes

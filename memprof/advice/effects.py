@@ -14,27 +14,6 @@ from memprof.advice.training_moments import held, tokens_of
 from memprof.config.model_shape import DTYPE_BYTES
 from memprof.config.optimizers import optimizer
 
-__all__ = [
-    "all_of",
-    "asleep",
-    "checkpointed",
-    "coarser_state",
-    "divided",
-    "fewer_tokens",
-    "fused",
-    "generated_elsewhere",
-    "generated_less",
-    "generated_together",
-    "half_precision",
-    "low_rank",
-    "offloaded_boundaries",
-    "quantized_cache",
-    "smaller_engine",
-    "smaller_micro_batch",
-    "tiled_logits",
-    "without_masks",
-]
-
 # Phases that run micro-batches through the model.
 _PASSES = {"old_logprobs", "reference_logprobs", "forward", "backward"}
 _TRAINING = ("forward", "backward")

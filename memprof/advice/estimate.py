@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from memprof.analysis.views import Views
     from memprof.config.settings import Settings
 
-__all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "with_time", "worth"]
-
 # How many changes a page lists.
 MOST = 8
 # A change that saves less than this share of the peak is not worth a line.
@@ -112,17 +110,7 @@ def worth(saves: int, run: Run) -> bool:
 def entry(found: Estimate, run: Run) -> dict[str, Any]:
     """Return an estimate as it stands in the JSON."""
     candidate, saves = found.candidate, int(found.saves or 0)
-    data: dict[str, Any] = {
-        "id": candidate.id,
-        "action": candidate.action,
-        "setting": candidate.setting,
-        "saves_bytes": saves,
-        "costs": candidate.costs,
-        "exact": candidate.exact,
-        "toll": candidate.toll,
-        "basis": "estimated",
-        "peak": "device" if candidate.device else "allocated",
-    }
+    data = candidate.entry(saves, "estimated")
     if candidate.effect is not None and not candidate.device:
         took = bounded(run.peak, refined(candidate.effect, candidate.changes)(run, run.peak))
         data["takes"] = {category: n for category, n in took.items() if n > 0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,6 @@ from memprof.errors import UsageError
 
 if TYPE_CHECKING:
     from memprof.plan.subprocess_runner import Runner
-
-__all__ = ["Evaluated", "evaluate_advice", "run_of_row"]
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,14 @@ def evaluate_advice(
     start = clock()
     base = machine.run([settings])[0]
     run = run_of(report)
-    waiting = _promising(run)
+    known = estimate(run)
+    waiting = promising = _promising(known, run)
     longest = clock() - start
     found: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     # One round takes about as long as the longest so far: one that would end too late is not begun.
     while waiting and (began := clock()) - start + longest <= seconds:
-        waiting = _first_first(waiting, _ranked_so_far(run, report, found))
+        waiting = _first_first(waiting, _ranked_so_far(known, promising, found, run, report))
         now, waiting = waiting[:batch], waiting[batch:]
         rows = _simulated(machine, settings, [e.candidate for e in now], refused)
         for e in now:
@@ -77,7 +76,7 @@ def evaluate_advice(
             if row:
                 found[e.candidate.id] = _entry(e.candidate, base, row, report)
         longest = max(longest, clock() - began)
-    entries = _ranked_so_far(run, report, found)
+    entries = _ranked_so_far(known, promising, found, run, report)
     left = sum(row["basis"] == "estimated" for row in entries)
     return Evaluated(entries[:MOST], base, settings, len(found), left, refused)
 
@@ -93,20 +92,25 @@ def run_of_row(row: Mapping[str, Any], like: Run, settings: Settings) -> Run:
     return Run(peaks=peaks, settings=settings, shape=like.shape, own_peaks=own, alloc_conf=settings.alloc_conf)
 
 
-def _promising(run: Run) -> list[Estimate]:
+def _promising(known: Iterable[Estimate], run: Run) -> list[Estimate]:
     """List what the estimates say is worth simulating, most first; then what no estimate covers."""
-    known = [e for e in estimate(run) if not e.candidate.changes or e.candidate.effect is None or _hopeful(e, run)]
-    known = [e for e in known if e.candidate.changes]
-    return sorted(known, key=lambda e: (e.candidate.effect is None, e.candidate.device, -int(e.saves or 0)))
+    hopeful = [e for e in known if e.candidate.changes and (e.candidate.effect is None or _hopeful(e, run))]
+    return sorted(hopeful, key=lambda e: (e.candidate.effect is None, e.candidate.device, -int(e.saves or 0)))
 
 
-def _ranked_so_far(run: Run, report: Mapping[str, Any], found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _ranked_so_far(
+    known: Iterable[Estimate],
+    promising: Iterable[Estimate],
+    found: Mapping[str, dict[str, Any]],
+    run: Run,
+    report: Mapping[str, Any],
+) -> list[dict[str, Any]]:
     """Rank what was simulated together with the estimates of what was not."""
-    left = [e for e in _promising(run) if e.candidate.id not in found and e.saves is not None]
+    left = [e for e in promising if e.candidate.id not in found and e.saves is not None]
     idle = [e for e in idle_estimates(report, run) if e.candidate.id not in found]
     # A simulation runs the trainer's own loop: what the program's loop left behind is not in it.
     about = {candidate.id for candidate in candidates_by_findings(run)}
-    beside = [e for e in estimate(run) if e.candidate.id in about]
+    beside = [e for e in known if e.candidate.id in about]
     estimates = [with_time(entry(e, run), report) for e in [*left, *beside, *idle] if worth(int(e.saves or 0), run)]
     simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
     return with_words(ranked([*simulated, *estimates], report), report)
@@ -145,17 +149,7 @@ def _entry(
     device = None
     if base["device_peak_bytes"] is not None and row["device_peak_bytes"] is not None:
         device = int(base["device_peak_bytes"] - row["device_peak_bytes"])
-    data: dict[str, Any] = {
-        "id": candidate.id,
-        "action": candidate.action,
-        "setting": candidate.setting,
-        "saves_bytes": max(0, int(device or 0) if candidate.device else saves),
-        "costs": candidate.costs,
-        "exact": candidate.exact,
-        "toll": candidate.toll,
-        "basis": "simulated",
-        "peak": "device" if candidate.device else "allocated",
-    }
+    data = candidate.entry(max(0, int(device or 0) if candidate.device else saves), "simulated")
     if report.get("oom"):
         data["enough"] = simulated_is_enough(row, report["oom"])
     if device is not None:

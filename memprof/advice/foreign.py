@@ -19,8 +19,6 @@ from memprof.oom.frameworks import PLAIN, Names, frameworks
 from memprof.oom.remedies import change, possible, remedy
 from memprof.vocabulary import CATEGORY_LABELS
 
-__all__ = ["RANK", "an_adapter", "candidates_by_category", "candidates_by_findings", "is_open"]
-
 #: The rank of adapters that are proposed.
 RANK = 16
 # A category is worth a change of its own from this share of the peak on.

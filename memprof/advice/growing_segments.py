@@ -16,8 +16,6 @@ from memprof.allocator.settings import settings_of
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
-__all__ = ["saved_by_growing"]
-
 
 def saved_by_growing(analysis: Views) -> int | None:
     """Return the bytes by which the reserved peak would have been lower (below zero: higher); None where not known.

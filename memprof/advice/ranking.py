@@ -16,8 +16,6 @@ from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.fits import fits
 from memprof.config.optimizers import optimizer
 
-__all__ = ["MARGIN", "enough_together", "is_enough", "ranked", "simulated_is_enough", "with_words"]
-
 #: The share of torch's room kept free: lengths, blocks and their gaps vary from step to step.
 MARGIN = 0.1
 # A change that keeps the gradients goes first if it saves at least this share of what the best one saves.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings
 
-__all__ = ["Effect", "Made", "Peak", "Run", "bounded", "highest", "run_of"]
-
 _ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 # Look at changes of the allocator from this idle share of reserved memory at the device's peak on.
 _FRAGMENTED = 0.05

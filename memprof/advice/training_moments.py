@@ -18,8 +18,6 @@ from memprof.config.model_shape import DTYPE_BYTES, ModelShape
 if TYPE_CHECKING:
     from memprof.config.settings import Settings, TrainerSettings
 
-__all__ = ["TRANSIENT", "held", "kept_by_a_layer", "moments", "tokens_of"]
-
 # Categories whose bytes come and go within a pass.
 TRANSIENT = ("activations", "activation_gradients", "loss_logits", "gradients", "weight_casts")
 

@@ -20,8 +20,6 @@ from typing import NoReturn
 
 from memprof.errors import UsageError
 
-__all__ = ["Addresses", "refuse"]
-
 _RANGE = 32 * 2**20
 _PAGE = 2 * 2**20
 _TOP = 2**52  # far above any card's, for simulations without one

@@ -18,8 +18,6 @@ import numpy as np
 
 from memprof.allocator.model import GAP, Pool
 
-__all__ = ["GAP", "Entry", "Order", "Without", "deciding_blocks"]
-
 #: Kind, number of the block, number of the size, place among the step's operations; of a gap: ``GAP``, highest, last.
 Entry = tuple[int, int, int, int]
 

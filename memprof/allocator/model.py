@@ -26,8 +26,6 @@ from memprof.allocator.settings import (
 )
 from memprof.errors import DoesNotFit, UsageError
 
-__all__ = ["DROP", "DROP_OLD", "GAP", "TAKE", "Block", "CachingAllocator", "OutOfMemory", "Pool"]
-
 _ADDRESS_BITS = 56
 #: Kinds of operations of :meth:`CachingAllocator.run`: take a block as number ``place``; drop the own one of that
 #: number; drop the old one; count what blocks hold that are left out: at their highest, and in the end, in bytes.
@@ -46,7 +44,7 @@ class OutOfMemory(DoesNotFit):
 class Block:
     """Hold a stretch of a segment: in use, free, or (in expandable segments) not mapped to memory."""
 
-    __slots__ = ("address", "born", "free", "mapped", "next", "pending", "pool", "prev", "requested", "segment", "size")
+    __slots__ = ("address", "born", "free", "mapped", "next", "pool", "prev", "requested", "segment", "size")
 
     def __init__(self, address: int, size: int, pool: Pool, segment: _Segment) -> None:
         self.address = address
@@ -56,7 +54,6 @@ class Block:
         self.segment = segment
         self.free = True
         self.mapped = True
-        self.pending = False  # its free was requested, and it is still in use
         self.born = 0  # the pool's number of searches when the block became free
         self.prev: Block | None = None
         self.next: Block | None = None
@@ -180,41 +177,9 @@ class CachingAllocator:
             UsageError: no block in use has this address.
         """
         block = self._live.get(address)
-        if block is None or block.pending:
+        if block is None:
             self._no_block(address)
         self.drop(block)
-
-    def request_free(self, address: int) -> None:
-        """Request to free a block; the allocator can use it again after :meth:`complete_free`.
-
-        The two calls are apart for blocks that another stream still reads (``record_stream``).
-
-        Raises:
-            UsageError: no block in use has this address.
-        """
-        block = self._live.get(address)
-        if block is None or block.pending:
-            self._no_block(address)
-        block.pending = True
-        self.allocated -= block.size
-        self._emit("free_requested", address, block.requested, block.pool)
-
-    def complete_free(self, address: int) -> None:
-        """Free a block after :meth:`request_free`.
-
-        Raises:
-            UsageError: no free was requested for this address.
-        """
-        block = self._live.get(address)
-        if block is None or not block.pending:
-            self._not_asked(address)
-        block.pending = False
-        del self._live[address]
-        self.active -= block.size
-        self.requested -= block.requested
-        self._emit("free_completed", address, block.requested, block.pool)
-        block.requested = 0
-        self._release_to_pool(block)
 
     # ------------------------------------------------------------------ the same, for loops over many blocks
 
@@ -334,9 +299,6 @@ class CachingAllocator:
     def _no_block(self, address: int) -> NoReturn:
         raise UsageError(f"no block in use has the address {address:#x}.")
 
-    def _not_asked(self, address: int) -> NoReturn:
-        raise UsageError(f"no block with the address {address:#x} was asked to be freed.")
-
     def _full(self, requested: int, free: int) -> NoReturn:
         raise OutOfMemory(requested, free)
 
@@ -368,12 +330,12 @@ class CachingAllocator:
 
     def _segment_record(self, expandable: bool, run: list[Block]) -> dict[str, Any]:
         pool = run[0].pool
-        blocks = [
+        blocks: list[dict[str, Any]] = [
             {
                 "address": b.address,
                 "size": b.size,
                 "requested_size": b.requested,
-                "state": self._state(b),
+                "state": "inactive" if b.free else "active_allocated",
                 "frames": [],
             }
             for b in run
@@ -383,7 +345,7 @@ class CachingAllocator:
             "device": 0,
             "address": run[0].address,
             "total_size": sum(b.size for b in run),
-            "allocated_size": sum(b.size for b in used if not b.pending),
+            "allocated_size": sum(b.size for b in used),
             "active_size": sum(b.size for b in used),
             "requested_size": sum(b.requested for b in used),
             "stream": pool.stream,
@@ -393,11 +355,6 @@ class CachingAllocator:
             "frames": [],
             "blocks": blocks,
         }
-
-    def _state(self, block: Block) -> str:
-        if block.free:
-            return "inactive"
-        return "active_pending_free" if block.pending else "active_allocated"
 
     # ------------------------------------------------------------------ searching
 

@@ -20,8 +20,6 @@ from memprof.allocator.model import CachingAllocator
 from memprof.allocator.replay import Program
 from memprof.allocator.settings import AllocatorSettings
 
-__all__ = ["allocator", "reserved_within"]
-
 _LARGEST = 1 << 60  # bytes of one request; no device has as many
 
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from memprof.allocator.model import Block, CachingAllocator, Pool
 from memprof.allocator.settings import AllocatorSettings
 
-__all__ = ["ALLOC", "FLUSH", "FREE", "Program", "in_order", "reserved_within"]
-
 I64 = NDArray[np.int64]
 
 FREE, FLUSH, ALLOC = range(3)

@@ -12,20 +12,6 @@ from typing import Any
 
 from memprof.errors import UsageError
 
-__all__ = [
-    "MIB",
-    "MIN_BLOCK",
-    "OLDEST_FIRST_SINCE",
-    "SEGMENT_ROUND",
-    "SMALL_LIMIT",
-    "SMALL_SEGMENT",
-    "UNLIMITED",
-    "AllocatorSettings",
-    "not_modelled",
-    "parse_settings",
-    "settings_of",
-]
-
 MIB = 2**20
 MIN_BLOCK = 512
 SMALL_LIMIT = MIB  # blocks up to this size live in the small pool

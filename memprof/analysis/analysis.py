@@ -13,16 +13,15 @@ from memprof.analysis.headline import headline_of, named_category
 from memprof.analysis.peaks.by_device import devices_report
 from memprof.analysis.report import report_dict
 from memprof.analysis.shown import Largest, drawing
-from memprof.analysis.views import DevicePeak, ReservedGrowth, Views
-from memprof.attribution import Attribution, attribute
+from memprof.analysis.views import Views
+from memprof.attribution.pipeline import attribute
+from memprof.attribution.result import Attribution
 from memprof.snapshot import Snapshot
 from memprof.timeline.timeline import Timeline, build_timeline
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
-
-__all__ = ["Advisor", "Analysis", "DevicePeak", "Outlook", "ReservedGrowth", "analyze"]
 
 #: A function that reads a report without advice, and the analysis it is of, and returns its ``advice`` entries.
 Advisor = Callable[[Mapping[str, Any], Views], list[dict[str, Any]]]

@@ -14,8 +14,6 @@ from memprof.snapshot.model import I64
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import GROUP_OF, GUESSES, Category, Evidence, Group, Phase
 
-__all__ = ["Breakdown"]
-
 _CATEGORIES = list(Category)
 _EVIDENCE = list(Evidence)
 _PHASES = list(Phase)

@@ -18,15 +18,6 @@ from memprof.config.fits import MARGIN, fits, needed_bytes, wide_margin
 from memprof.errors import InputError, UsageError
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group, phase_words
 
-__all__ = [
-    "Run",
-    "badge_of",
-    "compare",
-    "distinct",
-    "over_limit",
-    "short_names",
-]
-
 Figures = list[int | None]
 
 _MAX_ALLOCATIONS = 20
@@ -149,7 +140,9 @@ def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
     for group in Group:
         children = [] if group is Group.TOTAL else _categories(runs, group)
-        row = _row(str(group), GROUP_LABELS[group], _group_peaks(runs, group), _group_own(runs, group))
+        row = _row(
+            str(group), GROUP_LABELS[group], [_group_peak(r, group) for r in runs], [_group_own(r, group) for r in runs]
+        )
         rows.append({**row, "categories": children})
     return rows
 
@@ -167,10 +160,6 @@ def _change(figures: Figures) -> dict[str, Any]:
     }
 
 
-def _group_peaks(runs: Sequence[Run], group: Group) -> Figures:
-    return [_group_peak(run, group) for run in runs]
-
-
 def _group_peak(run: Run, group: Group) -> int | None:
     """Return a group's bytes at the peak, summed over its categories; the published figure for published rows."""
     if run.report is None:
@@ -182,11 +171,7 @@ def _group_peak(run: Run, group: Group) -> int | None:
     return int(sum(categories.get(str(c), 0) for c in _members(group)))
 
 
-def _group_own(runs: Sequence[Run], group: Group) -> Figures:
-    return [_one_group_own(run, group) for run in runs]
-
-
-def _one_group_own(run: Run, group: Group) -> int | None:
+def _group_own(run: Run, group: Group) -> int | None:
     if run.report is None:
         # A published component is its own peak; the sum of such figures is the peak of no run.
         return None if group is Group.TOTAL else _group_peak(run, group)

@@ -27,8 +27,6 @@ from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError
 from memprof.files import refuse_special, write_whole
 
-__all__ = ["SCHEMA", "Counters", "CountersFile", "find_counters", "read_counters"]
-
 SCHEMA = "memprof.counters/1"
 _NAME = re.compile(r"counters\.rank-(\d{1,6})\.jsonl")
 _TABLES = ("phases", "categories", "groups")

@@ -16,17 +16,6 @@ from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import GROUP_OF, Category, Group, Phase
 
-__all__ = [
-    "build_series",
-    "category_curve",
-    "group_peaks",
-    "highest_allocated",
-    "own_peaks",
-    "phase_maxima",
-    "phase_peak_instants",
-    "sample_categories",
-]
-
 CATEGORIES = list(Category)
 
 

@@ -16,8 +16,6 @@ from memprof.attribution.result import Attribution
 from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
 
-__all__ = ["Growth", "Leftover", "StepMemory", "growth"]
-
 
 @dataclass(frozen=True)
 class StepMemory:

@@ -16,18 +16,6 @@ from memprof.config.trl_arguments import assumed_words
 from memprof.units import GIB, amount, format_bytes, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, Category, phase_words
 
-__all__ = [
-    "change_words",
-    "fit_words",
-    "headline_of",
-    "headline_of_comparison",
-    "missing_bytes",
-    "named_category",
-    "peak_phase",
-    "peak_words",
-    "with_headline",
-]
-
 # Categories that are held in every phase; the others come and go.
 _STANDING = {
     Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.REWARD_MODEL, Category.VALUE_MODEL,

@@ -13,8 +13,6 @@ from typing import Any
 
 from memprof.config.gpus import CONTEXT_BYTES
 
-__all__ = ["outside_report", "switches_report"]
-
 _SIZES = (
     "capacity_bytes", "used_bytes", "own_bytes", "others_bytes", "first_own_bytes", "first_reserved_bytes",
 )  # fmt: skip

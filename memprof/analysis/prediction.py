@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PARTS", "usable"]
-
 _NUMBER = (int, float)
 _NONE = type(None)
 _RANGE = {"low": _NUMBER, "high": _NUMBER, "comparisons": (int,)}

@@ -12,8 +12,6 @@ from memprof.errors import UsageError
 from memprof.units import GIB
 from memprof.vocabulary import Group
 
-__all__ = ["PUBLISHED", "published_columns"]
-
 _SUM = "The published figures add components, each at its own peak; the sum is not a peak anybody measured."
 
 # The published table writes GB and means GiB: its 78.3 is 2 x 2 bytes x 8 x 20480 x 128256 vocabulary entries, and its

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from memprof.analysis.breakdown import Breakdown
     from memprof.analysis.views import Views
 
-__all__ = ["report_dict"]
-
 _MAX_GROWTH = 50
 # The driver's answers, which are about the recorder's own device.
 _OTHER_DEVICE: dict[str, Any] = {"outside": None, "switches": []}
@@ -346,5 +344,4 @@ def _notes(analysis: Views) -> list[str]:
         )
     if analysis.timeline.n_events and not analysis.timed and analysis.snapshot.kind is not Kind.SIMULATED:
         notes.append("The recording has no clock: how long anything took is not known, and its times count events.")
-    recorded = extra.get("notes")
-    return list(dict.fromkeys([*notes, *(recorded if isinstance(recorded, list) else [])]))
+    return list(dict.fromkeys([*notes, *(extra.get("notes") or [])]))

@@ -17,8 +17,6 @@ from memprof.errors import InputError
 from memprof.files import refuse_special
 from memprof.snapshot.extra import clean_text
 
-__all__ = ["read_memprof_json", "schema", "validate"]
-
 # The definitions of the answers, by what their ``schema`` says.
 _KINDS = {
     "memprof.report/1": "report",
@@ -170,16 +168,10 @@ def _text(path: Path) -> bytes | None:
                 return None
             # In pieces: one read of the limit would ask for the limit's memory, however small the file.
             text = b"".join((start, *islice(iter(partial(file.read, _PIECE), b""), _MAX_BYTES // _PIECE + 1)))
-    except (OSError, EOFError, zlib.error) as error:
-        if _damaged(error):
-            return None
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise InputError(f"{path}: cannot be read ({reason}).") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        return None  # damaged; the reader of snapshots has the better sentence for that
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or type(error).__name__}).") from None
     if len(text) > _MAX_BYTES:
         raise InputError(f"{path}: more than {_MAX_BYTES >> 30} GiB of JSON; write it with fewer allocations listed.")
     return text
-
-
-def _damaged(error: Exception) -> bool:
-    """Tell whether a gzip'd file is damaged; the reader of snapshots has the better sentence for that."""
-    return isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error))

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Drawing", "Largest", "drawing", "use"]
-
 
 class Drawing(Protocol):
     """State what a renderer must do. It gets an ``Analysis`` or a ``Breakdown``, which import this module."""

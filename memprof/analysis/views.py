@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from memprof.analysis.allocations.alike import largest_groups
-from memprof.analysis.allocations.calls import outermost_calls
-from memprof.analysis.allocations.stacks import ReadableStacks
+from memprof.analysis.allocations.stacks import ReadableStacks, outermost_calls
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
 from memprof.analysis.peaks.counted import (
@@ -21,15 +20,13 @@ from memprof.analysis.peaks.counted import (
     unseen_at_peak,
     unseen_by_span,
 )
-from memprof.attribution import Attribution
+from memprof.attribution.result import Attribution
 from memprof.errors import UsageError, did_you_mean
 from memprof.snapshot import Snapshot
 from memprof.snapshot.model import I64
 from memprof.timeline.idle_memory import idle_memory
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Group, Kind, Phase
-
-__all__ = ["DevicePeak", "ReservedGrowth", "Views"]
 
 _PHASES = list(Phase)
 _CATEGORIES = list(Category)

@@ -18,8 +18,6 @@ import anyio
 
 from memprof.errors import InputError, MemprofError, UsageError
 
-__all__ = ["Limits", "Reader"]
-
 _CUT = "\n\n[{left:,} more characters were cut off. {hint}]"
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Above the limit of compare --fail-above, and what does not fit a card: answers, not mistakes.

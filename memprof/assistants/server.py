@@ -15,8 +15,6 @@ from memprof.assistants.commands import Limits, Reader
 from memprof.errors import MemprofError, UsageError
 from memprof.redact import redact_text
 
-__all__ = ["make_server"]
-
 _INSTRUCTIONS = (
     "memprof says where GPU memory went in LLM training (GRPO, SFT, DPO): from torch memory snapshots, from "
     "out-of-memory messages, or by simulating a run without a GPU. Begin with `oom` for an error text, with `report` "

@@ -14,8 +14,6 @@ from memprof.snapshot.model import Trace, distinct
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Phase
 
-__all__ = ["PASS", "RUN", "resolve_passes", "resolve_runs"]
-
 PASS = -2  # a log-prob pass; its call site decides the phase
 RUN = -3  # a model runs for an unknown purpose; its call site decides the phase
 _OTHER, _FORWARD, _BACKWARD = Phase.OTHER.code, Phase.FORWARD.code, Phase.BACKWARD.code

@@ -18,8 +18,6 @@ from memprof.snapshot.model import Action, Snapshot
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["WORKSPACE_BYTES", "Draft", "Facts", "codes_of"]
-
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 

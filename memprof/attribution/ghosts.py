@@ -16,15 +16,6 @@ from memprof.attribution.loaded_models import NEVER_RUNS, NOTICEABLE, is_languag
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = [
-    "apply_ghost_gradients",
-    "apply_ghosts",
-    "copies_of_trained",
-    "known_copies",
-    "replaced_by_step",
-    "whole_models",
-]
-
 _COPY = "fingerprint.parameter-copy"
 _STATE_DTYPES = (1.0, 2.0, 0.5)
 _SMALL = 4096

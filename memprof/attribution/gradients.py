@@ -16,13 +16,6 @@ from memprof.attribution.facts import WORKSPACE_BYTES, Draft, Facts, Ints, multi
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = [
-    "apply_buckets",
-    "apply_gradients",
-    "apply_unfinished_gradients",
-    "trained_sizes",
-]
-
 RULE = "gradient.outlives-backward"
 _SETTLED = 24  # births: backward's scratch rarely outlives so many
 

@@ -13,14 +13,6 @@ from memprof.attribution.gradients import first_workspaces
 from memprof.snapshot.model import is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = [
-    "apply_early_parameters",
-    "apply_kv_cache",
-    "apply_optimizer_state",
-    "apply_weight_casts",
-    "apply_workspaces",
-]
-
 _COMPUTE = codes_of(
     Phase.GENERATE, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.FORWARD, Phase.BACKWARD, Phase.REWARD,
     Phase.EVALUATE,

@@ -19,8 +19,6 @@ from memprof.attribution.facts import Draft, Facts, Ints, multiset
 from memprof.snapshot.model import distinct
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["NEVER_RUNS", "NOTICEABLE", "LoadedModel", "apply_loaded_models", "embedding_geometry", "is_language_model"]
-
 NOTICEABLE = 1024  # bytes; smaller tensors (buffers, scales, counters) do not tell models apart
 _SAME = 0.9  # two models with this share of bytes in common have the same architecture
 NEVER_RUNS = (Category.VALUE_MODEL, Category.REFERENCE_MODEL, Category.WEIGHTS)  # beside reward, what it may be
@@ -143,7 +141,7 @@ def _assign_roles(facts: Facts, models: list[LoadedModel], trained: Counter[int]
     if policy is None:
         return
     policy.role = Category.WEIGHTS
-    rewarded = _runs_modules(facts, Phase.REWARD)
+    rewarded = bool((facts.module & (facts.phase == Phase.REWARD.code)).any())
     for model in models:
         if model.role is not None:
             continue
@@ -234,10 +232,6 @@ def _common(a: Counter[int], b: Counter[int]) -> int:
 
 def _noticeable(sizes: Counter[int]) -> Counter[int]:
     return Counter({s: c for s, c in sizes.items() if s >= NOTICEABLE and c > 0})
-
-
-def _runs_modules(facts: Facts, phase: Phase) -> bool:
-    return bool((facts.module & (facts.phase == phase.code)).any())
 
 
 def embedding_geometry(sizes: Counter[int]) -> tuple[int, int]:

@@ -20,8 +20,6 @@ from memprof.attribution.loaded_models import embedding_geometry
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["apply_fused_logprobs", "apply_logits", "find_vocabulary"]
-
 RULE = "logits.vocabulary-extent"
 _RARE = 100  # with an odd factor this large, divisibility by the vocabulary is no accident
 _DETAIL = {

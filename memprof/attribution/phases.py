@@ -22,8 +22,6 @@ from memprof.snapshot.model import Action, Snapshot, Trace
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Phase
 
-__all__ = ["phase_track"]
-
 _CODES = {p.value: p.code for p in Phase}
 _OTHER, _LOAD, _FORWARD, _BACKWARD = (_CODES[n] for n in ("other", "load", "forward", "backward"))
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
@@ -57,10 +55,7 @@ def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags
 
 
 def _marks(snapshot: Snapshot) -> list[dict[str, Any]]:
-    marks = snapshot.extra.get("phases")
-    if not isinstance(marks, list):
-        return []
-    return [m for m in marks if isinstance(m, dict) and m.get("phase") in _CODES and isinstance(m.get("start_us"), int)]
+    return [mark for mark in snapshot.extra.get("phases") or [] if mark["phase"] in _CODES]
 
 
 def _from_marks(
@@ -71,16 +66,15 @@ def _from_marks(
     phase, step, within = np.full(n, _OTHER), np.full(n, -1), np.zeros(n, np.int64)
     names = [""]
     for entry in snapshot.extra.get("steps") or []:
-        if isinstance(entry, (list, tuple)) and len(entry) >= 3:
-            first = int(np.searchsorted(timeline.event_us, entry[1]))
-            last = int(np.searchsorted(timeline.event_us, entry[2], "right"))
-            step[first:last] = entry[0]
+        first = int(np.searchsorted(timeline.event_us, entry[1]))
+        last = int(np.searchsorted(timeline.event_us, entry[2], "right"))
+        step[first:last] = entry[0]
     for mark in sorted(marks, key=lambda m: m["start_us"]):
         first = int(np.searchsorted(timeline.event_us, mark["start_us"]))
         end = mark.get("end_us")
         last = n if end is None else int(np.searchsorted(timeline.event_us, end, "right"))
         phase[first:last] = _CODES[mark["phase"]]
-        if isinstance(mark.get("step"), int):
+        if mark.get("step") is not None:
             step[first:last] = mark["step"]
         name = mark.get("within") or ""
         if name not in names:

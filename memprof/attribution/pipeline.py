@@ -34,8 +34,6 @@ from memprof.snapshot.model import Snapshot, distinct, is_among
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["attribute"]
-
 _TRANSIENT = (
     Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.TEMPORARIES,
     Category.WEIGHT_CASTS, Category.KV_CACHE,
@@ -92,7 +90,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     apply_tags(facts, draft, parameters)
     apply_unfinished_gradients(facts, draft, trained or parameters)
     apply_loaded_models(facts, draft, resolve, trained)
-    _apply_specific(facts, draft, specific)
+    _apply_matched(facts, draft, np.where(_with_role(facts, specific, "resolve") >= 0, -1, specific))
     apply_optimizer_state(facts, draft, trained)
     apply_kv_cache(facts, draft)
     apply_ghosts(facts, draft, trained, parameters)
@@ -131,10 +129,6 @@ def _occurs(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
 def _with_role(facts: Facts, matched: NDArray[np.int64], role: str) -> NDArray[np.int64]:
     has = np.array([r.role == role for r in facts.stacks.rules.rules] + [False], bool)
     return np.where(has[matched], matched, -1)
-
-
-def _apply_specific(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> None:
-    _apply_matched(facts, draft, np.where(_with_role(facts, matched, "resolve") >= 0, -1, matched))
 
 
 def _apply_context(facts: Facts, draft: Draft) -> None:

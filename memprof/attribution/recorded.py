@@ -11,11 +11,6 @@ from memprof.attribution.facts import Bools, Draft, Facts, codes_of
 from memprof.snapshot.model import Action, distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = [
-    "apply_owners",
-    "apply_tags",
-]
-
 RULE = "recorded.owner"
 _CATEGORIES = {c.value: c for c in Category}
 
@@ -26,7 +21,7 @@ def apply_owners(facts: Facts, draft: Draft) -> None:
     An owner states the category of the storage at ``address`` at ``time_us``. Where several owners name one
     allocation, the latest wins (a buffer that became a parameter is a parameter).
     """
-    owners = [o for o in facts.snapshot.extra.get("owners") or [] if _valid(o)]
+    owners = [o for o in facts.snapshot.extra.get("owners") or [] if o[2] in _CATEGORIES]
     if not owners:
         return
     t = facts.timeline
@@ -39,16 +34,6 @@ def apply_owners(facts: Facts, draft: Draft) -> None:
             continue
         draft.fill(rows[i : i + 1], _CATEGORIES[owner[2]], Evidence.OWNER, RULE, _text(owner, 3))
         draft.name[row] = draft.intern(draft.names, _text(owner, 4))
-
-
-def _valid(owner: Any) -> bool:
-    return (
-        isinstance(owner, (list, tuple))
-        and len(owner) >= 3
-        and isinstance(owner[0], int)
-        and isinstance(owner[1], int)
-        and owner[2] in _CATEGORIES
-    )
 
 
 def _text(owner: Any, index: int) -> str:

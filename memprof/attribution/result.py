@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from memprof.snapshot.model import I32, U8
 
-__all__ = ["Attribution", "PhaseSpan", "PhaseTrack"]
-
 
 @dataclass(frozen=True)
 class PhaseSpan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -12,20 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError
-from memprof.files import refuse_special
+from memprof.files import read_toml, refuse_special
 from memprof.frame_paths import FramePath, package_names
 from memprof.vocabulary import Category, Phase
-
-__all__ = [
-    "FrameSets",
-    "FunctionNames",
-    "PhaseRule",
-    "Rule",
-    "RuleSet",
-    "file_test",
-    "function_names",
-    "load_rules",
-]
 
 LOGPROBS = "logprobs"
 SCHEMA = "memprof.rules/1"
@@ -128,18 +116,13 @@ def _packaged() -> RuleSet:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         refuse_special(path)
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except OSError as err:
         raise InputError(f"Cannot read the rules file {path}: {err.strerror or err}.") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+    except ValueError as err:
         raise InputError(f"The rules file {path} is not valid TOML: {err}.") from err
-    return table
 
 
 def _parse(table: dict[str, Any], where: str) -> RuleSet:

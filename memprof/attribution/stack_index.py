@@ -17,8 +17,6 @@ from memprof.frame_paths import OwnFolder, frame_path
 from memprof.snapshot.model import Frame, StackTable
 from memprof.vocabulary import Phase
 
-__all__ = ["StackIndex"]
-
 _CPP_SUFFIXES = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh", ".so", ".pyx", "??")
 _NEVER = np.iinfo(np.int32).max
 

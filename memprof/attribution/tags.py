@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from memprof.vocabulary import Category, Phase
 
-__all__ = ["Tags", "parse_tag", "read_tags"]
-
 PREFIX = "memprof:"
 _PHASES = {p.value: p.code for p in Phase}
 _CATEGORIES = {c.value: c.code for c in Category}

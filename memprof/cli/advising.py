@@ -7,8 +7,6 @@ from typing import Any
 
 from memprof.analysis.headline import with_headline
 
-__all__ = ["check_card", "estimated", "fits_asked_card", "simulated"]
-
 
 def check_card(gpu: str | None) -> None:
     """Refuse a card that is not known before anything is read.

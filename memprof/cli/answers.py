@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
     from memprof.reports.document.model import Document
 
-__all__ = ["compared_document", "comparison_answer", "redacted", "report_answer"]
-
 # Fewer than in a page of one run: several timelines share a page.
 _EXACT_EVENTS = 100_000
 

@@ -16,8 +16,6 @@ from memprof.errors import UsageError
 from memprof.files import refuse_unwritable
 from memprof.reports.renderers import Answer, formats_of, render
 
-__all__ = ["Output", "emit", "output_options"]
-
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _DOES_NOT_FIT = 4

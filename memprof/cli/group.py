@@ -13,8 +13,6 @@ import click
 from memprof._version import __version__
 from memprof.errors import MemprofError
 
-__all__ = ["OWN_PROCESS", "main"]
-
 #: What a command finds as its context's ``obj`` where the process was started for it alone.
 OWN_PROCESS = "own process"
 # name -> one line of help. The line is here so that listing the commands loads none of them.

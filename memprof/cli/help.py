@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 import click
 
-__all__ = ["grouped"]
-
 
 def grouped(groups: Mapping[str, str], rest: str = "Output") -> type[click.Command]:
     """Make a command class that shows its options by group.

@@ -16,8 +16,6 @@ from memprof.errors import InputError
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["GivenRun", "analysed", "known_report", "read_run"]
-
 _REPORT = "memprof.report/1"
 
 
@@ -34,7 +32,7 @@ class GivenRun:
 
 
 def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
-    """Read the snapshot at ``path`` and attribute it; a large one is read once (:mod:`memprof.analysis.kept`).
+    """Read the snapshot at ``path`` and attribute it; a large one is read once (:mod:`memprof.analysis.cache`).
 
     Raises:
         InputError: the file, or the file of rules, cannot be used.

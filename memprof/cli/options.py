@@ -10,17 +10,6 @@ import click
 
 from memprof.errors import InputError
 
-__all__ = [
-    "RECORDING",
-    "check_folder",
-    "device_option",
-    "executor_option",
-    "no_cache_option",
-    "redact_option",
-    "rules_option",
-    "seconds_option",
-]
-
 
 class _Recording(click.Path):
     """Accept the path of a recording, or a URL that fsspec opens (s3://, gs://, hf://, https://, ...)."""

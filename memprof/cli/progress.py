@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-__all__ = ["progress", "time_left", "working"]
-
 
 @contextmanager
 def working(what: str) -> Iterator[None]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from memprof.reports.document.model import Document
     from memprof.simulate.fit import Outcome
 
-__all__ = ["changes_of", "simulate_like"]
-
 # Settings that "none" switches off.
 _OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
 # The compute capability that is assumed where no card is named.

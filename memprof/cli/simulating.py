@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from memprof.simulate.fit import Outcome
     from memprof.simulate.lengths import Lengths
 
-__all__ = ["ScriptRun", "SettingsRun", "emit_simulated", "need_torch"]
-
 
 def need_torch() -> None:
     """Refuse to simulate where a package that it executes is not installed.

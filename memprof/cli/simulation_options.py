@@ -14,8 +14,6 @@ from memprof.errors import UsageError
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
-__all__ = ["GROUPS", "budget_option", "given_settings", "names_of", "run_options", "settings_of", "value_of"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COUNT = click.IntRange(min=1)

@@ -10,8 +10,6 @@ from memprof.errors import UsageError
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
-__all__ = ["refuse_unused"]
-
 
 class _Rule(NamedTuple):
     """State when settings count: ``used(settings, value)``, by the setting ``decided_by``; else say ``why`` not."""

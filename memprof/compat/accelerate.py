@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
 
-__all__: list[str] = []
-
 _ACCELERATOR = "accelerate.accelerator"
 _STATE = "accelerate.state"
 

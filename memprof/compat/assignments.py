@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["assigns", "keys_in", "names_used"]
-
 
 def assigns(holder: Any, name: str) -> bool:
     """Tell whether ``holder``, a class (with its bases) or a module, declares or assigns an attribute ``name``."""

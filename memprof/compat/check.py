@@ -14,8 +14,6 @@ from memprof.compat.targets import ABSENT, ASSIGNED, KEY, LOCAL, READ, Target, f
 from memprof.compat.versions import SPOKEN, Range, installed, is_installed, release
 from memprof.errors import UsageError, how_to_install
 
-__all__ = ["TARGETS", "fault_of", "missing", "require"]
-
 _TABLES = (trl, transformers, accelerate, peft, torch, torch_sharding, optional_packages)
 
 #: Every declared target.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from memprof.compat.versions import EXECUTING, WATCHING, Range
 
-__all__ = ["FEATURES", "Feature", "targets_for"]
-
 
 @dataclass(frozen=True)
 class Feature:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
 
-__all__ = ["ZERO_ATTRIBUTES", "ZERO_TARGETS"]
-
 _ZERO12 = "deepspeed.runtime.zero.stage_1_and_2"
 _ZERO3 = "deepspeed.runtime.zero.stage3"
 _BF16 = "deepspeed.runtime.bf16_optimizer"
@@ -62,14 +60,6 @@ LIGER_LOSS = Target(
 QUANT_STATE = Target(
     "bitsandbytes.functional", "QuantState", how=READ, optional_for=_WATCHED,
     consequence="scales and code books of 4-bit weights cannot be known",
-)  # fmt: skip
-FLASH_ATTENTION = Target(
-    "flash_attn.flash_attn_interface", "_flash_attn_forward", optional_for=("lean",),
-    consequence="selective checkpointing computes flash-attn's attention again",
-)  # fmt: skip
-FLASH_ATTENTION_VARIED = Target(
-    "flash_attn.flash_attn_interface", "_flash_attn_varlen_forward", optional_for=("lean",),
-    consequence="selective checkpointing computes flash-attn's attention again",
 )  # fmt: skip
 
 # flash-attn registers its kernels with torch; they are there once it has been imported.

@@ -13,8 +13,6 @@ from typing import Any
 
 from memprof.compat.targets import Missing, Target
 
-__all__ = ["Patches", "bind", "patching", "replacing"]
-
 _ABSENT = object()
 
 

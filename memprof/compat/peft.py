@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.compat.targets import ASSIGNED, READ, Target
 
-__all__: list[str] = []
-
 CONFIGS = Target(
     "peft.peft_model", "PeftModel.peft_config", how=ASSIGNED, needed_by=("lean", "simulate"),
     optional_for=("callback", "attach"), consequence="adapters cannot be told from weights",

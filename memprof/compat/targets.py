@@ -13,10 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-__all__ = [
-    "ABSENT", "ASSIGNED", "CALLED", "KEY", "LOCAL", "READ", "REPLACED", "Missing", "Target", "failed_import",
-]  # fmt: skip
-
 #: What :meth:`Target.find` returns for a name that is not there.
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT", "__bool__": lambda self: False})()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
 
-__all__: list[str] = []
-
 _MEMORY = "torch.cuda.memory"
 _DISPATCH = "torch.utils._python_dispatch"
 _FAKE = "torch._subclasses.fake_tensor"

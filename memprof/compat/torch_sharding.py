@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.compat.targets import ASSIGNED, LOCAL, READ, REPLACED, Target
 
-__all__: list[str] = []
-
 _FLAT = "torch.distributed.fsdp._flat_param"
 _FULLY = "torch.distributed.fsdp._fully_shard"
 _FSDP2 = ("simulate.fsdp2",)

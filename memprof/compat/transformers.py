@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.compat.targets import ASSIGNED, KEY, READ, REPLACED, Target
 
-__all__: list[str] = []
-
 _TRAINER = "transformers.trainer"
 _CACHE = "transformers.cache_utils"
 _MODELS = "transformers.modeling_utils"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.compat.targets import ASSIGNED, KEY, READ, REPLACED, Target
 
-__all__: list[str] = []
-
 _GRPO = "trl.trainer.grpo_trainer"
 _UTILS = "trl.trainer.utils"
 _KERNELS = "trl.kernels.chunked_logprob"

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 
-__all__ = ["EXECUTING", "SPOKEN", "WATCHING", "Range", "installed", "is_installed", "release"]
-
 
 @dataclass(frozen=True)
 class Range:

@@ -9,8 +9,6 @@ from typing import Any
 
 from memprof.errors import InputError
 
-__all__ = ["catalogue", "find_config"]
-
 
 @lru_cache(maxsize=1)
 def catalogue() -> dict[str, dict[str, Any]]:

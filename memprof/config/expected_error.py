@@ -17,20 +17,6 @@ from memprof.config.gpus import Gpu
 from memprof.config.model_shape import ModelShape
 from memprof.errors import InputError
 
-__all__ = [
-    "CAPTURED",
-    "PUBLISHED",
-    "TRACED",
-    "class_compared",
-    "class_of",
-    "comparisons",
-    "expected_error",
-    "model_parts",
-    "not_compared",
-    "parts_of",
-    "stated_range",
-]
-
 #: Classes of comparisons that are not named after a trainer.
 CAPTURED, TRACED, PUBLISHED = "programs on GPUs", "TRL runs on a CPU", "GPU runs known by a text"
 # Of so many comparisons the next lies between the lowest and the highest with 90 % (exchangeable: (n - 1) / (n + 1)).

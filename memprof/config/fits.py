@@ -14,20 +14,6 @@ from typing import Any, NamedTuple
 from memprof.config.expected_error import PUBLISHED, class_compared, comparisons, expected_error, not_compared
 from memprof.config.gpus import CONTEXT_BYTES, Gpu
 
-__all__ = [
-    "MARGIN",
-    "Kept",
-    "fits",
-    "kept_for",
-    "limit_bytes",
-    "margin_of",
-    "needed_bytes",
-    "room_bytes",
-    "stated_error",
-    "wide_margin",
-    "words_of",
-]
-
 #: Kept above the need of a run whose class was compared on the real allocator and whose lengths were given. Of the
 #: 41 bisected edges none was predicted more than 0.4 % too low (benchmarks/results/emulated-cuda/edges.json:
 #: ``made`` beside ``edge_bytes``).

@@ -15,24 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.from_trainer import (
-    attention_of,
-    dropout_of,
-    four_bit,
-    generation_of,
-    lean_values,
-    optimizer_of,
-    sharding_of,
-)
+from memprof.config.from_trainer import dropout_of, four_bit, lean_values, optimizer_of, sharding_of
 from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES
-from memprof.config.trl_arguments import assumed_words, left_out_of
+from memprof.config.trl_arguments import assumed_words, attention_of, generation_of, left_out_of
 from memprof.errors import InputError, UsageError
 from memprof.files import write_whole
-
-__all__ = ["Likeness", "model_values", "place_model", "ran_on", "settings_like"]
 
 
 @dataclass(frozen=True)
@@ -153,7 +143,8 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     else:
         values["generation"] = generation_of(config.get("use_vllm"), config.get("vllm_mode"))
         values |= _lengths(config, setup, assumed)
-    if _is_lean(config):
+    # Old recordings have the lean trainer's name and no recipe.
+    if config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer", "LeanRLOOTrainer"):
         values |= lean_values(config, assumed)
         if "recipe" not in config:
             assumed.append("the recording does not hold the lean trainer's own settings; its defaults are assumed")
@@ -168,11 +159,6 @@ def _kind(config: Mapping[str, Any]) -> str:
     told = config.get("trainer_kind") or {"SFTTrainer": "sft", "DPOTrainer": "dpo"}.get(name)
     told = told or ("rloo" if "RLOO" in name else "grpo")
     return told if told in CHOICES["trainer"] else "grpo"
-
-
-def _is_lean(config: Mapping[str, Any]) -> bool:
-    """Tell the lean trainer's runs; old recordings have the trainer's name and no recipe."""
-    return bool(config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer", "LeanRLOOTrainer"))
 
 
 def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:

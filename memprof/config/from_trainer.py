@@ -17,26 +17,6 @@ from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES, LEAN_NAMES
 from memprof.config.trl_arguments import attention_of, generation_of
 
-__all__ = [
-    "ARGUMENTS",
-    "CHANGEABLE",
-    "LEAN_ARGUMENTS",
-    "as_built",
-    "attention_of",
-    "dropout_of",
-    "four_bit",
-    "from_arguments",
-    "from_trainer",
-    "generation_of",
-    "lean_values",
-    "not_kept",
-    "optimizer_of",
-    "prompt_tokens",
-    "sharding_of",
-    "supervised_kind",
-    "trainer_kind",
-]
-
 #: Settings whose value a script's arguments hold, and may be given instead of theirs; by their names there.
 ARGUMENTS = {
     name: GRPO_NAMES[name]

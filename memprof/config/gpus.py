@@ -10,21 +10,6 @@ from typing import Any
 from memprof.errors import UsageError, did_you_mean
 from memprof.units import GIB, format_gib, parse_size
 
-__all__ = [
-    "CONTEXT_BYTES",
-    "Gpu",
-    "bfloat16_note",
-    "capacity_bytes",
-    "find_gpu",
-    "gpu_of",
-    "known_gpus",
-    "note_of",
-    "older_note",
-    "size_words",
-    "workspace_bytes",
-    "workspaces_of",
-]
-
 MIB = 2**20
 # CUDA's context and the kernels loaded into it, for a process that uses cuBLAS and attention kernels. An estimate:
 # there is no figure that holds for every driver; measure your own with nvidia-smi.

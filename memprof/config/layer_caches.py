@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["STATE_ONLY", "LayerCache", "caches_of", "kinds_of", "latent_of"]
-
 #: Model types whose layers all keep a state and whose config names no layers.
 STATE_ONLY = ("mamba", "mamba2", "falcon_mamba")
 
@@ -125,15 +123,14 @@ def _mamba_states(read: Read) -> tuple[int, int]:
         return 0, 0
     heads = _first(read, "mamba_n_heads", "mamba_num_heads", "num_heads")
     if not heads:
-        inner = int(read("intermediate_size") or 0) if read("model_type") in STATE_ONLY else _expanded(read)
+        if read("model_type") in STATE_ONLY:
+            inner = int(read("intermediate_size") or 0)
+        else:
+            inner = int(read("mamba_expand") or 2) * int(read("hidden_size"))
         return inner * kernel, inner * state
     inner = int(read("mamba_d_ssm") or heads * (_first(read, "mamba_d_head", "mamba_head_dim", "head_dim") or 0))
     groups = _first(read, "mamba_n_groups", "n_groups") or 1
     return (inner + 2 * groups * state) * kernel, inner * state
-
-
-def _expanded(read: Read) -> int:
-    return int(read("mamba_expand") or 2) * int(read("hidden_size"))
 
 
 def _first(read: Read, *names: str) -> int:

@@ -13,8 +13,6 @@ from typing import Any, TypeGuard
 from memprof.config.layer_caches import STATE_ONLY, LayerCache, caches_of, kinds_of, latent_of
 from memprof.errors import InputError
 
-__all__ = ["DTYPE_BYTES", "FAMILIES", "SIZE_NAMES", "Family", "ModelShape", "positions_of"]
-
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 #: What a recording calls a size of the model, and what the model's config calls it.

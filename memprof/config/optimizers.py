@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["EXACT_BELOW", "OPTIMIZERS", "PAGED_FROM", "TABLE", "Optimizer", "nearest", "optimizer"]
-
 #: bitsandbytes keeps the state of a tensor with fewer values in fp32.
 EXACT_BELOW = 4096
 #: bitsandbytes pages the state of a tensor with so many values.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.config.model_shape import ModelShape
 
-__all__ = ["MOST_TOKENS", "piece_tokens", "small_bytes"]
-
 #: What a piece may hold beyond one sequence, as a share of the weights: too little to see in a peak.
 _SHARE = 64
 #: More tokens do not make a GPU faster.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Speed", "speed_of"]
-
 _TERA, _GIGA = 10**12, 10**9
 _PCIE3, _PCIE4, _PCIE5, _NVLINK_C2C = 16, 32, 64, 450
 

@@ -14,21 +14,6 @@ from memprof.config.optimizers import optimizer
 if TYPE_CHECKING:
     from memprof.config.settings import GenerationSettings, ModelSettings, Settings
 
-__all__ = [
-    "GRPO_NAMES",
-    "LEAN_NAMES",
-    "NF4",
-    "adapter_text",
-    "as_python",
-    "as_yaml",
-    "cache_arguments",
-    "four_bit_arguments",
-    "grpo_arguments",
-    "lean_arguments",
-    "lora_arguments",
-    "written",
-]
-
 #: What ``GRPOConfig`` calls a setting whose value it takes as it is.
 GRPO_NAMES = {
     "per_device_train_batch_size": "per_device_train_batch_size",

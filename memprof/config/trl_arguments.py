@@ -7,17 +7,6 @@ from typing import Any
 
 from memprof.errors import UsageError
 
-__all__ = [
-    "LEFT_OUT",
-    "OF_TRL",
-    "assumed_of",
-    "assumed_words",
-    "attention_of",
-    "generation_of",
-    "left_out_of",
-    "said_by_trl",
-]
-
 #: Settings that change a run's memory and that no simulation executes, with what each usually changes: names of
 #: ``TrainingArguments`` and the configs of TRL's trainers.
 LEFT_OUT = {
@@ -136,17 +125,13 @@ def assumed_words(config: Mapping[str, Any]) -> list[str]:
             continue
         if name not in theirs:
             ours.append(f"{words} (the data decide)")
-        elif _own_checkpointing(name, config):
+        elif name == "gradient_checkpointing" and config.get("recipe") == "lean":
             ours.append(f"{words} (the lean trainer's default)")
         elif config[name] != theirs[name]:
             ours.append(f"{words} (TRL's default is {theirs[name]})")
         else:
             default.append(words)
     return [*ours, f"{', '.join(default)} (TRL's default{'s' if len(default) > 1 else ''})"] if default else ours
-
-
-def _own_checkpointing(name: str, config: Mapping[str, Any]) -> bool:
-    return name == "gradient_checkpointing" and config.get("recipe") == "lean"
 
 
 def _words(name: str, config: Mapping[str, Any], trainer: str) -> str:

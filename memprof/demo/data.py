@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["Question", "Questions", "load_questions", "synthetic_questions"]
-
 # This is short on purpose, because the prompt is part of every tensor the demo shows.
 SYSTEM_PROMPT = "Answer like this: <reasoning>your steps</reasoning><answer>one number</answer>"
 

@@ -15,8 +15,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["REWARDS", "accuracy_reward", "format_reward", "progress_reward"]
-
 _LAYOUT = re.compile(r"\s*<reasoning>.+?</reasoning>\s*<answer>.+?</answer>\s*", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")

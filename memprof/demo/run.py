@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from memprof.demo.training import Recipe, Scale, Trained
     from memprof.reports.document.model import Document
 
-__all__ = ["DemoResult", "RunResult", "run"]
-
 _QUESTIONS = 8
 _QUICK_TOKENS = 24
 

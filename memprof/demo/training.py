@@ -13,8 +13,6 @@ from memprof.demo.data import Question
 from memprof.demo.model import Checkpoint
 from memprof.demo.rewards import REWARDS
 
-__all__ = ["FULL", "LORA", "Recipe", "Scale", "Trained", "build_trainer", "lora_config", "train"]
-
 # Logged figures that depend on the clock and not on the training.
 _CLOCK_KEYS = ("step_time", "runtime", "_per_second", "memory/")
 

@@ -18,8 +18,6 @@ from memprof.emulate.symbols import Wanted, defined_functions, has_new_strings, 
 from memprof.emulate.torch_build import TorchBuild, find_torch
 from memprof.errors import InputError, UsageError
 
-__all__ = ["VALUES", "build", "built", "library_folder"]
-
 _NATIVE = Path(__file__).parent / "native"
 # What writes C, or decides how it is compiled.
 _GENERATORS = ("build.py", "headers.py", "stubs.py", "symbols.py")

@@ -17,8 +17,6 @@ from memprof.emulate.ending import end_after
 from memprof.emulate.operator_values import compute_operators
 from memprof.emulate.triton_values import compute_launches, count_compiled
 
-__all__ = ["CALL", "STEPS", "attach", "missing_function"]
-
 _UNDEFINED = re.compile(r"undefined symbol: ((?:cu|nvml|nccl|nvrtc)\w+)")
 
 #: The environment variables that name a function to call in every process (``module:function``), and say after how many

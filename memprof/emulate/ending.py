@@ -10,8 +10,6 @@ from typing import Any
 
 from memprof.emulate.after_import import when_imported
 
-__all__ = ["end_after"]
-
 
 def end_after(steps: int) -> None:
     """End the process after ``steps`` optimizer steps: of a trainer when its ``train`` is over, of a loop at once."""

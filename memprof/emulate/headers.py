@@ -10,8 +10,6 @@ from pathlib import Path
 from memprof.emulate.torch_build import TorchBuild
 from memprof.errors import UsageError
 
-__all__ = ["find_headers"]
-
 TOOLKIT = Path("/usr/local/cuda")
 
 

@@ -11,16 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from memprof.config.gpus import Gpu, find_gpu
 from memprof.emulate.build import VALUES, built
-from memprof.emulate.card import find_card
 from memprof.errors import UsageError
 from memprof.units import parse_size
 from memprof.vocabulary import EMULATED
 
-__all__ = ["enter", "environment", "run"]
-
 _STARTUP = Path(__file__).parent / "startup"
 MAX_DEVICES = 16
+_CARD = "H100"
 
 
 def environment(
@@ -76,6 +75,18 @@ def environment(
     found["TRITON_LIBCUDA_PATH"] = str(folder)  # or Triton asks ldconfig
     found.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
     found["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN's attention, torch's first choice on an H100, is not there
+    return found
+
+
+def find_card(card: str | None) -> Gpu:
+    """Find a card by name (``4090``) or size (``24GB``: an A100's capability with that memory); None is an H100.
+
+    Raises:
+        UsageError: neither, or no card of NVIDIA's.
+    """
+    found = find_gpu(card or _CARD)
+    if found.maker != "nvidia":
+        raise UsageError(f"--gpu {card!r}: memprof emulate pretends NVIDIA's cards only.")
     return found
 
 

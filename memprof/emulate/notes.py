@@ -7,8 +7,6 @@ import os
 import sys
 from collections import Counter
 
-__all__ = ["COMPUTED_PACKAGES", "UNCOMPUTED", "emulation_notes", "uncomputed_notes", "values_max"]
-
 #: Launches of Triton kernels whose results were left as they were, by the kernel's name; torch.compile's among them.
 UNCOMPUTED: Counter[str] = Counter()
 #: Packages whose own operators compute their values on the emulated device.

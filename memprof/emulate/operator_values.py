@@ -14,8 +14,6 @@ from types import ModuleType
 from memprof.emulate.build import VALUES
 from memprof.emulate.notes import COMPUTED_PACKAGES
 
-__all__ = ["compute_operators"]
-
 
 def compute_operators(package: ModuleType) -> None:
     """Let the operators of a package compute their values; recordings note a package that registered none.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["stub_source"]
-
 _HEAD = """#include <stdlib.h>
 void note_stub(const char *);
 int nccl_failed(int status, const char *why);

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from memprof.emulate.torch_build import TorchBuild
 
-__all__ = ["Wanted", "defined_functions", "has_new_strings", "linked_by_triton", "wanted_by"]
-
 _LINKED = re.compile(
     r"(__cuda|cuda[A-Z]|cu[A-Z][a-z]|cublas|cudnn|cusparse|cusolver|cupti|cufft|curand|nvrtc|nccl|nvshmem)\w*"
 )

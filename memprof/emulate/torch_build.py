@@ -11,8 +11,6 @@ from pathlib import Path
 
 from memprof.errors import UsageError
 
-__all__ = ["TorchBuild", "find_torch"]
-
 # The oldest that was tried, and the oldest that the lean trainer runs with.
 _OLDEST = (2, 6)
 

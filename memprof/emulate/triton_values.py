@@ -20,8 +20,6 @@ from memprof.compat.targets import ABSENT, look_up
 from memprof.compat.torch import COMPILED_LAUNCH
 from memprof.emulate.notes import UNCOMPUTED, values_max
 
-__all__ = ["compute_launches", "count_compiled"]
-
 # The interpreter takes about 10 ms a program.
 _MOST_PROGRAMS = 1024
 

@@ -6,8 +6,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["cores", "free_memory"]
-
 _UNKNOWN = 1 << 30
 
 

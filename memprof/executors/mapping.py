@@ -17,8 +17,6 @@ from memprof.errors import MemprofError, UsageError, how_to_install
 from memprof.executors.machine import cores, free_memory
 from memprof.executors.ray_tasks import RETRIES, RayExecutor
 
-__all__ = ["answers", "check_executor", "open_executor"]
-
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from memprof.errors import UsageError, how_to_install
 
-__all__ = ["RETRIES", "RayExecutor"]
-
 #: A task that a lost worker took with it is started again so often.
 RETRIES = 3
 

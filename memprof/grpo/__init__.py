@@ -24,7 +24,7 @@ _HOME = {
     "LeanRLOOConfig": "memprof.grpo.rloo",
     "LeanRLOOTrainer": "memprof.grpo.rloo",
 }
-_INSTALLED_BY = {"torch", "transformers", "trl", "accelerate", "datasets"}
+_EXTRA = dict.fromkeys(("torch", "transformers", "trl", "accelerate", "datasets"), "trl")
 
 keep_old_names()
 
@@ -32,19 +32,9 @@ keep_old_names()
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'memprof.grpo' has no attribute {name!r}")
-    from importlib import import_module
+    from memprof.errors import import_for
 
-    try:
-        home = import_module(_HOME[name])
-    except ModuleNotFoundError as missing:
-        package = (missing.name or "").partition(".")[0]
-        if package not in _INSTALLED_BY:
-            raise
-        from memprof.errors import how_to_install
-
-        command = how_to_install("trl")
-        raise ModuleNotFoundError(f"memprof.grpo.{name} needs {package}: {command}", name=package) from missing
-    return getattr(home, name)
+    return getattr(import_for(f"memprof.grpo.{name}", _HOME[name], _EXTRA), name)
 
 
 def __dir__() -> list[str]:

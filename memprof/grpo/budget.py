@@ -32,8 +32,6 @@ from memprof.recording.run_facts import plain_config
 from memprof.units import format_gib
 from memprof.vocabulary import Phase
 
-__all__ = ["budget_bytes", "card_of", "keep_within_budget", "settings_of"]
-
 _LOOKED_AT = 3  # steps within which a recording may begin
 
 

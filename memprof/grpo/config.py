@@ -10,8 +10,6 @@ from trl import GRPOConfig
 
 from memprof.errors import UsageError
 
-__all__ = ["LeanGRPOConfig", "LeanSettings"]
-
 # Switches that count, and the least they can be.
 _COUNTS = {"tiled_mlp": 0, "max_tokens_per_piece": 1, "loss_chunk_tokens": 1, "generation_batch": 1}
 _CHOICES = {
@@ -35,6 +33,10 @@ _DEPRECATED = {
 }
 
 
+def _setting(default: Any, words: str) -> Any:
+    return field(default=default, metadata={"help": words})
+
+
 @dataclass
 class LeanSettings:
     """Add the lean trainers' arguments to one of TRL's configs.
@@ -43,151 +45,112 @@ class LeanSettings:
     gradients. ``docs/lean-trainer.md`` says what each saves and costs.
     """
 
-    micro_splitting: bool = field(
-        default=True,
-        metadata={
-            "help": "Forward and backward in pieces of a few sequences each, without padding, instead of the whole "
-            "micro-batch in one graph."
-        },
+    micro_splitting: bool = _setting(
+        True,
+        "Forward and backward in pieces of a few sequences each, without padding, instead of the whole "
+        "micro-batch in one graph.",
     )
-    max_tokens_per_piece: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens that go through the model together; a longer sequence goes alone. None: as many as hold "
-            "1/64 of the weights' bytes, 2048 at most: sequences go one by one unless they are short."
-        },
+    max_tokens_per_piece: int | None = _setting(
+        None,
+        "Tokens that go through the model together; a longer sequence goes alone. None: as many as hold "
+        "1/64 of the weights' bytes, 2048 at most: sequences go one by one unless they are short.",
     )
-    exact_two_pass: str = field(
-        default="auto",
-        metadata={
-            "help": "A first forward of every piece without a graph, for losses that do not separate by sequence. "
-            "'auto': where the loss needs it (entropy quantile); 'always'; 'never': such losses are refused."
-        },
+    exact_two_pass: str = _setting(
+        "auto",
+        "A first forward of every piece without a graph, for losses that do not separate by sequence. "
+        "'auto': where the loss needs it (entropy quantile); 'always'; 'never': such losses are refused.",
     )
-    skip_zero_advantages: bool = field(
-        default=True,
-        metadata={
-            "help": "No backward for completions whose advantage is exactly 0 where nothing else has a gradient "
-            "(beta=0, no entropy bonus): it would add zeros."
-        },
+    skip_zero_advantages: bool = _setting(
+        True,
+        "No backward for completions whose advantage is exactly 0 where nothing else has a gradient "
+        "(beta=0, no entropy bonus): it would add zeros.",
     )
-    fused_loss: bool = field(
-        default=True,
-        metadata={
-            "help": "Gradients of the head's input (and weight) computed in the forward, chunk by chunk, wherever the "
-            "loss's gradient is known there. Off: logits are projected again in the backward."
-        },
+    fused_loss: bool = _setting(
+        True,
+        "Gradients of the head's input (and weight) computed in the forward, chunk by chunk, wherever the "
+        "loss's gradient is known there. Off: logits are projected again in the backward.",
     )
-    loss_chunk_tokens: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens whose logits exist at a time. None: no more in fp32 than 256 MiB, than TRL's own tile, or "
-            "1/64 of the weights if that is more."
-        },
+    loss_chunk_tokens: int | None = _setting(
+        None,
+        "Tokens whose logits exist at a time. None: no more in fp32 than 256 MiB, than TRL's own tile, or "
+        "1/64 of the weights if that is more.",
     )
-    checkpointing: str = field(
-        default="auto",
-        metadata={
-            "help": "'none'; 'full': keep each layer's input; 'selective': also keep attention's output; 'mlp': "
-            "recompute all but attention; 'offloaded': full, inputs in pinned host memory. 'auto': transformers' own, "
-            "as gradient_checkpointing says (on, TRL's default: each layer's input is kept), with MLPs in tiles if "
-            "long; on CUDA 'offloaded' where a completion of full length would keep 2 GiB or more."
-        },
+    checkpointing: str = _setting(
+        "auto",
+        "'none'; 'full': keep each layer's input; 'selective': also keep attention's output; 'mlp': "
+        "recompute all but attention; 'offloaded': full, inputs in pinned host memory. 'auto': transformers' own, "
+        "as gradient_checkpointing says (on, TRL's default: each layer's input is kept), with MLPs in tiles if "
+        "long; on CUDA 'offloaded' where a completion of full length would keep 2 GiB or more.",
     )
-    tiled_mlp: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens that go through an MLP together. None: under checkpointing='auto', where layers are "
-            "checkpointed and completions can be longer, 4096; else, and for 0, the MLP is not tiled."
-        },
+    tiled_mlp: int | None = _setting(
+        None,
+        "Tokens that go through an MLP together. None: under checkpointing='auto', where layers are "
+        "checkpointed and completions can be longer, 4096; else, and for 0, the MLP is not tiled.",
     )
-    prefix_sharing: bool = field(
-        default=False,
-        metadata={"help": "The prompt of a group goes through the model once for all its completions, exactly."},
+    prefix_sharing: bool = _setting(
+        False, "The prompt of a group goes through the model once for all its completions, exactly."
     )
-    packing: bool = field(
-        default=False,
-        metadata={"help": "Sequences of a piece lie end to end in one row instead of being padded to the longest."},
+    packing: bool = _setting(
+        False, "Sequences of a piece lie end to end in one row instead of being padded to the longest."
     )
-    generation: str | None = field(
-        default=None,
-        metadata={
-            "help": "How sequences generate whose KV cache has no room: 'paged' (a rolling batch over a pool of "
-            "bounded size) or 'generate' (transformers' generate in passes). None: paged where the model and the "
-            "sampling settings allow it. 'paged' is used even where all have room."
-        },
+    generation: str | None = _setting(
+        None,
+        "How sequences generate whose KV cache has no room: 'paged' (a rolling batch over a pool of "
+        "bounded size) or 'generate' (transformers' generate in passes). None: paged where the model and the "
+        "sampling settings allow it. 'paged' is used even where all have room.",
     )
-    generation_batch: int | None = field(
-        default=None,
-        metadata={
-            "help": "Sequences of full length whose KV cache generation may hold; the size of a pass. None: as many as "
-            "the GPU has room for; elsewhere all."
-        },
+    generation_batch: int | None = _setting(
+        None,
+        "Sequences of full length whose KV cache generation may hold; the size of a pass. None: as many as "
+        "the GPU has room for; elsewhere all.",
     )
-    generation_cache: str = field(
-        default="dynamic",
-        metadata={"help": "transformers' KV cache: 'dynamic', 'offloaded' (to host memory) or 'quantized'."},
+    generation_cache: str = _setting(
+        "dynamic", "transformers' KV cache: 'dynamic', 'offloaded' (to host memory) or 'quantized'."
     )
-    reference: str = field(
-        default="auto",
-        metadata={
-            "help": "Where the reference policy is: 'adapter' (the adapter off or switched), 'host' (in host memory, "
-            "streamed layer by layer), 'device' (a copy on the GPU, as TRL). 'auto': adapter with PEFT, else host."
-        },
+    reference: str = _setting(
+        "auto",
+        "Where the reference policy is: 'adapter' (the adapter off or switched), 'host' (in host memory, "
+        "streamed layer by layer), 'device' (a copy on the GPU, as TRL). 'auto': adapter with PEFT, else host.",
     )
-    weights: str = field(
-        default="auto",
-        metadata={
-            "help": "Weights of a model given as a string: 'fp32', 'bf16', 'nf4' (needs bitsandbytes), 'as_given' "
-            "(model_init_kwargs decides). 'auto': bf16 under an adapter where bf16 is on, else TRL's default, fp32."
-        },
+    weights: str = _setting(
+        "auto",
+        "Weights of a model given as a string: 'fp32', 'bf16', 'nf4' (needs bitsandbytes), 'as_given' "
+        "(model_init_kwargs decides). 'auto': bf16 under an adapter where bf16 is on, else TRL's default, fp32.",
     )
-    stochastic_rounding: str = field(
-        default="auto",
-        metadata={
-            "help": "'auto': where bf16 weights are trained by torch's AdamW or torchao's low-bit ones, so that small "
-            "updates are not lost; 'never'."
-        },
+    stochastic_rounding: str = _setting(
+        "auto",
+        "'auto': where bf16 weights are trained by torch's AdamW or torchao's low-bit ones, so that small "
+        "updates are not lost; 'never'.",
     )
-    gradient_sums: str = field(
-        default="auto",
-        metadata={
-            "help": "'fp32': gradients of bf16 weights are added up over three or more pieces in fp32, for 4 bytes a "
-            "trained parameter instead of 2 while pieces run. 'auto': where that takes at most 1/16 of the weights' "
-            "bytes (adapters). 'never': in bf16."
-        },
+    gradient_sums: str = _setting(
+        "auto",
+        "'fp32': gradients of bf16 weights are added up over three or more pieces in fp32, for 4 bytes a "
+        "trained parameter instead of 2 while pieces run. 'auto': where that takes at most 1/16 of the weights' "
+        "bytes (adapters). 'never': in bf16.",
     )
-    on_oom: str = field(
-        default="auto",
-        metadata={
-            "help": "Where memory runs out in a piece, a generation or the optimizer's first step: 'adapt' (go on "
-            "smaller, with the gradient and tokens there would have been), 'raise'. 'auto': adapt on CUDA, but not "
-            "under FSDP, DeepSpeed and re-entrant checkpointing."
-        },
+    on_oom: str = _setting(
+        "auto",
+        "Where memory runs out in a piece, a generation or the optimizer's first step: 'adapt' (go on "
+        "smaller, with the gradient and tokens there would have been), 'raise'. 'auto': adapt on CUDA, but not "
+        "under FSDP, DeepSpeed and re-entrant checkpointing.",
     )
-    memory_budget: str | None = field(
-        default=None,
-        metadata={
-            "help": "'24GB' or 'auto' (the GPU's memory): the fastest settings that fit are found by simulation, among "
-            "checkpointing, max_tokens_per_piece, tiled_mlp and generation_batch where they are not set."
-        },
+    memory_budget: str | None = _setting(
+        None,
+        "'24GB' or 'auto' (the GPU's memory): the fastest settings that fit are found by simulation, among "
+        "checkpointing, max_tokens_per_piece, tiled_mlp and generation_batch where they are not set.",
     )
-    memory_budget_executor: str | None = field(
-        default=None,
-        metadata={
-            "help": "Where memory_budget simulates: 'local' or None (processes of this machine), 'dask:ADDRESS', "
-            "'ray', 'ray:ADDRESS'."
-        },
+    memory_budget_executor: str | None = _setting(
+        None,
+        "Where memory_budget simulates: 'local' or None (processes of this machine), 'dask:ADDRESS', "
+        "'ray', 'ray:ADDRESS'.",
     )
-    park_weights: bool = field(
-        default=False,
-        metadata={
-            "help": "Weights and optimizer state wait in pinned host memory while a colocated vLLM generates: for a "
-            "card that cannot hold both. Costs two copies of each over PCIe a generation, and as much host memory."
-        },
+    park_weights: bool = _setting(
+        False,
+        "Weights and optimizer state wait in pinned host memory while a colocated vLLM generates: for a "
+        "card that cannot hold both. Costs two copies of each over PCIe a generation, and as much host memory.",
     )
-    vllm_enable_sleep_mode: bool = field(
-        default=True, metadata={"help": "Let a colocated vLLM give its memory back while training (TRL's default: no)."}
+    vllm_enable_sleep_mode: bool = _setting(
+        True, "Let a colocated vLLM give its memory back while training (TRL's default: no)."
     )
 
     def __post_init__(self) -> None:

@@ -9,8 +9,6 @@ import os
 
 import torch
 
-__all__ = ["computes_values", "device_kind", "free_bytes"]
-
 
 def device_kind(device: torch.device) -> str:
     """Name the kind of device: ``cuda``, ``cpu`` ..."""

@@ -21,16 +21,6 @@ from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.support import prompt_learning
 from memprof.units import format_gib
 
-__all__ = [
-    "Generation",
-    "PassSize",
-    "cache_bytes",
-    "decode_bytes",
-    "pool_size",
-    "prompt_bytes",
-    "rolling_words",
-]
-
 #: The entry of the trainer's state, and so of its checkpoints, that holds how a run generates.
 KEPT = "LeanGeneration"
 

@@ -10,8 +10,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["MOVED", "keep_old_names"]
-
 #: Module of ``memprof.grpo`` -> where it stands now, below ``memprof.grpo``.
 MOVED = {
     "checkpointing": "techniques.checkpointing",

@@ -10,8 +10,6 @@ import torch
 
 from memprof.grpo.techniques.offload import HostPool
 
-__all__ = ["WeightParking", "tensors_of"]
-
 
 class WeightParking:
     """Parks a model's parameters and an optimizer's state. The host memory is kept from one time to the next.

@@ -28,8 +28,6 @@ from memprof.grpo.techniques.layers import decoder_layers, replace_forward
 from memprof.grpo.techniques.weight_stream import WeightStream
 from memprof.grpo.techniques.whole_length import frequencies_of
 
-__all__ = ["HostReference", "load_reference", "reference_place"]
-
 #: How far two ways through the same layers may differ, relative and absolute: their operators are the same.
 _SAME = 1e-2
 

@@ -11,8 +11,6 @@ from memprof.grpo.config import LeanSettings
 from memprof.grpo.step.schemes import LossTerms
 from memprof.grpo.trainer import LeanTrainer
 
-__all__ = ["LeanRLOOConfig", "LeanRLOOTrainer"]
-
 
 @dataclass
 class LeanRLOOConfig(LeanSettings, RLOOConfig):

@@ -15,8 +15,6 @@ import torch
 
 from memprof.compat.torch import FAKE_TENSOR
 
-__all__ = ["Place", "Row", "is_fake", "longest", "parts_of", "places_of", "row_inputs", "rows_of"]
-
 #: Where tokens of completions are in ``[B, T]``: an index for such a tensor that picks them out, ``[N]``.
 Place = Any
 

@@ -20,20 +20,6 @@ from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
 from memprof.grpo.loss.load_balancing import LoadBalancing
 
-__all__ = [
-    "adapter_outside",
-    "check_bfloat16_of",
-    "check_parking_of",
-    "check_supported",
-    "forward_hooks",
-    "hooked",
-    "is_librarys",
-    "prompt_learning",
-    "refuse_other_trainers",
-    "steps_elsewhere",
-    "whole_batch_reason",
-]
-
 # Whose hooks and methods are known to go with pieces.
 _LIBRARIES = ("torch.", "accelerate.", "deepspeed.", "memprof.", "peft.", "transformers.", "trl.")
 

@@ -49,8 +49,6 @@ from memprof.grpo.techniques.apply import Techniques
 from memprof.grpo.techniques.rounding import rounded_optimizer
 from memprof.grpo.weights import choose_weights
 
-__all__ = ["LeanGRPOTrainer", "LeanTrainer"]
-
 # What the methods call is that of the trainer it is mixed into; mypy is told of one.
 _Trainer: Any = GRPOTrainer if TYPE_CHECKING else object
 

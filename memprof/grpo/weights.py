@@ -8,8 +8,6 @@ from typing import Any
 from memprof.errors import UsageError
 from memprof.grpo.once_log import OnceLog
 
-__all__ = ["choose_weights"]
-
 
 def choose_weights(lean: Any, options: dict[str, Any], log: OnceLog) -> None:
     """Put ``lean.weights`` into what the trainer is built with, for a model given as a string.

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from memprof.oom.failure import Failure
 from memprof.units import GIB, format_bytes
 
-__all__ = ["Parts", "free_bytes", "missing_bytes", "parts_of"]
-
 _LARGEST_DEVICE = 2**44
 _UNEXPLAINED = GIB // 2
 _FREE = "the driver's figure for free memory is above the whole device: it is not used"

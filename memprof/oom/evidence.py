@@ -13,8 +13,6 @@ from memprof.oom.failure import Failure
 from memprof.oom.frameworks import PLAIN, Names
 from memprof.oom.tables import table
 
-__all__ = ["scope_of"]
-
 # As torch comes; a message does not say what was set.
 _ALLOCATOR = AllocatorSettings()
 # What torch's own message proposes is not what was set.

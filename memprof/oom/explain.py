@@ -17,8 +17,6 @@ from memprof.oom.stack import makes_logits, own_frame, phase_of
 from memprof.oom.tables import table
 from memprof.units import GIB, format_bytes
 
-__all__ = ["SCHEMA", "explain_log"]
-
 SCHEMA = "memprof.oom/1"
 _MOST_RANKS_NAMED = 16
 # Lines between the messages of two ranks of one event: tracebacks of a node's ranks stand between them.

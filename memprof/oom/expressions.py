@@ -20,8 +20,6 @@ from memprof.units import GIB
 if TYPE_CHECKING:
     from memprof.oom.failure import Frame
 
-__all__ = ["Scope", "check", "evaluate", "functions_over", "place_of_frame"]
-
 # Frames from the innermost on that count as near the failure.
 _INNER = 6
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "EiB": 2**60}

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from memprof.oom.form import Form
 
-__all__ = ["Failure", "Frame"]
-
 
 @dataclass(frozen=True)
 class Frame:

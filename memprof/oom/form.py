@@ -8,8 +8,6 @@ from typing import Any
 
 from memprof.oom.reading.sizes import SIZE
 
-__all__ = ["Form", "form"]
-
 _MACRO = re.compile(r"\{(size|tight|int|num|word):(\w+)\}")
 _WHAT = {
     "size": SIZE,

@@ -9,8 +9,6 @@ from typing import Any
 
 from memprof.oom.tables import table
 
-__all__ = ["PLAIN", "Names", "frameworks", "names_for_program", "names_in", "plain_in"]
-
 
 @dataclass(frozen=True)
 class Names:
@@ -40,16 +38,8 @@ class Names:
 
 
 def _names(entry: dict[str, Any]) -> Names:
-    return Names(
-        entry["name"],
-        entry.get("kind", "training"),
-        entry["words"],
-        tuple(re.compile(sign) for sign in entry["signs"]),
-        tuple(entry.get("programs", ())),
-        entry.get("example", ""),
-        entry.get("tasks", {}),
-        entry.get("sleeps", False),
-    )
+    own = {**entry, "signs": tuple(map(re.compile, entry["signs"])), "programs": tuple(entry.get("programs", ()))}
+    return Names(own.pop("name"), **own)
 
 
 #: Words of no framework.

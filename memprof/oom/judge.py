@@ -13,8 +13,6 @@ from memprof.oom.remedies import possible, remedy
 from memprof.oom.tables import table
 from memprof.oom.wording import choose
 
-__all__ = ["Remedy", "Verdict", "judge"]
-
 Remedy = tuple[str, str]
 _CERTAINTY, _HELP, _PRICE = 0.9, 0.8, 1
 # Of what makes less of the work, where what surrounds the message names what was done.

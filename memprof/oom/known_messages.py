@@ -7,10 +7,8 @@ from typing import Any
 from memprof.oom.form import Form, form
 from memprof.oom.tables import MESSAGE_FILES, table
 
-__all__ = ["ANSWERS", "DEVICE_FORMS", "FORMS", "NOT_MEMORY", "TRIGGERS", "answer_of"]
-
 # What is not the form itself: what tests and docs read.
-_ASIDE = {"id", "kind", "program", "words", "source", "example", "expect", "comment"}
+_ASIDE = {"source", "example", "expect", "comment"}
 
 
 def _forms(name: str) -> tuple[Form, ...]:
@@ -18,14 +16,8 @@ def _forms(name: str) -> tuple[Form, ...]:
 
 
 def _form(entry: dict[str, Any]) -> Form:
-    more: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k not in _ASIDE}
-    return form(
-        entry["id"],
-        entry.get("kind", "not_memory"),
-        entry["program"],
-        entry["words"],
-        **more,
-    )
+    said: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k not in _ASIDE}
+    return form(**{"kind": "not_memory", **said})
 
 
 #: Where two match the same words the earlier one is taken.

@@ -10,8 +10,6 @@ from memprof.oom.expressions import Scope, evaluate
 from memprof.oom.tables import MESSAGE_FILES, table
 from memprof.oom.wording import fill
 
-__all__ = ["change", "possible", "remedy"]
-
 
 @cache
 def remedy(name: str) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from memprof.frame_paths import text_path
 from memprof.units import format_bytes
 from memprof.vocabulary import CATEGORY_LABELS, EXPANDABLE_SEGMENTS, ahead_words
 
-__all__ = ["oom_lines"]
-
 MOST_LINES = 10
 _LABELS = {str(category): label for category, label in CATEGORY_LABELS.items()}
 _HOLDERS = 3

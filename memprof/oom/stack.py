@@ -10,8 +10,6 @@ from memprof.attribution.rules import PhaseRule, file_test, function_names, load
 from memprof.frame_paths import FramePath, frame_path
 from memprof.oom.failure import Frame
 
-__all__ = ["makes_logits", "own_frame", "phase_of"]
-
 _STANDARD = re.compile(
     r"(?i)(?:.{0,1000}[/\\])?lib(?:64)?[/\\]python\d[^/\\]{0,100}[/\\]|<frozen|<string>|<__array_function__"
 )

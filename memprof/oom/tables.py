@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-__all__ = ["MESSAGE_FILES", "table"]
+from memprof.files import read_toml
 
 _FOLDER = Path(__file__).parent / "knowledge"
 
@@ -23,5 +17,4 @@ MESSAGE_FILES = ("engines", "libraries", "accelerators", "host")
 @cache
 def table(name: str) -> dict[str, Any]:
     """Return one file as it stands."""
-    read: dict[str, Any] = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    return read
+    return read_toml(_FOLDER / f"{name}.toml")

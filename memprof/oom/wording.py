@@ -9,8 +9,6 @@ from typing import Any
 from memprof.oom.expressions import Scope, evaluate
 from memprof.units import format_bytes
 
-__all__ = ["SIZES", "Texts", "choose", "fill"]
-
 #: One template, or several of which the first fits whose names are all known.
 Texts = str | Sequence[str]
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from memprof.compat.torch import GATHER_STACK, SYMBOLIZE
 
-__all__ = ["StackWriter", "capture_function"]
-
 _BATCH = 20_000
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "compat") + os.sep)

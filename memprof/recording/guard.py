@@ -18,8 +18,6 @@ from memprof.compat.patching import Patches
 from memprof.compat.targets import Target
 from memprof.errors import MemprofError
 
-__all__ = ["UNGUARDED", "Door", "Seams", "constructor", "meant", "on_stderr", "way_in"]
-
 Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Leave = Callable[[Any, Any, "BaseException | None"], None]
 
@@ -32,10 +30,6 @@ def meant(error: _Error) -> _Error:
     """Mark an exception that is the run's, not memprof's: its pretended device is full."""
     error._memprof_meant = True  # type: ignore[attr-defined]
     return error
-
-
-def _is_meant(error: BaseException) -> bool:
-    return getattr(error, "_memprof_meant", False)
 
 
 def as_warning(sentence: str) -> None:
@@ -167,7 +161,7 @@ class Door:
         Raises:
             BaseException: ``error``, where it is one that the run is to see (:func:`meant`).
         """
-        if _is_meant(error):
+        if getattr(error, "_memprof_meant", False):
             raise error
         if self.failure is not None:
             return

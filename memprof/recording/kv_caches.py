@@ -12,8 +12,6 @@ from memprof.recording.guard import UNGUARDED, Door
 from memprof.recording.owners import OwnerBook
 from memprof.vocabulary import Category
 
-__all__ = ["CacheWatch"]
-
 _PARTS = (
     (names.LAYER_KEYS, "keys"),
     (names.LAYER_VALUES, "values"),

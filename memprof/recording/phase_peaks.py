@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from memprof.recording.recorder import Recorder, WindowPeaks
 
-__all__ = ["PhasePeaks"]
-
 
 class PhasePeaks:
     """Counts for the innermost phase, as the report does: its window is closed while a nested one is open.

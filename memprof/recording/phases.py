@@ -12,8 +12,6 @@ from memprof.errors import UsageError
 from memprof.recording.guard import Door, way_in
 from memprof.vocabulary import Phase
 
-__all__ = ["ACTIVE", "REHEARSAL", "STANDING_BY", "ActiveRecording", "PhaseLog", "PhaseMark", "phase", "phase_id"]
-
 # Enclosing phases a nested span names in its ``within``.
 _OUTER = {Phase.EVALUATE.value}
 # No phase of its own: a span with this detail, and everything nested in it, names it in ``within``.

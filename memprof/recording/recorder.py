@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from memprof.recording.guard import Door
 from memprof.vocabulary import Kind
 
-__all__ = ["DeviceInfo", "Recorded", "Recorder", "Tags", "WindowPeaks"]
-
 
 @dataclass(frozen=True)
 class Tags:

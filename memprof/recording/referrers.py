@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["holders_of", "largest_tensors"]
-
 _LEVELS = 4  # containers within containers
 _MOST = 5  # holders named for one tensor
 

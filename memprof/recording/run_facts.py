@@ -12,8 +12,6 @@ from memprof.config.from_trainer import supervised_kind, trainer_kind
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.recording.storages import storage_key, storages_of
 
-__all__ = ["collect_facts", "collect_setup", "plain_config"]
-
 _ARGS = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
     "num_generations", "steps_per_generation", "num_iterations", "generation_batch_size", "max_prompt_length",

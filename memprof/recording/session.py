@@ -28,8 +28,6 @@ from memprof.recording.system.sampler import Sampler
 from memprof.redact import redact_snapshot
 from memprof.vocabulary import Kind, Phase
 
-__all__ = ["Session"]
-
 SCHEMA = "memprof.snapshot/1"
 _KEEP = 20_000
 _MOST_HELD = 5

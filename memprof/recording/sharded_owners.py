@@ -18,17 +18,6 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "SHARDED",
-    "UNSHARDED",
-    "bucket_bytes",
-    "engine_tensors",
-    "has_engine",
-    "is_sharded",
-    "unsharded_parameters",
-    "zero_tensors",
-]
-
 SHARDED, UNSHARDED = "sharded", "unsharded"
 
 Found = Iterator[tuple[Any, Category, "str | None", str]]  # tensor, category, detail, name

@@ -8,8 +8,6 @@ from typing import Any
 
 from memprof.compat.torch import STORAGE_KEY
 
-__all__ = ["storage_key", "storages_of"]
-
 #: A number that is one storage's own for as long as it lives, whatever Python object stands for it.
 storage_key: Callable[[Any], int] = attrgetter(STORAGE_KEY.name)
 

@@ -17,8 +17,6 @@ from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.vocabulary import Phase
 
-__all__ = ["TrainerPhases"]
-
 # Method of the trainer -> phase. Methods a trainer does not have are skipped.
 _METHODS = (
     (hf_names.LOSS, Phase.FORWARD),

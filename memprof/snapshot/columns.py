@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from memprof.snapshot.extra import clean_text
 from memprof.snapshot.model import I32, I64, Action, Blocks, BlockState, Frame, Segments, StackTable, Trace
 
-__all__ = ["Interner", "action_code", "check_range", "note_unknown", "read_segments", "read_trace", "times_filled"]
-
 _ACTIONS = {a.name.lower(): int(a) for a in Action if a is not Action.UNKNOWN}
 _STATES = {
     "active_allocated": int(BlockState.ACTIVE),

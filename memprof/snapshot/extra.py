@@ -7,54 +7,22 @@ from typing import Any, NamedTuple
 
 from memprof.vocabulary import Category, History, Kind, Phase
 
-__all__ = ["MOST_RANKS", "SCHEMA", "check_extra", "clean", "clean_text"]
-
 SCHEMA = "memprof.snapshot/1"
 
-_INT = (int,)
 _TYPES: dict[str, tuple[type, ...]] = {
-    "schema": (str,),
-    "kind": (str,),
-    "versions": (dict,),
-    "device": (dict,),
-    "devices": (list,),
-    "rank": _INT,
-    "world_size": _INT,
-    "node": (str,),
-    "created": (str,),
-    "config": (dict,),
-    "setup": (dict,),
-    "recorded": (dict,),
-    "phases": (list,),
-    "steps": (list,),
-    "owners": (list,),
-    "holders": (list,),
-    "buckets": (list,),
-    "counters": (list,),
-    "samples": (list,),
-    "switches": (list,),
-    "outside": (dict,),
-    "host": (dict,),
-    "oom": (dict,),
-    "survived": (list,),
-    "non_torch_bytes": _INT,
-    "overhead": (dict,),
-    "notes": (list,),
-    "own_folders": (list,),
+    **dict.fromkeys(("schema", "kind", "node", "created"), (str,)),
+    **dict.fromkeys(("rank", "world_size", "non_torch_bytes"), (int,)),
+    **dict.fromkeys(("versions", "device", "config", "setup", "recorded", "outside", "host"), (dict,)),
+    **dict.fromkeys(("devices", "phases", "steps", "owners", "holders", "buckets", "counters", "samples"), (list,)),
+    **dict.fromkeys(("switches", "survived", "notes", "own_folders"), (list,)),
+    **dict.fromkeys(("oom", "overhead"), (dict,)),
     "redacted": (bool,),
     # Only in simulated runs; memprof.analysis.prediction checks their content.
-    "expected_error": (dict,),
+    **dict.fromkeys(("expected_error", "fit", "generation", "lengths"), (dict,)),
     "estimated_time": (dict, type(None)),
-    "fit": (dict,),
-    "generation": (dict,),
-    "lengths": (dict,),
 }
-
-
 _MAX_DEPTH = 16
 _MAX_VALUES = 20_000_000
-
-
 #: The highest rank, and the most ranks, that a file may name; ``report.schema.json`` allows as many.
 MOST_RANKS = 1 << 17
 

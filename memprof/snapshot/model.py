@@ -16,11 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from memprof.vocabulary import Kind
 
-__all__ = [
-    "Action", "BlockState", "Blocks", "Frame", "Segments", "Snapshot", "StackTable", "Trace", "distinct",
-    "is_among", "order_of",
-]  # fmt: skip
-
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]

@@ -9,8 +9,6 @@ from typing import Any
 
 from memprof.errors import InputError
 
-__all__ = ["PIECE", "is_packed", "pieces_of", "unpacked"]
-
 # Snapshots compress 5 to 50 times; a file that grows by more than this was made to fill memory.
 _MAX_INFLATION = 200
 _FREE_INFLATION = 64 * 2**20

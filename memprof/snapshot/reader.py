@@ -20,8 +20,6 @@ from memprof.snapshot.rows import Rows, scan_file
 from memprof.snapshot.unpickle import collector_paused, read_shared
 from memprof.vocabulary import Kind
 
-__all__ = ["load_snapshot", "snapshot_from_raw"]
-
 
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """Read a torch memory snapshot, at a path or a URL: a pickle or JSON, packed with gzip, xz or zstd or not.

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from memprof.errors import UsageError, how_to_install
 
-__all__ = ["RemotePath", "place_of", "walk"]
-
 if TYPE_CHECKING:
     _Base = Path
 else:

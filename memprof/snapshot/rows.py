@@ -21,8 +21,6 @@ from memprof.snapshot.model import I32, I64, Action, Trace
 from memprof.snapshot.packed import PIECE, unpacked
 from memprof.snapshot.unpickle import physical_memory
 
-__all__ = ["Rows", "scan", "scan_file"]
-
 # Bytes of memory per byte of file while a snapshot is scanned; a hostile file can reach some ten times as many.
 _BYTES_PER_BYTE = 2
 

@@ -1,6 +1,6 @@
 """Read an untrusted file into plain Python data, and nothing but plain data.
 
-A memory snapshot needs no globals, so every global is refused by name. :mod:`memprof.snapshot.scan` keeps
+A memory snapshot needs no globals, so every global is refused by name. :mod:`memprof.snapshot.opcodes` keeps
 out the other ways in which a pickle could harm its reader.
 """
 
@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
+from memprof.snapshot.opcodes import check_opcodes, without_frames
 from memprof.snapshot.packed import is_packed, pieces_of, unpacked
-from memprof.snapshot.scan import check_opcodes, without_frames
 from memprof.snapshot.shared_stacks import share_stacks
 from memprof.units import format_bytes
-
-__all__ = ["collector_paused", "physical_memory", "plain_from_bytes", "read_plain", "read_shared", "shared_from_bytes"]
 
 # Bytes of memory per byte of file while a snapshot is read; a hostile file can reach five times as many.
 _BYTES_PER_BYTE = 6

@@ -10,8 +10,6 @@ from typing import Any
 from memprof.errors import InputError
 from memprof.files import write_whole
 
-__all__ = ["PROTOCOL", "save_snapshot"]
-
 # The highest protocol that PyTorch's JavaScript viewer understands.
 PROTOCOL = 4
 

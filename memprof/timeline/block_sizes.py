@@ -18,8 +18,6 @@ from memprof.timeline.lifetimes import Rows
 from memprof.timeline.reserved import Regions
 from memprof.vocabulary import Kind
 
-__all__ = ["block_sizes", "round_sizes", "row_sizes", "segment_for"]
-
 # Real traces have one to five places to look at for each unknown block. A file with far more was made to
 # keep its reader busy; its sizes are only rounded.
 _PAIRS_EACH, _PAIRS_FREE = 64, 1_000_000

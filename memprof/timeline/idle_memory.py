@@ -11,8 +11,6 @@ from memprof.snapshot.model import I64
 from memprof.timeline.reserved import Regions
 from memprof.timeline.timeline import Timeline
 
-__all__ = ["idle_memory"]
-
 
 def idle_memory(timeline: Timeline) -> Callable[[int], dict[str, int]]:
     """Return a function of an instant that splits reserved − active bytes.

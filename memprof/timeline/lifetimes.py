@@ -12,8 +12,6 @@ import numpy as np
 
 from memprof.snapshot.model import I32, I64, U8, Action, Blocks, BlockState, Segments, Trace, order_of
 
-__all__ = ["Rows", "pair_blocks"]
-
 
 @dataclass
 class Rows:

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from memprof.snapshot.model import I32, I64, Action, Segments, Trace, distinct
 from memprof.timeline.lifetimes import Rows
 
-__all__ = ["Regions", "add_pools", "regions_of"]
-
 _PAGE_SMALL, _PAGE_LARGE = 2 * 2**20, 20 * 2**20
 # In a hostile file every unmap can span every map; real files stay near one stretch per event.
 _STRETCHES_EACH, _STRETCHES_FREE = 8, 1_000_000

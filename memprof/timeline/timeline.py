@@ -21,9 +21,6 @@ from memprof.timeline.lifetimes import Rows, pair_blocks
 from memprof.timeline.reserved import Regions, add_pools, regions_of
 from memprof.vocabulary import History, Kind
 
-__all__ = ["Timeline", "build_timeline", "history_of"]
-
-
 # Rows in a part of a timeline; any number gives the same answers.
 _PART = 4096
 
@@ -279,19 +276,13 @@ def _reserved(trace: Trace, segments: Segments | None) -> I64:
     return reserved
 
 
-def history_of(snapshot: Snapshot, device: int) -> History:
-    """Tell how much of the run the snapshot's events cover; with a timeline, read ``Timeline.history`` instead.
+def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
+    """Tell how much of the run the snapshot's events cover.
 
     The recorder's own note wins. Without one: ``none`` where there are no events; ``complete`` where no block is
     older than the first event; ``truncated`` where the number of events is that of a full ring buffer (the oldest
     were overwritten); otherwise ``started_late``, as recording began with memory in use.
     """
-    trace = snapshot.traces.get(device) or _no_events()
-    rows = pair_blocks(trace, snapshot.blocks.get(device), snapshot.segments.get(device), [])
-    return _history(snapshot, trace, rows)
-
-
-def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
     recorded = snapshot.extra.get("recorded", {}).get("history")
     if recorded is not None:  # written by memprof, and checked by the reader
         return History(recorded)

@@ -37,8 +37,6 @@ from memprof.watch.training_method import TRAIN, TrainingPhases
 if TYPE_CHECKING:
     from memprof.integrations.run_recorder.rehearsal import Rehearsed
 
-__all__ = ["REQUEST", "Attachment", "attach", "attached"]
-
 # A worker's role, and what its model's parameters are then.
 _ROLES = {
     "actor": "policy", "policy": "policy", "critic": "value", "value": "value", "reference": "reference",

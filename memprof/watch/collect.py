@@ -12,8 +12,6 @@ from memprof.errors import InputError, UsageError
 from memprof.files import write_whole
 from memprof.watch.attach import REQUEST, attached
 
-__all__ = ["collect", "request_dump"]
-
 
 def request_dump(output_dir: str | os.PathLike[str]) -> None:
     """Ask, from the driver, every worker that writes below ``output_dir`` to dump at the end of its phase.

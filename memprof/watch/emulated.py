@@ -15,8 +15,6 @@ from memprof.recording.guard import Door, on_stderr
 from memprof.watch.import_hook import when_imported
 from memprof.watch.run import Attachment
 
-__all__ = ["OPTIONS", "asked", "record"]
-
 #: The environment variable with the callback's options, as JSON.
 OPTIONS = "MEMPROF_EMULATE_RECORD"
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from memprof.recording.guard import Door, on_stderr, way_in
 
-__all__ = ["when_imported"]
-
 Hook = Callable[[ModuleType], None]
 
 

@@ -18,8 +18,6 @@ from memprof.integrations.run_recorder.output import say
 from memprof.recording.guard import Door
 from memprof.watch.run_folder import RunFolder
 
-__all__ = ["LaunchedCallback", "give_callback"]
-
 
 class LaunchedCallback(MemProfCallback):
     """As :class:`MemProfCallback`; a script's output stays its own, and a callback it brings itself has precedence."""

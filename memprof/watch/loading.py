@@ -14,8 +14,6 @@ from memprof.recording.guard import Door, on_stderr
 from memprof.recording.session import Session
 from memprof.vocabulary import Kind, Phase
 
-__all__ = ["LoadWatch"]
-
 # Entries kept: a script that never runs a model must not be slowed down by what nobody reads.
 _RING = 100_000
 

@@ -28,8 +28,6 @@ from memprof.units import parse_size
 from memprof.vocabulary import Phase
 from memprof.watch.loading import LoadWatch
 
-__all__ = ["PlainLoop"]
-
 # The first two steps: optimizer state is made in one and there in the next.
 _FIRST_STEPS = 2
 # Entries kept: a loop without an end, or without an optimizer, must not fill the memory it watches.

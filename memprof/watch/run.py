@@ -20,8 +20,6 @@ from memprof.watch.run_folder import RunFolder
 if TYPE_CHECKING:
     from memprof.watch.loop import PlainLoop
 
-__all__ = ["Attachment"]
-
 
 class Attachment:
     """Wait for the script to import torch and transformers; without them do nothing.

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from memprof.analysis.ranks.run_folders import unused_folder
 
-__all__ = ["RunFolder"]
-
 
 class RunFolder:
     """Remember when the run began, and number its folder where an earlier run has the one it would write to.

@@ -24,8 +24,6 @@ from memprof.errors import InputError
 from memprof.files import refuse_special
 from memprof.frame_paths import own_folders
 
-__all__ = ["Script", "shown_traceback"]
-
 _OPEN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # python <(...), where somebody writes
 _OURS = tuple(folder for folder, _ in own_folders())
 

@@ -10,8 +10,6 @@ from memprof.compat.patching import Patches
 from memprof.recording.guard import Door
 from memprof.vocabulary import Phase
 
-__all__ = ["TRAIN", "TrainingPhases"]
-
 #: What such a method is called where phases are given by method; no phase itself.
 TRAIN = "train"
 

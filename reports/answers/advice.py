@@ -5,9 +5,8 @@ from __future__ import annotations
 from memprof.reports.document.advice import NOTHING_KNOWN
 from memprof.reports.document.blocks import Block, Code, Column, Line, Notes, Said, Sheet, Table, Words, table
 from memprof.reports.document.model import Advice, Advised, Document
-from memprof.reports.document.text import gib
 
-__all__ = ["advice", "advice_sections"]
+from memprof.units import gib
 
 
 def advice(document: Document) -> Sheet:

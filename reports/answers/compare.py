@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from memprof.reports.document.blocks import Bars, Block, Notes, Said, Sheet
 from memprof.reports.document.comparison import Comparison, OnlyIn
-from memprof.reports.document.text import gib
 
-__all__ = ["comparison"]
+from memprof.units import gib
 
 # So many settings are listed where none is known to matter; so many blocks of one run alone, beside few runs and many.
 _FEW_SETTINGS, _FEW_BLOCKS, _FEWER_BLOCKS, _BLOCKS_IN_MARKDOWN = 6, 6, 3, 8

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from memprof.reports.document.blocks import Block, Code, Said, Sheet
 from memprof.reports.document.model import Allocation
 from memprof.reports.document.tables import fold_shared
-from memprof.reports.document.text import gib, size, thousands
+from memprof.reports.document.text import size, thousands
 
-__all__ = ["explained"]
+from memprof.units import gib
 
 
 def explained(allocations: Sequence[Allocation]) -> Sheet:

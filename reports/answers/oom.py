@@ -10,8 +10,6 @@ from memprof.reports.document.text import plain
 
 from memprof.units import format_bytes
 
-__all__ = ["failures"]
-
 _MOST_LISTED = 8
 
 

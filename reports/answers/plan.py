@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from memprof.reports.document.blocks import Bars, Code, Notes, Said, Sheet
 from memprof.reports.document.plan import PlanDocument
-from memprof.reports.document.text import gib
 
-__all__ = ["plan"]
+from memprof.units import gib
 
 
 def plan(found: PlanDocument) -> Sheet:

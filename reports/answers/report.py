@@ -24,9 +24,9 @@ from memprof.reports.document.blocks import (
 )  # fmt: skip
 from memprof.reports.document.model import Allocation, Document, RankRow, Ranks
 from memprof.reports.document.tables import component_table
-from memprof.reports.document.text import gib, percent, short_path, thousands
+from memprof.reports.document.text import short_path, thousands
 
-__all__ = ["largest", "report", "report_and_changes", "short_report"]
+from memprof.units import gib, percent
 
 # Of more ranks the fullest are listed on a terminal; Markdown lists so many.
 _MOST_RANKS, _FULLEST, _MOST_IN_MARKDOWN = 16, 8, 32

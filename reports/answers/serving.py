@@ -10,8 +10,6 @@ from memprof.reports.document.text import plain, thousands
 
 from memprof.units import format_bytes
 
-__all__ = ["serving"]
-
 
 def serving(plan: Mapping[str, Any]) -> Sheet:
     """Show each figure: its name, its value, what it means."""

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memprof.reports.document.blocks import Block, Curve, Line, Part, Said, Sheet, Table, Words, table
-from memprof.reports.document.text import category_label, gib, percent, phase_label, plain
+from memprof.reports.document.text import category_label, phase_label, plain
 
 from memprof.analysis.host.growth import host_growth
+from memprof.units import gib, percent
 
 if TYPE_CHECKING:
     from memprof.analysis.counters import Counters
-
-__all__ = ["counters"]
 
 _QUIET_SECONDS = 120
 _LEVELS = (

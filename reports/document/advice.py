@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.reports.document.model import Advice, Advised, Combination
-from memprof.reports.document.text import gib, phase_label, plain
+from memprof.reports.document.text import phase_label, plain
 
-__all__ = ["NOTHING_KNOWN", "advised"]
+from memprof.units import gib
 
 NOTHING_KNOWN = "memprof knows no change of settings that would lower this peak."
 

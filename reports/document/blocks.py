@@ -9,11 +9,6 @@ from typing import NamedTuple, Union
 
 from memprof.reports.document.text import plain
 
-__all__ = [
-    "GUESS", "Bars", "Block", "Cell", "Code", "Column", "Curve", "Fact", "Facts", "Figure", "Headline", "Line", "Notes",
-    "Part", "Said", "Sheet", "Table", "Words", "table",
-]  # fmt: skip
-
 #: What stands behind a guessed row where there is no pattern to draw.
 GUESS = " ?"
 

@@ -7,19 +7,9 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from memprof.reports.document.advice import advised
+from memprof.reports.document.blocks import Fact, Headline
 from memprof.reports.document.checks import adds_up
-from memprof.reports.document.model import (
-    Allocation,
-    DevicePeak,
-    Document,
-    Fact,
-    Growth,
-    Headline,
-    Leftover,
-    Oom,
-    Step,
-    Steps,
-)
+from memprof.reports.document.model import Allocation, DevicePeak, Document, Growth, Leftover, Oom, Step, Steps
 from memprof.reports.document.outside_torch import outside_facts, switches_of
 from memprof.reports.document.prediction import assumed, prediction_of
 from memprof.reports.document.ranks import ranks_of, recordings_of
@@ -40,7 +30,6 @@ from memprof.reports.document.text import (
     HISTORY_WORDS,
     KIND_WORDS,
     category_label,
-    gib,
     phase_label,
     plain,
     sentence_list,
@@ -55,12 +44,11 @@ from memprof._version import __version__
 from memprof.analysis.allocations.alike import fold
 from memprof.analysis.headline import headline_of
 from memprof.analysis.host.growth import PARTS as HOST_PARTS
+from memprof.units import gib
 from memprof.vocabulary import EMULATED, ahead_words
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
-
-__all__ = ["Document", "build_document", "document_of", "subtitle_of", "title_of"]
 
 
 # How many groups of alike allocations a document looks at: the page's icicle wants more than the JSON lists.

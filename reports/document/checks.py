@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from memprof.reports.document.model import AddsUp, Check
-from memprof.reports.document.text import gib, size, thousands
+from memprof.reports.document.text import size, thousands
 
-__all__ = ["adds_up"]
+from memprof.units import gib
 
 
 def adds_up(report: Mapping[str, Any]) -> AddsUp:

@@ -20,16 +20,14 @@ from memprof.reports.document.blocks import (
     Words,
     table,
 )  # fmt: skip
-from memprof.reports.document.build import Document, build_document
-from memprof.reports.document.model import Room
+from memprof.reports.document.build import build_document
+from memprof.reports.document.model import Document, Room
 from memprof.reports.document.summary import room_of
 from memprof.reports.document.tables import call_site, shown_stack
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
     GROUP_WORDS,
-    amount,
     category_label,
-    gib,
     group_label,
     plain,
     short_path,
@@ -39,8 +37,7 @@ from memprof.reports.document.text import (
 
 from memprof._version import __version__
 from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
-
-__all__ = ["ComparedRun", "Comparison", "OnlyIn", "Verdict", "build_comparison", "change_words", "ratio_words"]
+from memprof.units import amount, gib
 
 
 @dataclass(frozen=True)

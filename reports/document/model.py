@@ -10,16 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from memprof.reports.document.blocks import GUESS, Fact, Headline, Part, Table
+from memprof.reports.document.blocks import Fact, Headline, Part, Table
 
 from memprof.vocabulary import GUESSES
-
-__all__ = [
-    "GUESS", "AddsUp", "Advice", "Advised", "Allocation", "Check", "Combination", "DevicePeak", "Document",
-    "EvidenceShare", "Fact", "Growth", "Headline", "Leftover", "Node", "Oom", "Part", "PhaseRow", "Prediction",
-    "RankCell", "RankRow", "Ranks", "Room", "Row", "Span", "Step", "Steps", "Summary", "Timeline",
-]  # fmt: skip
-
 
 # ---- the first screen ------------------------------------------------------------------------------------------------
 

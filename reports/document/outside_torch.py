@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.blocks import Line, Table, Words, table
-from memprof.reports.document.model import Fact
+from memprof.reports.document.blocks import Fact, Line, Table, Words, table
 from memprof.reports.document.text import phase_label, plain, sentence_list, size
-
-__all__ = ["outside_facts", "switches_of"]
 
 
 def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:
@@ -26,7 +23,8 @@ def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:
         facts, "Before recording", outside["at_start_bytes"],
         "outside torch: CUDA's context, loaded modules, libraries' handles; made when the device is first used",
     )  # fmt: skip
-    _add(facts, "Since then", outside["grown_bytes"], _grown(outside))
+    beside = f"outside torch: {_beside(outside)}; the driver does not tell them apart"
+    _add(facts, "Since then", outside["grown_bytes"], beside)
     _add(facts, "Estimated", outside.get("estimated_bytes"), _estimated(outside))
     others = outside["processes"]
     named = sentence_list(
@@ -56,12 +54,8 @@ def _of(capacity: int | None, device: str) -> str:
     return f"by all processes, of {size(capacity)} of {device}" if capacity else "by all processes"
 
 
-def _grown(outside: Mapping[str, Any]) -> str:
-    """Name what is known to allocate beside torch in the process."""
-    return f"outside torch: {_beside(outside)}; the driver does not tell them apart"
-
-
 def _beside(outside: Mapping[str, Any]) -> str:
+    """Name what is known to allocate beside torch in the process."""
     groups, most = outside["process_groups"], outside.get("group_at_most_bytes")
     each = f", on average at most {size(most)} each" if most is not None else ""
     found = [f"NCCL's communicators ({groups} process group{'s' if groups != 1 else ''}{each})"] if groups else []

@@ -10,7 +10,6 @@ from memprof.reports.document.blocks import Cell, Column, Headline, Line, Part, 
 from memprof.reports.document.text import (
     STACK_ORDER,
     category_label,
-    gib,
     phase_label,
     plain,
     sentence_list,
@@ -18,7 +17,7 @@ from memprof.reports.document.text import (
     time_taken,
 )
 
-__all__ = ["PlanDocument", "PlanRow", "build_plan"]
+from memprof.units import gib
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.blocks import Line, Table, Words, table
-from memprof.reports.document.model import Fact, Prediction
-from memprof.reports.document.text import duration, gib, percent, phase_label, plain, thousands
+from memprof.reports.document.blocks import Fact, Line, Table, Words, table
+from memprof.reports.document.model import Prediction
+from memprof.reports.document.text import duration, phase_label, plain, thousands
 
-__all__ = ["assumed", "prediction_facts", "prediction_of", "reserving"]
+from memprof.units import gib, percent
 
 
 def prediction_of(report: Mapping[str, Any]) -> Prediction | None:

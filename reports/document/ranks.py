@@ -11,8 +11,6 @@ from memprof.reports.document.blocks import Line, Table, Words, table
 from memprof.reports.document.model import RankCell, RankRow, Ranks
 from memprof.reports.document.text import STACK_ORDER, category_label, phase_label, plain, sentence_list, size
 
-__all__ = ["ranks_of", "recordings_of"]
-
 _HEATS = 8
 # A cell is marked where it stands above the median by this part of the median rank's whole peak.
 _CLEARLY = 0.02

@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.model import GUESS, Allocation, Fact, Part, Room, Summary
+from memprof.reports.document.blocks import GUESS, Fact, Part
+from memprof.reports.document.model import Allocation, Room, Summary
 from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import category_parts
-from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
+from memprof.reports.document.text import sentence_list, size, where_words
 
 from memprof.analysis.headline import peak_phase, peak_words
-from memprof.units import GIB
-
-__all__ = ["room_of", "summary_of"]
-
+from memprof.units import GIB, gib, percent
 
 _MOST_DEVICES = 8
 # What a CUDA context takes, as memprof.config.fits counts it where nobody looked.

@@ -9,19 +9,17 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from memprof.reports.document.blocks import Column, Line, Table, Words, table
-from memprof.reports.document.model import Allocation, EvidenceShare, Node, Part, PhaseRow, Row
+from memprof.reports.document.blocks import Column, Line, Part, Table, Words, table
+from memprof.reports.document.model import Allocation, EvidenceShare, Node, PhaseRow, Row
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
     EVIDENCE_WORDS,
     GROUP_WORDS,
     STACK_ORDER,
-    amount,
     category_label,
     duration,
     group_label,
     humanise,
-    percent,
     phase_label,
     plain,
     sentence_list,
@@ -36,25 +34,8 @@ from memprof.analysis.allocations.alike import tag_shape
 from memprof.analysis.allocations.places import is_native, is_torch, place_of
 from memprof.analysis.headline import peak_phase
 from memprof.frame_paths import text_path
+from memprof.units import amount, percent
 from memprof.vocabulary import GROUP_OF, Evidence, Group
-
-__all__ = [
-    "SMALLEST_BOX",
-    "allocation_rows",
-    "brief_stack",
-    "call_site",
-    "category_parts",
-    "component_table",
-    "evidence_shares",
-    "fold_shared",
-    "group_rows",
-    "icicle",
-    "phase_rows",
-    "phase_table",
-    "shown_stack",
-    "whole_stack",
-    "why",
-]
 
 #: The icicle draws no box for less than this part of the peak.
 SMALLEST_BOX = 250

@@ -5,35 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
-from memprof.units import GIB, amount, format_bytes, format_gib, gib, percent
-from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group, phase_words
-
-__all__ = [
-    "CATEGORY_WORDS",
-    "EVIDENCE_WORDS",
-    "GROUP_WORDS",
-    "HISTORY_WORDS",
-    "KIND_WORDS",
-    "STACK_ORDER",
-    "amount",
-    "category_label",
-    "duration",
-    "gib",
-    "group_label",
-    "humanise",
-    "percent",
-    "phase_label",
-    "phase_short",
-    "plain",
-    "sentence_list",
-    "short_path",
-    "signed_gib",
-    "size",
-    "thousands",
-    "time_heading",
-    "time_taken",
-    "where_words",
-]
+from memprof.units import GIB, format_bytes, format_gib
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Group, phase_words
 
 # Characters that print nothing but change how their neighbours print: controls (ANSI escapes among them), surrogates,
 # bidirectional overrides and the like ("format" characters), line and paragraph separators.
@@ -163,29 +136,11 @@ HISTORY_WORDS: dict[str, str] = {
 }
 
 # Bottom to top in stacked charts: what stays below, what comes and goes above.
-STACK_ORDER: tuple[str, ...] = tuple(
-    str(c)
-    for c in (
-        Category.WEIGHTS,
-        Category.ADAPTERS,
-        Category.REFERENCE_MODEL,
-        Category.REWARD_MODEL,
-        Category.VALUE_MODEL,
-        Category.OPTIMIZER_STATE,
-        Category.INFERENCE_ENGINE,
-        Category.WORKSPACE,
-        Category.INPUTS,
-        Category.KV_CACHE,
-        Category.GRADIENTS,
-        Category.WEIGHT_CASTS,
-        Category.ACTIVATIONS,
-        Category.LOSS_LOGITS,
-        Category.ACTIVATION_GRADIENTS,
-        Category.TEMPORARIES,
-        Category.COMMUNICATION,
-        Category.UNATTRIBUTED,
-    )
-)
+STACK_ORDER: tuple[str, ...] = (
+    "weights", "adapters", "reference_model", "reward_model", "value_model", "optimizer_state", "inference_engine",
+    "workspace", "inputs", "kv_cache", "gradients", "weight_casts", "activations", "loss_logits",
+    "activation_gradients", "temporaries", "communication", "unattributed",
+)  # fmt: skip
 
 _PHASE_SHORT = {
     "generate": "gen",

@@ -9,8 +9,6 @@ from typing import Any
 from memprof.reports.document.model import Span, Timeline
 from memprof.reports.document.text import STACK_ORDER, phase_label, phase_short, plain
 
-__all__ = ["timeline_of"]
-
 
 def timeline_of(series: Mapping[str, Any], *, timed: bool = True) -> Timeline:
     """Fill the timeline from a series of one point or more, as ``Analysis.series`` gives it; ``timed``: as recorded."""

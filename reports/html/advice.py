@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Advice, Advised, Combination
-from memprof.reports.document.text import amount
 from memprof.reports.html.elements import Markup, copyable, el, section
 
-__all__ = ["advice_section"]
+from memprof.units import amount
 
 # The others are folded: the timeline is what people scroll to.
 _SHOWN = 4

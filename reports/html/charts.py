@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.model import Allocation, Document, Node, Timeline
+from memprof.reports.document.model import Document, Node, Timeline
 from memprof.reports.document.tables import SMALLEST_BOX
-from memprof.reports.document.text import amount, duration, percent
+from memprof.reports.document.text import duration
 from memprof.reports.html.elements import Markup, colour_class, el, section, swatch, what
 from memprof.reports.html.opened import Opened
 from memprof.reports.html.static_timeline import highest_of, timeline_svg
 
-__all__ = ["icicle_section", "timeline_section", "timelines_section"]
+from memprof.units import amount, percent
 
 
 def timeline_section(document: Document, opened: Opened) -> Markup | None:
@@ -92,7 +92,7 @@ def _panel(document: Document, opened: Opened) -> Markup:
     largest = [
         el(
             "li",
-            {"title": _allocation_title(a), "data-open": opened(a)},
+            {"title": " · ".join(w for w in (a.category_label, a.shape, a.site, a.why) if w), "data-open": opened(a)},
             swatch(a.category),
             el("span", {}, what(a)),
             el("b", {}, amount(a.bytes)),
@@ -109,10 +109,6 @@ def _panel(document: Document, opened: Opened) -> Markup:
         el("h3", {"id": "panel-largest-title"}, "Largest alive"),
         el("ul", {"id": "panel-largest"}, *largest),
     )
-
-
-def _allocation_title(allocation: Allocation) -> str:
-    return " · ".join(w for w in (allocation.category_label, allocation.shape, allocation.site, allocation.why) if w)
 
 
 def icicle_section(root: Node, opened: Opened) -> Markup | None:

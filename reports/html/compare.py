@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from memprof.reports.document.comparison import ComparedRun, Comparison, OnlyIn
-from memprof.reports.document.text import amount
 from memprof.reports.html.charts import timelines_section
 from memprof.reports.html.elements import (
     Child,
@@ -28,8 +27,7 @@ from memprof.reports.html.page import render_page
 from memprof.reports.html.summary import headline_lines, room_bar
 
 from memprof.files import write_text
-
-__all__ = ["render_comparison", "write_comparison"]
+from memprof.units import amount
 
 
 def write_comparison(comparison: Comparison, path: Path) -> None:
@@ -98,16 +96,12 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
     return el(
         "div",
         {"class": "card"},
-        el("h2", {}, column.label, " ", _badge(column)),
+        el("h2", {}, column.label, " ", el("span", {"class": f"badge {column.badge}"}, column.badge)),
         el("div", {"class": "number"}, el("strong", {"class": "total-gib"}, number), " ", unit),
         _fits(comparison, index),
         _card_bar(comparison, column),
         *words,
     )
-
-
-def _badge(column: ComparedRun) -> Markup:
-    return el("span", {"class": f"badge {column.badge}"}, column.badge)
 
 
 def _fits(comparison: Comparison, index: int) -> Markup | None:

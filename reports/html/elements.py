@@ -9,30 +9,10 @@ from typing import Union
 
 from memprof.reports.document.blocks import Cell, Column, Curve, Fact, Figure, Line, Part, Table, Words
 from memprof.reports.document.model import Allocation
-from memprof.reports.document.text import CATEGORY_WORDS, amount, thousands
+from memprof.reports.document.text import CATEGORY_WORDS, thousands
 from memprof.reports.palette import slug
 
-__all__ = [
-    "Child",
-    "Markup",
-    "bar",
-    "breakable",
-    "cap_mark",
-    "colour_class",
-    "column",
-    "copyable",
-    "draw_table",
-    "el",
-    "fact_list",
-    "join",
-    "legend",
-    "notes_section",
-    "scrolling",
-    "section",
-    "stack_details",
-    "swatch",
-    "what",
-]
+from memprof.units import amount
 
 # HTML's only: an SVG shape without an end tag would hold every shape that follows.
 _VOID = {"br", "col", "hr", "input", "link", "meta", "wbr"}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Line, Table, Words, table
-from memprof.reports.document.model import AddsUp, Document, EvidenceShare, Fact
+from memprof.reports.document.blocks import Fact, Line, Table, Words, table
+from memprof.reports.document.model import AddsUp, Document, EvidenceShare
 from memprof.reports.html.elements import Markup, draw_table, el, fact_list, join, notes_section, section
-
-__all__ = ["bottom"]
 
 
 def bottom(document: Document) -> Markup:

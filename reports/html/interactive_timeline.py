@@ -21,17 +21,6 @@ from memprof.units import GIB
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = [
-    "MAX_PACKED",
-    "PHASE_UNIT",
-    "axis_of",
-    "pack_columns",
-    "peak_hold",
-    "thinned",
-    "timeline_data",
-    "timeline_figure",
-]
-
 # Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
 # keeps the page below 2 MB beside plotly's 1.2.
 MAX_PACKED = 650_000
@@ -161,11 +150,6 @@ def _only(timeline: Timeline, keep: list[int]) -> Timeline:
     )
 
 
-def axis_of(timeline: Timeline, axis: str) -> tuple[float, ...]:
-    """Place each point on the axis: ``phase`` (every span equally wide) or ``time`` (seconds)."""
-    return timeline.phase_x if axis == "phase" else tuple(t / timeline.unit for t in timeline.time_us)
-
-
 def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[tuple[float, int]]:
     """Find for every column of the axis the point with the highest total in it, as ``(column start, point)``.
 
@@ -188,11 +172,11 @@ def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[
     return chosen
 
 
-def timeline_figure(timeline: Timeline, axis: str = "phase") -> Figure:
+def timeline_figure(timeline: Timeline) -> Figure:
     """Stack an area of GiB per category, bottom of the stack first, with the reserved line and the phase ribbon."""
     from plotly.graph_objects import Figure, Scatter
 
-    x = axis_of(timeline, axis)
+    x = timeline.phase_x
     figure = Figure()
     for category, values in timeline.categories.items():
         figure.add_trace(
@@ -214,12 +198,13 @@ def timeline_figure(timeline: Timeline, axis: str = "phase") -> Figure:
         figure.add_trace(
             Scatter(x=x, y=reserved, name="Reserved", meta="reserved", mode="lines", line=line, hoverinfo="skip")
         )
-    figure.update_layout(_layout(timeline, axis))
+    figure.update_layout(_layout(timeline))
     return figure
 
 
-def _layout(timeline: Timeline, axis: str) -> dict[str, object]:
-    x = axis_of(timeline, axis)
+def _layout(timeline: Timeline) -> dict[str, object]:
+    """Lay out the axis of phases, every span equally wide; the page's script puts that of time in its place."""
+    x = timeline.phase_x
     return {
         "margin": {"l": 46, "r": 8, "t": 42, "b": 44},
         "showlegend": False,
@@ -230,8 +215,7 @@ def _layout(timeline: Timeline, axis: str) -> dict[str, object]:
             "range": [x[0], x[-1] if x[-1] > x[0] else x[0] + 1],
             "showgrid": False,
             "zeroline": False,
-            "showticklabels": axis == "time",
-            "ticksuffix": " s" if axis == "time" and timeline.timed else "",
+            "showticklabels": False,
         },
         "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero", "fixedrange": True, "zeroline": False},
         "shapes": [_ribbon(timeline, x, span_index) for span_index in range(len(timeline.spans))],

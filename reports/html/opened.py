@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from memprof.reports.document.model import Allocation, Document, Growth, Leftover
-from memprof.reports.document.text import amount, size, thousands
+from memprof.reports.document.text import size, thousands
 from memprof.reports.html.elements import colour_class, what
 
 from memprof.analysis.allocations.places import is_native
-
-__all__ = ["Opened", "opened_data", "particulars"]
+from memprof.units import amount
 
 _Entry = Allocation | Growth | Leftover
 

@@ -16,8 +16,6 @@ from memprof.reports.palette import DARK, LIGHT, PHASES, css_variables
 
 from memprof._version import __version__
 
-__all__ = ["render_page"]
-
 # Plotly sets inline styles.
 _POLICY = (
     "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "

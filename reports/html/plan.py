@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from memprof.reports.document.plan import PlanDocument, PlanRow
-from memprof.reports.document.text import amount, thousands
+from memprof.reports.document.text import thousands
 from memprof.reports.html.elements import Markup, bar, copyable, draw_table, el, legend, notes_section, section
 from memprof.reports.html.page import render_page
 from memprof.reports.html.summary import headline_lines
 
-__all__ = ["render_plan"]
+from memprof.units import amount
 
 
 def render_plan(plan: PlanDocument) -> str:
@@ -92,6 +92,7 @@ def _limit_label(plan: PlanDocument, scale: int) -> Markup:
 
 def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
     low, high = (100 * row.needed_bytes * factor / scale for factor in plan.error_band)
+    verdict = el("span", {"class": "ok" if row.fits else "bad"}, row.verdict)
     return el(
         "div",
         {"class": "grown"},
@@ -103,12 +104,8 @@ def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
             el("i", {"class": "cap", "style": f"left:{100 * plan.limit_bytes / scale:.2f}%", "aria-hidden": "true"}),
             el("i", {"class": "whisker", "style": f"left:{low:.2f}%;width:{high - low:.2f}%", "aria-hidden": "true"}),
         ),
-        el("span", {"class": "num"}, amount(row.needed_bytes), " ", _verdict(row)),
+        el("span", {"class": "num"}, amount(row.needed_bytes), " ", verdict),
     )
-
-
-def _verdict(row: PlanRow) -> Markup:
-    return el("span", {"class": "ok" if row.fits else "bad"}, row.verdict)
 
 
 _SEARCHED = {

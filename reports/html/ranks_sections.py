@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from memprof.reports.document.blocks import Table
 from memprof.reports.document.model import RankCell, RankRow, Ranks
-from memprof.reports.document.text import amount, thousands
+from memprof.reports.document.text import thousands
 from memprof.reports.html.elements import Child, Markup, column, draw_table, el, scrolling, section, swatch
 
-__all__ = ["ranks_section", "recordings_section"]
+from memprof.units import amount
 
 # Up to so many ranks are rows at once; of more the fullest are, and the others open below: a screen shows them all.
 _ROWS_AT_ONCE = 32

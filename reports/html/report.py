@@ -25,8 +25,6 @@ from memprof.reports.html.tables import (
 
 from memprof.files import write_text
 
-__all__ = ["render_html", "write_html"]
-
 # More are in the JSON file for those who ask for them.
 _MAX_ALLOCATIONS = 200
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 
 from memprof.reports.document.model import Timeline
-from memprof.reports.document.text import gib
 from memprof.reports.html.elements import Markup, el, join
-from memprof.reports.html.interactive_timeline import axis_of, peak_hold
+from memprof.reports.html.interactive_timeline import peak_hold
 from memprof.reports.palette import slug
 
-from memprof.units import GIB
-
-__all__ = ["highest_of", "timeline_svg"]
+from memprof.units import GIB, gib
 
 _WIDTH, _HEIGHT = 940, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 34, 24
 
 
-def timeline_svg(timeline: Timeline, axis: str = "phase", highest: int = 0) -> Markup:
+def timeline_svg(timeline: Timeline, highest: int = 0) -> Markup:
     """Draw an inline SVG with the stacked categories, phase ribbon, reserved line and the peak's label.
 
     ``highest`` bytes fit below its top, so that several pictures can share a scale.
     """
-    x = axis_of(timeline, axis)
+    x = timeline.phase_x
     held = peak_hold(x, timeline.total, (_WIDTH - _LEFT - _RIGHT) // 2)
     ceiling = max(highest_of(timeline), highest, 1) * 1.06
     plot = _Plot(x[0], x[-1] if x[-1] > x[0] else x[0] + 1, ceiling)
@@ -59,9 +56,9 @@ class _Plot:
         return round(_HEIGHT - _BOTTOM - n_bytes / self.ceiling * (_HEIGHT - _TOP - _BOTTOM), 1)
 
 
-def nice_step(ceiling: float, n_ticks: int = 5) -> float:
-    """Choose a round distance (1, 2 or 5 times a power of ten) that gives about ``n_ticks`` ticks."""
-    rough = ceiling / n_ticks
+def nice_step(ceiling: float) -> float:
+    """Choose a round distance (1, 2 or 5 times a power of ten) that gives about five ticks."""
+    rough = ceiling / 5
     power = 10 ** math.floor(math.log10(rough))
     return float(next(m * power for m in (1, 2, 5, 10) if m * power >= rough))
 

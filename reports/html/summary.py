@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.model import Fact, Headline, Oom, Part, Prediction, Room, Row, Summary
-from memprof.reports.document.text import amount, percent
+from memprof.reports.document.blocks import Fact, Headline, Part
+from memprof.reports.document.model import Oom, Prediction, Room, Row, Summary
 from memprof.reports.html.elements import (
     Markup,
     bar,
@@ -16,7 +16,7 @@ from memprof.reports.html.elements import (
     swatch,
 )
 
-__all__ = ["headline_lines", "oom_banner", "prediction_section", "room_bar", "room_section", "summary"]
+from memprof.units import amount, percent
 
 
 def oom_banner(oom: Oom | None) -> Markup | None:

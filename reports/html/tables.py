@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memprof.reports.document.blocks import Line, Table, Words, table
 from memprof.reports.document.model import Allocation, DevicePeak, Document, Row, Steps
 from memprof.reports.document.tables import component_table
-from memprof.reports.document.text import amount, percent, size, thousands
+from memprof.reports.document.text import size, thousands
 from memprof.reports.html.elements import (
     Markup,
     breakable,
@@ -23,7 +23,7 @@ from memprof.reports.html.elements import (
 )
 from memprof.reports.html.opened import Opened, particulars
 
-__all__ = ["allocation_table", "component_section", "device_peak_table", "phases_section", "steps_table"]
+from memprof.units import amount, percent
 
 
 def component_section(rows: Sequence[Row], moment: str) -> Markup:
@@ -39,13 +39,12 @@ def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:
     if steps is None:
         return None
     known = any(s.tokens is not None for s in steps.steps)
-    lines = [Line((str(s.step), s.peak_bytes, s.end_bytes, *(_tokens(s.tokens) if known else ()))) for s in steps.steps]
+    lines = []
+    for s in steps.steps:
+        tokens = "–" if s.tokens is None else thousands(s.tokens)
+        lines.append(Line((str(s.step), s.peak_bytes, s.end_bytes, *([tokens] if known else ()))))
     rows = table("Step|Peak>|Left at its end>" + ("|Tokens>" if known else ""), lines, "steps")
     return section("steps", "From step to step", steps.sentence, draw_table(rows), _left_behind(steps, opened))
-
-
-def _tokens(tokens: int | None) -> tuple[str]:
-    return ("–" if tokens is None else thousands(tokens),)
 
 
 def _left_behind(steps: Steps, opened: Opened) -> Markup | None:

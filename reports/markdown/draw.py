@@ -20,9 +20,8 @@ from memprof.reports.document.blocks import (
     Table,
     Words,
 )  # fmt: skip
-from memprof.reports.document.text import gib
 
-__all__ = ["code", "draw", "text"]
+from memprof.units import gib
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 

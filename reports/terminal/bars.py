@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Bars, Part
-from memprof.reports.document.text import gib
 from memprof.reports.palette import DARK, FALLBACK
+
+from memprof.units import gib
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-__all__ = ["LETTERS", "bar_lines", "draw_bar", "short_labels", "swatch"]
 
 LETTERS = {
     "weights": "W", "adapters": "A", "weight_casts": "C", "reference_model": "R", "reward_model": "J",

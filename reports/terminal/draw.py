@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-__all__ = ["draw"]
-
 _STYLES = {"strong": "bold", "muted": "dim", "bad": "bold red"}
 
 

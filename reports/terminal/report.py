@@ -9,20 +9,13 @@ from memprof.reports.document.model import Document
 from memprof.reports.renderers import draw
 from memprof.reports.terminal.screen import abilities, write_to
 
-__all__ = ["print_document", "render_short", "render_terminal"]
-
 
 def print_document(document: Document, stream: TextIO | None = None) -> None:
     """Print a report to ``stream`` (standard output) in its width, its colours and its characters."""
     stream = stream or sys.stdout
-    write_to(stream, render_terminal(document, *abilities(stream)))
+    write_to(stream, draw("report", document, "text", *abilities(stream)))
 
 
 def render_short(document: Document) -> str:
     """Render the peak, its bar and the rows, as wide as standard output: what a training run ends with."""
     return draw("short_report", document, "text", *abilities(sys.stdout))
-
-
-def render_terminal(document: Document, width: int = 100, colour: bool = False) -> str:
-    """Render a report as text of at most ``width`` columns; below 80 the bars and shares are left out."""
-    return draw("report", document, "text", width, colour)

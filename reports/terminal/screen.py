@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["abilities", "console_of", "text_of", "writable", "write_to"]
-
 _PIPE_WIDTH = 100
 # Stand-ins where the encoding is not Unicode.
 _ASCII = str.maketrans("×·–−µ█■›³⁰¦\u202f▁▂▃▄▅▆▇", "x---u##>30| _.-:=+*") | str.maketrans({"…": "..."})

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Cell, Column, Curve, Figure, Line, Words
 from memprof.reports.document.blocks import Table as Rows
-from memprof.reports.document.text import gib, sentence_list
+from memprof.reports.document.text import sentence_list
 from memprof.reports.terminal.bars import draw_bar, short_labels, swatch
+
+from memprof.units import gib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
-
-__all__ = ["draw_table", "shorten_left"]
 
 # Below this width a screen is narrow; a bar is at least and a curve at most so wide.
 _WIDE, _SHORTEST_BAR, _LONGEST_CURVE = 80, 10, 40

@@ -323,7 +323,8 @@ def test_what_the_loop_left_is_advised_beside_simulations_too() -> None:
             "frame": "/me/train.py:9 main", "passes": 1}  # fmt: skip
     seen = report(held, FULL, findings=[left])
     run = run_of(seen)
-    for rows in (_ranked_so_far(run, seen, {}), estimated_advice(seen)):
+    known = estimate(run)
+    for rows in (_ranked_so_far(known, known, {}, run, seen), estimated_advice(seen)):
         found = next(row for row in rows if row["id"] == "left_over")
         # The optimizer's step, 2 GiB lower than forward, is no higher than what is left.
         assert (found["saves_bytes"], found["takes"]) == (2 * GIB, {"activations": 3 * GIB})

@@ -13,7 +13,7 @@ from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.allocator.settings import AllocatorSettings, not_modelled, parse_settings, settings_of
 from memprof.errors import UsageError
 from memprof.snapshot import Action, load_snapshot
-from memprof.timeline.timeline import history_of
+from memprof.timeline.timeline import build_timeline
 from memprof.vocabulary import History
 from tests.snapshot.programs import MIB, Program, programs
 
@@ -83,18 +83,15 @@ def test_streams_and_pools_do_not_share() -> None:
     ]
 
 
-def test_a_pending_free_is_active_but_not_allocated() -> None:
+def test_a_freed_block_is_used_again_and_not_freed_twice() -> None:
     allocator, _ = recorded()
     address, size = allocator.malloc(1000)
-    allocator.request_free(address)
-    assert (allocator.active, allocator.allocated, allocator.requested) == (size, 0, 1000)
-    assert allocator.malloc(1000)[0] != address
-    allocator.complete_free(address)
+    assert (allocator.active, allocator.allocated, allocator.requested) == (size, size, 1000)
+    allocator.free(address)
+    for unused in (address, 12345):
+        with pytest.raises(UsageError):
+            allocator.free(unused)
     assert allocator.malloc(1000)[0] == address
-    with pytest.raises(UsageError):
-        allocator.complete_free(address)
-    with pytest.raises(UsageError):
-        allocator.free(12345)
 
 
 def test_cached_segments_go_back_before_the_device_runs_out() -> None:
@@ -303,7 +300,7 @@ def test_complete_recordings_replayed(shared: Path) -> None:
     count = 0
     for path in sorted([*(shared / "snapshots").glob("*.pickle"), *(shared / "truth").glob("*.pickle")]):
         snapshot = load_snapshot(path)
-        if history_of(snapshot, snapshot.devices[0]) is not History.COMPLETE:
+        if build_timeline(snapshot, snapshot.devices[0]).history is not History.COMPLETE:
             continue
         seen, made = replay(path)
         assert made == seen, path.name

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.allocator.deciding import GAP, Without
-from memprof.allocator.model import CachingAllocator, Pool
+from memprof.allocator.deciding import Without
+from memprof.allocator.model import GAP, CachingAllocator, Pool
 from memprof.allocator.settings import MIB
 
 _KINDS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10**6)), min_size=1, max_size=120)

@@ -49,8 +49,8 @@ capacities = st.sampled_from([None, 30 * MIB, 64 * MIB, 200 * MIB])
 number = st.integers(0, 99)
 calls = st.one_of(
     st.tuples(st.just("malloc"), sizes, st.sampled_from([0, 0, 0, 7]), st.sampled_from([0, 0, 0, 1])),
-    st.tuples(st.sampled_from(["free", "free", "drop", "drop", "request", "complete"]), number, number, number),
-    st.tuples(st.sampled_from(["empty", "twice", "huge"]), number, number, number),
+    st.tuples(st.sampled_from(["free", "drop"]), number, number, number),
+    st.tuples(st.sampled_from(["empty", "unused", "huge"]), number, number, number),
 )
 
 
@@ -61,7 +61,6 @@ class Watched:
         self.heap = model(settings, capacity)
         self.answers: list[Any] = []
         self.live: list[int] = []
-        self.pending: list[int] = []
         if told:
             self.heap.on_event = lambda *event: self.answers.append((*event, self.heap.allocated, self.heap.reserved))
         self.heap.before_release = lambda: self.answers.append("full")
@@ -83,18 +82,11 @@ class Watched:
             return heap.malloc([0, -1, 1 << 45, 1 << 52, (1 << 52) + 1, UNLIMITED, 1 << 63, 1 << 70][one % 8])
         if what == "empty":
             return heap.empty_cache()
-        if what == "twice":  # addresses that are not in use, or whose free was requested already
-            return [heap.free, heap.request_free, heap.complete_free][stream % 3](
-                [*self.pending, 12345, 1 << 70][one % (len(self.pending) + 2)]
-            )
-        if what == "complete":
-            return heap.complete_free(self.pending.pop(one % len(self.pending))) if self.pending else None
+        if what == "unused":
+            return heap.free([12345, 1 << 70][one % 2])
         if not self.live:
             return None
         address = self.live.pop(one % len(self.live))
-        if what == "request":
-            self.pending.append(address)
-            return heap.request_free(address)
         return heap.drop(heap.block_at(address)) if what == "drop" else heap.free(address)
 
     def pools(self) -> Iterator[tuple[Any, ...]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from memprof.attribution import Attribution, attribute
+from memprof.attribution.pipeline import attribute
+from memprof.attribution.result import Attribution
 from memprof.attribution.rules import RuleSet
 from memprof.snapshot import Snapshot, snapshot_from_raw
 from memprof.timeline.timeline import Timeline, build_timeline

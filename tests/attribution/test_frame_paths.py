@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis import analyze
-from memprof.attribution import load_rules
+from memprof.analysis.analysis import analyze
+from memprof.attribution.rules import load_rules
 from memprof.attribution.stack_index import StackIndex
 from memprof.frame_paths import FramePath, frame_path, own_folders, package_names, recorded_own_folders, text_path
 from memprof.snapshot import Frame, Snapshot, StackTable, load_snapshot

@@ -69,7 +69,7 @@ def test_annotations_place_what_has_no_stack() -> None:
         {"stage": stage, "name": "Optimizer.step#AdamW.step", "device": 0, "time_us": time}
         for stage, time in (("START", start), ("END", start + 10))
     ]
-    from memprof.attribution import attribute
+    from memprof.attribution.pipeline import attribute
     from memprof.snapshot import snapshot_from_raw
     from memprof.timeline.timeline import build_timeline
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memprof.attribution import load_rules
-from memprof.attribution.rules import PhaseRule, Rule, file_test, package_names
+from memprof.attribution.rules import PhaseRule, Rule, file_test, load_rules, package_names
 from memprof.attribution.stack_index import StackIndex
 from memprof.errors import InputError
 from memprof.frame_paths import FramePath

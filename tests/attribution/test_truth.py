@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.truth.score import Case, score_case
-from memprof.attribution import attribute
+from memprof.attribution.pipeline import attribute
 from memprof.snapshot import load_snapshot
 from memprof.timeline.timeline import build_timeline
 from memprof.vocabulary import Category

@@ -10,7 +10,7 @@ import pytest
 
 from memprof.emulate import headers, launch, torch_build
 from memprof.emulate.build import _compiler, build
-from memprof.emulate.card import find_card
+from memprof.emulate.launch import find_card
 from memprof.emulate.torch_build import TorchBuild
 from memprof.errors import UsageError
 from tests.cli.test_cli import shell

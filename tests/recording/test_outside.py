@@ -12,7 +12,6 @@ import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.outside_torch import outside_facts
 from memprof.reports.html.report import render_html
-from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.outside_torch import outside_report
 from memprof.analysis.report_files import validate
@@ -20,6 +19,7 @@ from memprof.config.gpus import CONTEXT_BYTES
 from memprof.recording.system.nvml import DeviceMeter
 from memprof.recording.system.outside_torch import Outside
 from memprof.recording.system.sampler import Sampler
+from tests.reports.document.drawn import render_terminal
 from tests.reports.sample import sample
 
 GIB = 2**30

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from memprof.reports.document.build import Document, build_document
+from memprof.reports.document.build import build_document
+from memprof.reports.document.model import Document
 
 from memprof.analysis.allocations.differences import holdings_of_report
 from memprof.analysis.compare import Run, badge_of, compare

@@ -17,7 +17,7 @@ from memprof.reports.renderers import render
 
 from benchmarks.faults import inputs
 from memprof.advice.advised import ReportOf, analyze
-from memprof.analysis import Analysis
+from memprof.analysis.analysis import Analysis
 from memprof.analysis.compare import Run, compare
 from memprof.cli import main
 from memprof.cli.answers import comparison_answer, report_answer

@@ -9,14 +9,16 @@ import re
 from typing import Any
 
 import pytest
-from memprof.reports.document.comparison import Comparison, build_comparison, change_words, ratio_words
-from memprof.reports.document.text import gib, plain
+from memprof.reports.document.comparison import Comparison, build_comparison, ratio_words
+from memprof.reports.document.text import plain
 from memprof.reports.html.compare import render_comparison as render_page
 from memprof.reports.renderers import draw
 from memprof.reports.terminal.screen import write_to
 
 from memprof.analysis.compare import Run, compare
+from memprof.analysis.headline import change_words
 from memprof.analysis.published import published_columns
+from memprof.units import gib
 from tests.reports.compared import as_run, hostile_comparison, leaner, published_comparison, sample_comparison
 from tests.reports.html.test_html import Page, packed
 from tests.reports.sample import HOSTILE, sample

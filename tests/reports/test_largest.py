@@ -12,14 +12,13 @@ from memprof.reports.answers.report import largest
 from memprof.reports.document.build import build_document, document_of
 from memprof.reports.document.model import Allocation
 from memprof.reports.document.tables import allocation_rows
-from memprof.reports.document.text import gib
-from memprof.reports.markdown.report import render_markdown
-from memprof.reports.terminal.report import render_terminal
 from memprof.reports.terminal.screen import console_of, text_of
 from memprof.reports.terminal.table import draw_table, shorten_left
 
 from memprof.analysis.allocations.alike import fold
 from memprof.analysis.analysis import Analysis, analyze
+from memprof.units import gib
+from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import hostile, sample
 from tests.reports.test_terminal import same
 

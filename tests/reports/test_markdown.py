@@ -7,9 +7,9 @@ import re
 from memprof.reports.document.build import build_document
 from memprof.reports.document.tables import allocation_rows
 from memprof.reports.markdown.draw import code, text
-from memprof.reports.markdown.report import render_markdown
 from memprof.reports.renderers import draw
 
+from tests.reports.document.drawn import render_markdown
 from tests.reports.sample import hostile, sample
 from tests.reports.test_terminal import same
 
@@ -62,7 +62,7 @@ def test_text_is_not_markup() -> None:
 
 
 def test_what_is_guessed_is_counted_in_words() -> None:
-    from memprof.reports.terminal.report import render_terminal
+    from tests.reports.document.drawn import render_terminal
 
     document = build_document(sample()[0])
     assert document.summary.guessed is not None

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html
-from memprof.reports.markdown.report import render_markdown
 from memprof.reports.notebook import document_fragment
 from memprof.reports.renderers import ANSWERS, FORMATS, PAGES, Answer, draw, formats_of, render
-from memprof.reports.terminal.report import render_terminal
 
+from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import sample
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"

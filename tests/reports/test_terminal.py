@@ -14,11 +14,12 @@ from memprof.reports.document.tables import allocation_rows
 from memprof.reports.renderers import draw
 from memprof.reports.terminal.bars import LETTERS
 from memprof.reports.terminal.draw import draw as draw_sheet
-from memprof.reports.terminal.report import print_document, render_short, render_terminal
+from memprof.reports.terminal.report import print_document, render_short
 from memprof.reports.terminal.screen import console_of, text_of
 from memprof.reports.terminal.table import draw_table
 
 from memprof.vocabulary import Category
+from tests.reports.document.drawn import render_terminal
 from tests.reports.sample import hostile, sample
 
 EXPECTED = Path(__file__).parent / "snapshots"

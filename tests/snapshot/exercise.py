@@ -10,7 +10,7 @@ from memprof.errors import MemprofError
 from memprof.snapshot import snapshot_from_raw
 from memprof.snapshot.unpickle import plain_from_bytes
 from memprof.timeline.idle_memory import idle_memory
-from memprof.timeline.timeline import build_timeline, history_of
+from memprof.timeline.timeline import build_timeline
 from tests.snapshot.programs import MIB, Program
 
 
@@ -25,7 +25,6 @@ def everything(data: bytes) -> None:
     snapshot = snapshot_from_raw(plain_from_bytes(data, "x"))
     for device in snapshot.devices:
         timeline = build_timeline(snapshot, device)
-        history_of(snapshot, device)
         split = idle_memory(timeline)
         for instant in {0, timeline.peak_instant, timeline.n_events}:
             rows = timeline.alive_at(instant)

@@ -34,6 +34,7 @@ class Program:
     def __post_init__(self) -> None:
         self.allocator = CachingAllocator(self.settings, self.capacity, self._record)
         self.live: list[int] = []
+        self.pending: set[int] = set()
 
     def _record(self, action: str, address: int, size: int, stream: int, pool: int) -> None:
         index = len(self.events)
@@ -57,17 +58,29 @@ class Program:
                 self.allocator.empty_cache()
             elif self.live:
                 address = self.live.pop(number % len(self.live))
-                self.allocator.request_free(address)
                 if what == "free":
-                    self.allocator.complete_free(address)
+                    self.allocator.free(address)
+                else:  # another stream still reads it
+                    block = self.allocator.block_at(address)
+                    self.pending.add(address)
+                    self._record("free_requested", address, block.requested, block.pool.stream, block.pool.pool)
         return self
+
+    def segments(self) -> list[dict[str, Any]]:
+        """The allocator's, with the blocks whose free was requested and has not been completed."""
+        found = self.allocator.segments()
+        for segment in found:
+            for block in segment["blocks"]:
+                if block["address"] in self.pending:
+                    block["state"] = "active_pending_free"
+                    segment["allocated_size"] -= block["size"]
+        return found
 
     def raw(self, start: int = 0) -> dict[str, Any]:
         """torch's snapshot, of which the events before ``start`` were not recorded."""
-        segments = [{**s, "blocks": [dict(b) for b in s["blocks"]]} for s in self.allocator.segments()]
         names = {str(1 << i): d for i, d in enumerate(self.settings.roundup_divisions)}
         return {
-            "segments": segments,
+            "segments": self.segments(),
             "device_traces": [[dict(e) for e in self.events[start:]]],
             "allocator_settings": {
                 "max_split_size": self.settings.max_split_size if self.settings.max_split_size < 1 << 60 else -1,

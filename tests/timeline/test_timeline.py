@@ -18,7 +18,7 @@ from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.block_sizes import block_sizes
 from memprof.timeline.idle_memory import idle_memory
 from memprof.timeline.lifetimes import pair_blocks
-from memprof.timeline.timeline import Timeline, build_timeline, history_of
+from memprof.timeline.timeline import Timeline, build_timeline
 from memprof.vocabulary import History
 from tests.snapshot.programs import MIB, Program, programs
 from tests.synthetic import SnapshotBuilder
@@ -110,7 +110,6 @@ def test_a_late_start_gives_the_same_totals(program: Program, fraction: float) -
     if not snapshot.devices:
         return
     timeline = build_timeline(snapshot, 0)
-    assert timeline.history is history_of(snapshot, 0)
     check_conservation(timeline)
     truth = np.array([(0, 0, 0, 0), *_settled(program)])[start:]
     got = totals_of(timeline)
@@ -206,7 +205,7 @@ def program() -> Program:
 
 def test_history(program: Program) -> None:
     def history(raw: dict[str, Any]) -> History:
-        return history_of(snapshot_from_raw(raw), 0)
+        return build_timeline(snapshot_from_raw(raw), 0).history
 
     assert history(program.raw()) is History.COMPLETE
     assert history(program.raw(3)) is History.STARTED_LATE

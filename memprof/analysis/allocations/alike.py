@@ -8,12 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from memprof.attribution import Attribution
+from memprof.attribution.result import Attribution
 from memprof.snapshot import Snapshot
 from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
-
-__all__ = ["common_name", "fold", "groups_of", "largest_groups", "tag_shape"]
 
 # What alike allocations share, beside the pattern of their names and the shape in their tags.
 _SHARED = ("bytes", "category", "detail", "evidence", "rule", "phase", "retained")

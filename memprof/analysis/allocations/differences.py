@@ -14,8 +14,6 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["Holdings", "Surplus", "holdings_of_analysis", "holdings_of_report", "stack_key", "surplus"]
-
 Key = tuple[tuple[str, ...], int, str]
 
 _CATEGORIES = list(Category)

@@ -12,8 +12,6 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
-__all__ = ["is_native", "is_torch", "listed_places", "place_of", "places_at_peak", "users_line", "without_folders"]
-
 #: Name at most so many places; fewer where they hold half.
 MOST = 4
 _HALF = 0.5

@@ -1,19 +1,20 @@
-"""Write stacks for a reader: without memprof's frames and without those of what started it."""
+"""Read stacks: for a reader without memprof's frames and those of what started it, and as calls of a model."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
 
-from memprof.frame_paths import FramePath, frame_path, recorded_own_folders
-from memprof.snapshot.model import Frame, Snapshot
+import numpy as np
 
-__all__ = ["ReadableStacks"]
+from memprof.frame_paths import FramePath, frame_path, recorded_own_folders
+from memprof.snapshot.model import I64, Frame, Snapshot
 
 # The lean trainer's frames stay: what they allocate is theirs.
 _OWN = re.compile(r"memprof/(?!grpo/)")
 # What stands above memprof's outermost frame: click, `python -m`, and the script that pip made of the command.
 _STARTER = re.compile(r"click/|(?:.*/)?runpy\.py$|<frozen runpy>$|(?:.*/)?memprof(?:\.exe/__main__\.py|-script\.py)?$")
+_MODULE = "torch/nn/modules/module.py"
 
 
 class ReadableStacks:
@@ -51,3 +52,24 @@ class ReadableStacks:
     def _is_own(self, frame: Frame) -> bool:
         path: FramePath = self._path(frame.file)
         return path.rooted and _OWN.match(path.path) is not None
+
+
+def outermost_calls(snapshot: Snapshot) -> tuple[I64, I64]:
+    """Number, for each stack, the place that calls its outermost module (-1: none), and its Python frames."""
+    frames = snapshot.stacks.frames
+    python = [f.file.endswith((".py", ".pyc", ".ipynb")) or f.file.startswith("<") for f in frames]
+    call = {
+        i
+        for i, f in enumerate(frames)
+        if f.function == "_call_impl" and f.file.replace("\\", "/").endswith(_MODULE)
+    }  # fmt: skip
+    places: dict[tuple[int, ...], int] = {}
+    wholes: dict[tuple[int, ...], int] = {}
+    found = np.full((2, len(snapshot.stacks.stacks)), -1, np.int64)
+    for i, stack in enumerate(snapshot.stacks.stacks):
+        own = tuple([f for f in stack if python[f]])
+        found[1, i] = wholes.setdefault(own, len(wholes))
+        if not call.isdisjoint(own):
+            outermost = max(depth for depth, f in enumerate(own) if f in call)
+            found[0, i] = places.setdefault(own[outermost + 1 :], len(places))
+    return found[0], found[1]

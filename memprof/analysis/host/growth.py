@@ -12,8 +12,6 @@ from memprof.analysis.counters import read_counters
 from memprof.errors import InputError
 from memprof.units import GIB
 
-__all__ = ["PARTS", "HostGrowth", "counters_beside", "host_growth", "host_report"]
-
 #: The parts of host memory, and their words. Arenas are part of private memory, pinned memory of none of the others.
 PARTS = {
     "host_children": "child processes (dataloader workers)",

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memprof.analysis.views import Views
-from memprof.attribution import attribute
+from memprof.attribution.pipeline import attribute
 from memprof.timeline.timeline import build_timeline
 from memprof.units import format_gib
 from memprof.vocabulary import CATEGORY_LABELS, Category
 
 if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
-
-__all__ = ["devices_note", "devices_report"]
 
 _MOST_NAMED = 8
 

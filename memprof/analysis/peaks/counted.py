@@ -19,16 +19,6 @@ from memprof.timeline.timeline import Timeline
 from memprof.units import format_bytes
 from memprof.vocabulary import History
 
-__all__ = [
-    "DETAIL",
-    "Unseen",
-    "counted_requested",
-    "counted_reserved",
-    "unseen_at_peak",
-    "unseen_by_span",
-    "unseen_note",
-]
-
 DETAIL = "not_in_history"
 
 

@@ -15,8 +15,6 @@ from memprof.vocabulary import Category, Evidence
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
-__all__ = ["findings", "weights_bits"]
-
 # A finding is worth naming from this share of the peak on.
 _WORTH = 0.05
 _NOTICEABLE = 1024

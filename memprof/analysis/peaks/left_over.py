@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from memprof.analysis.views import Views
     from memprof.timeline.timeline import Timeline
 
-__all__ = ["left_over", "pass_returned"]
-
 _PASSING = [c.code for c in (Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.TEMPORARIES)]
 # A dump without a history tells passes by numbers of blocks: three kinds of numbers, all multiples of at least three.
 _FEWEST = 3

@@ -7,8 +7,6 @@ from typing import Any
 
 from memprof.vocabulary import Category, Phase
 
-__all__ = ["next_step", "phases_of_next_step"]
-
 
 def phases_of_next_step(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the report's phases before the only optimizer step seen, beside the state that it makes; [] elsewhere.

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
-from memprof.analysis.ranks.reasons import known_reason
 from memprof.vocabulary import Category, Phase
-
-__all__ = ["across"]
 
 Summary = Mapping[str, Any]
 
 # Differences below this share of the median rank's peak are left out.
 _WORTH = 0.01
 _MOST_CATEGORIES = 3
+# What grows with the tokens of a rank's own batch.
+_BY_TOKENS = {"activations", "activation_gradients", "loss_logits"}
 
 
 def across(
@@ -135,7 +134,7 @@ def _above_median(own: Summary, ranks: Sequence[Summary]) -> list[dict[str, Any]
     for category, n in mine.items():
         usual = median_low(parts.get(category, 0) for parts in known.values())
         if n - usual > threshold:
-            reason = known_reason(category, own, usual, median_low(tokens) if tokens else None)
+            reason = _known_reason(category, own, usual, median_low(tokens) if tokens else None)
             rows.append((n - usual, category, usual, reason))
     rows.sort(key=lambda row: (-row[0], row[1]))
     found = [
@@ -171,6 +170,25 @@ def _outside(own: Summary, ranks: Sequence[Summary], threshold: float) -> list[d
             "category": "non_torch",
             "bytes": mine - usual,
             "median_bytes": usual,
-            "reason": known_reason("non_torch", own, usual, None),
+            "reason": _known_reason("non_torch", own, usual, None),
         }
     ]
+
+
+def _known_reason(category: str, own: Mapping[str, Any], usual: int, median_tokens: int | None) -> str:
+    """Return why a rank holds more of ``category`` (or of ``"non_torch"``) than the median rank; "" if not known.
+
+    Tokens are a reason where both ranks counted them; so is a median rank that holds none.
+
+    Args:
+        category: a category's id, or ``non_torch``.
+        own: the summary of the rank.
+        usual: the median rank's bytes of it.
+        median_tokens: the tokens in the step of the median rank, None where no rank counted them.
+    """
+    tokens = own.get("tokens")
+    if category in _BY_TOKENS and isinstance(tokens, int) and median_tokens:
+        if tokens > median_tokens:
+            return f"{tokens:,} tokens in that step where the median rank had {median_tokens:,}"
+        return f"not more tokens ({tokens:,}; the median rank had {median_tokens:,})"
+    return "the median rank holds none" if not usual else ""

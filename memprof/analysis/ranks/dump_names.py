@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
-__all__ = ["ROLES", "DumpName", "dump_name", "layouts"]
+from memprof.files import read_toml
 
 #: A word of a path and the role it stands for.
 ROLES = {
@@ -53,11 +52,7 @@ class DumpName:
 @lru_cache(maxsize=1)
 def layouts() -> tuple[tuple[re.Pattern[str], dict[str, Any]], ...]:
     """Return the pattern and the row of every layout in ``layouts.toml``."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    table = tomllib.loads(Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8"))
+    table = read_toml(Path(__file__).with_name("layouts.toml"))
     return tuple((re.compile(rf"(?:.*/)?{row['path']}"), row) for row in table["layout"])
 
 

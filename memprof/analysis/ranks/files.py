@@ -12,8 +12,6 @@ from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError, UsageError
 from memprof.snapshot.remote import walk
 
-__all__ = ["Recording", "choose", "find_recordings", "not_read", "recording_of", "report_beside"]
-
 # File names of the callback and of memprof.attach; names of other tools are read by dump_names.
 _OURS = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
 _SUFFIXES = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
@@ -24,23 +22,14 @@ _DEEPEST = 5
 
 
 @dataclass(frozen=True)
-class Recording:
-    """Hold one recording of one process: a snapshot, its report's JSON, or both. A ``rank`` of None is in the file.
+class Recording(DumpName):
+    """Hold one recording of one process: a snapshot, its report's JSON, or both, and what the path says of it.
 
-    ``role``, ``pid``, ``time``, ``label``, ``out_of_memory`` and ``count`` are what its path says, see
-    :class:`~memprof.analysis.ranks.dump_names.DumpName`.
+    A ``rank`` of None is in the file.
     """
 
-    rank: int | None
-    step: int | None
-    snapshot: Path | None
-    report: Path | None
-    role: str | None = None
-    pid: int | None = None
-    time: str | None = None
-    label: str | None = None
-    out_of_memory: bool = False
-    count: int | None = None
+    snapshot: Path | None = None
+    report: Path | None = None
 
     @property
     def path(self) -> Path:
@@ -65,12 +54,12 @@ def find_recordings(place: Path) -> list[Recording]:
             continue
         if found := _ours(files, folder):
             return found
-    files = list(_files_below(place))
+    files = [path for path in _entries_below(place) if not path.is_symlink()]
     if found := _ours(files, place) or _theirs(files, place):
         return found
     strangers = [path for path in files if path.name.endswith(_PICKLES)]
     if len(strangers) == 1:
-        return [Recording(None, None, strangers[0], None)]
+        return [Recording(snapshot=strangers[0])]
     there = (
         f"; the {len(strangers)} pickles there say no rank in their names: give them one by one" if strangers else ""
     )
@@ -95,12 +84,8 @@ def not_read(place: Path, found: Iterable[Recording]) -> tuple[list[Path], list[
     return strangers, links
 
 
-def _files_below(place: Path) -> Iterator[Path]:
-    """Yield the files below ``place`` in order, without hidden folders and links."""
-    return (path for path in _entries_below(place) if not path.is_symlink())
-
-
 def _entries_below(place: Path) -> Iterator[Path]:
+    """Yield the files below ``place`` in order, links too, without hidden folders."""
     for folder, folders, names in walk(place):
         deep = len(folder.relative_to(place).parts)
         folders[:] = sorted(f for f in folders if not f.startswith(".") and deep < _DEEPEST)
@@ -117,7 +102,7 @@ def _ours(files: Iterable[Path], place: Path) -> list[Recording]:
     recordings = []
     for (folder, step, rank), kinds in found.items():
         named = dump_name(folder.relative_to(place) / "rank0") or DumpName()
-        recordings.append(Recording(rank, step, kinds.get("pickle"), kinds.get("json"), role=named.role))
+        recordings.append(Recording(rank, step, named.role, snapshot=kinds.get("pickle"), report=kinds.get("json")))
     return sorted(recordings, key=lambda r: (r.step or 0, r.rank or 0, r.role or ""))
 
 
@@ -152,16 +137,14 @@ def _order(recording: Recording) -> tuple[object, ...]:
 
 
 def _named(path: Path, said: DumpName, report: Path | None = None) -> Recording:
-    return Recording(
-        said.rank, said.step, path, report, said.role, said.pid, said.time, said.label, said.out_of_memory, said.count
-    )
+    return Recording(**vars(said), snapshot=path, report=report)
 
 
 def recording_of(path: Path) -> Recording:
     """Return the recording of one file named on the command line."""
     if match := _OURS.fullmatch(path.name):
-        json = path if match.group(3) == "json" else None
-        return Recording(int(match.group(2)), int(match.group(1)), None if json else path, json)
+        rank, step = int(match.group(2)), int(match.group(1))
+        return Recording(rank, step, report=path) if match.group(3) == "json" else Recording(rank, step, snapshot=path)
     named = dump_name(Path(*path.parts[-2:])) or DumpName()
     return _named(path, replace(named, step=None, out_of_memory=False))
 

@@ -9,8 +9,6 @@ from typing import Any
 from memprof.analysis.ranks.files import Recording, not_read
 from memprof.analysis.ranks.roles import newest_of_each_rank, pick_role, role_of, several_of_a_rank
 
-__all__ = ["DumpGroup", "dump_rows", "sort_dumps"]
-
 _MOST_STRANGERS = 5
 
 

@@ -12,8 +12,6 @@ from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError
 from memprof.snapshot.extra import MOST_RANKS
 
-__all__ = ["fullest", "merged", "missing_ranks", "world_size_of"]
-
 
 def merged(
     report: Mapping[str, Any],

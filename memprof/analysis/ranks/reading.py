@@ -23,8 +23,6 @@ from memprof.analysis.report_files import read_memprof_json
 from memprof.errors import InputError, UsageError
 from memprof.executors import answers, open_executor
 
-__all__ = ["Maker", "RanksRead", "RanksReader", "ReadRank", "read_ranks"]
-
 #: Makes the report of a snapshot; importable by name, as it runs in other processes.
 Maker = Callable[[Path], dict[str, Any]]
 #: Writes a report's JSON to a file.

@@ -9,8 +9,6 @@ from memprof.analysis.ranks.dump_names import ROLES
 from memprof.analysis.ranks.files import Recording
 from memprof.errors import UsageError
 
-__all__ = ["newest_of_each_rank", "pick_role", "role_of", "several_of_a_rank"]
-
 _TRAINS = ("optimizer_state", "gradients", "activation_gradients")
 _SERVES = ("kv_cache", "inference_engine")
 # The role that a report shows first, where a run has several.

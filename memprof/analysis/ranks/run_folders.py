@@ -7,8 +7,6 @@ from pathlib import Path
 
 from memprof.errors import InputError
 
-__all__ = ["RUN_FOLDER", "file_of_run", "places_of_run", "unused_folder"]
-
 RUN_FOLDER = "_memprof"
 _NUMBERED = re.compile(rf"{RUN_FOLDER}-(\d{{1,6}})")
 # What the callback and `memprof run` write; a folder's other files say nothing of a run.

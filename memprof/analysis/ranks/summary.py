@@ -8,8 +8,6 @@ from typing import Any
 from memprof.errors import InputError
 from memprof.vocabulary import Category, Phase
 
-__all__ = ["check_summary", "rank_summary"]
-
 _PEAK = ("allocated_bytes", "active_bytes", "reserved_bytes", "non_torch_bytes", "phase", "step")
 _DEVICE_PEAK = ("reserved_bytes", "non_torch_bytes", "phase", "step")
 _OOM = ("requested_bytes", "device_free_bytes", "phase", "step")

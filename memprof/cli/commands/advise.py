@@ -14,8 +14,6 @@ from memprof.cli.inputs import read_run
 from memprof.cli.options import RECORDING, device_option, redact_option, seconds_option
 from memprof.errors import UsageError
 
-__all__ = ["command"]
-
 
 @click.command(name="advise")
 @click.argument("source", type=RECORDING, metavar="SNAPSHOT|DIR|REPORT.json")

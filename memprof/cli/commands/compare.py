@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from memprof.analysis.compare import Run
     from memprof.reports.document.model import Document
 
-__all__ = ["command"]
-
 
 @dataclass(frozen=True)
 class _Column:

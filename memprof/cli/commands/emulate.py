@@ -14,8 +14,6 @@ import click
 from memprof.cli.options import check_folder
 from memprof.errors import UsageError
 
-__all__ = ["command"]
-
 _FOLDER = "_memprof_emulated"
 # Launchers by the modules behind them: a script of that name may be another environment's, with another torch.
 _LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}

@@ -15,8 +15,6 @@ from memprof.cli.options import RECORDING, device_option, no_cache_option, redac
 from memprof.errors import UsageError
 from memprof.reports.renderers import Answer
 
-__all__ = ["command"]
-
 _DEFAULT_TOP = 20
 
 

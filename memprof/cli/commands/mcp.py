@@ -10,8 +10,6 @@ from memprof.cli.options import redact_option
 from memprof.errors import UsageError, how_to_install
 from memprof.files import refuse_special
 
-__all__ = ["command"]
-
 
 @click.command(name="mcp")
 @click.argument("folders", type=click.Path(exists=True, path_type=Path), nargs=-1, metavar="[FOLDER]...")

@@ -14,8 +14,6 @@ from memprof.errors import InputError
 from memprof.files import refuse_special
 from memprof.reports.renderers import Answer
 
-__all__ = ["command"]
-
 # The message is at the end of a log; of a larger one only that is read.
 _MOST_BYTES = 256 * 2**20
 

@@ -11,7 +11,6 @@ from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.help import grouped
 from memprof.cli.options import executor_option
 from memprof.cli.progress import progress
-from memprof.cli.serving import refuse_without, serving_answer
 from memprof.cli.simulating import need_torch
 from memprof.cli.simulation_options import GROUPS, given_settings, run_options, settings_of, value_of
 from memprof.errors import UsageError
@@ -20,8 +19,6 @@ from memprof.reports.renderers import Answer
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
     from memprof.plan.planner import Plan
-
-__all__ = ["command"]
 
 SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_model_len max_num_seqs"
 
@@ -83,7 +80,8 @@ def command(
         raise UsageError(
             f"-o {output.page}: a plan is written as a page; give a name that ends in .html, or use --json."
         )
-    refuse_without(serve_beside, max_model_len, max_num_seqs)
+    if serve_beside is None and (max_model_len, max_num_seqs) != (None, None):
+        raise UsageError("--max-model-len and --max-num-seqs are the engine's: add --serve-beside SIZE.")
     if serve_beside is not None:
         _serve(settings_of(config_file, given), gpu, serve_beside, max_model_len, max_num_seqs, output)
         return
@@ -109,10 +107,28 @@ def command(
 def _serve(
     settings: Settings, gpu: str, beside: str, max_model_len: int | None, max_num_seqs: int | None, output: Output
 ) -> None:
+    """Plan the engine that shares the card with a trainer; by default it serves the run's own lengths and batch."""
+    from memprof.config.catalogue import find_config
+    from memprof.config.gpus import find_gpu
+    from memprof.config.model_shape import ModelShape
+    from memprof.plan.serving import plan_serving
+    from memprof.units import parse_size
+
     if output.page is not None:
         raise UsageError("-o: a plan of an engine has no page; leave it out, or use --json or --format markdown.")
-    answer, fits = serving_answer(settings, gpu, beside, max_model_len, max_num_seqs)
-    emit(answer, output, fits=fits)
+    if beside.strip().isdecimal():
+        raise UsageError(f"--serve-beside {beside}: give a unit, such as {beside}GiB.")
+    plan = plan_serving(
+        settings.model,
+        ModelShape.of(find_config(settings.model)),
+        gpu,
+        find_gpu(gpu).total_bytes,
+        parse_size(beside),
+        max_model_len or settings.sequence_length,
+        max_num_seqs or settings.per_device_train_batch_size * settings.generation_steps,
+    )
+    data: dict[str, Any] = plan.to_dict()
+    emit(Answer("serving", data, lambda: data), output, fits=plan.fits)
 
 
 def _vary(text: str | None) -> tuple[str, list[Any]] | None:

@@ -26,8 +26,6 @@ from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 
-__all__ = ["command"]
-
 _LISTED = 50
 
 

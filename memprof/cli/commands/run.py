@@ -13,8 +13,6 @@ from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
-__all__ = ["command"]
-
 
 class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """Steps written as ``2`` or ``2,10,500``."""

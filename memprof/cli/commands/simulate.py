@@ -25,8 +25,6 @@ from memprof.simulate.plain import SHORTCUTS, without
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
-__all__ = ["command"]
-
 
 @click.command(name="simulate", cls=grouped(GROUPS))
 @run_options

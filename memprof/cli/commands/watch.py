@@ -15,8 +15,6 @@ from memprof.reports.renderers import Answer
 if TYPE_CHECKING:
     from memprof.analysis.counters import Counters
 
-__all__ = ["command"]
-
 
 @click.command(name="watch")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")

@@ -13,8 +13,6 @@ from memprof.config.trl_arguments import left_out_of, said_by_trl
 from memprof.errors import InputError
 from memprof.files import refuse_special
 
-__all__ = ["ALIASES", "read_settings"]
-
 #: Names that other tools' config files use for the same setting.
 ALIASES = {
     "model_name_or_path": "model",

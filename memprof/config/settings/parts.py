@@ -13,18 +13,6 @@ from memprof.config.optimizers import OPTIMIZERS
 from memprof.errors import UsageError, did_you_mean
 from memprof.units import parse_size
 
-__all__ = [
-    "CHOICES",
-    "DeviceSettings",
-    "GenerationSettings",
-    "ModelSettings",
-    "Part",
-    "ShardingSettings",
-    "TrainerSettings",
-    "flag_of",
-    "kinds_of",
-]
-
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),
     "mixed_precision": ("no", "bf16", "fp16"),

@@ -17,8 +17,6 @@ from memprof.config.settings.parts import (
 )
 from memprof.errors import UsageError
 
-__all__ = ["TRAINERS_OWN", "Settings"]
-
 #: Defaults of TRL's other trainers where they are not those of :class:`Settings`, for who leaves a setting open.
 TRAINERS_OWN: dict[str, dict[str, Any]] = {"rloo": {"beta": 0.05}}
 _UNSHARDED = tuple(name for name in OPTIMIZERS if not optimizer(name).sharded)

@@ -13,8 +13,6 @@ import triton.language as tl
 
 from memprof.grpo.loss.fused_tiles import Stats, Transform, tile_gradient, tile_stats
 
-__all__ = ["triton_gradient", "triton_stats"]
-
 _STATS_BLOCK = 8192
 _GRADIENT_BLOCK = 2048
 

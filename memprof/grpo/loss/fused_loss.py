@@ -22,8 +22,6 @@ from memprof.grpo.loss.fused_tiles import Transform
 from memprof.grpo.loss.passes import Passes, passes_for
 from memprof.grpo.rows import parts_of
 
-__all__ = ["DEFAULT_TILE_BYTES", "GradFn", "LinearLogprobs", "chunk_size", "fused_linear_logprobs"]
-
 #: ``grad_fn(logps, entropies, start, stop) -> (dlogps, dentropies)``: the gradient of the loss with respect to the
 #: log-probabilities (and entropies) of tokens ``start:stop``; either may be None.
 GradFn = Callable[[torch.Tensor, "torch.Tensor | None", int, int], "tuple[torch.Tensor | None, torch.Tensor | None]"]

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["DEVICE_BLOCK_BYTES", "Stats", "Transform", "accumulate", "tile_gradient", "tile_stats"]
-
 #: fp32 bytes that one step of a torch pass works on: on the CPU about what its caches hold, so that a pass reads
 #: memory once; elsewhere a bound on temporaries.
 _CPU_BLOCK_BYTES = 8 << 20

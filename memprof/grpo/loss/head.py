@@ -15,8 +15,6 @@ from memprof.grpo.loss.fused_loss import DEFAULT_TILE_BYTES, fused_linear_logpro
 from memprof.grpo.loss.load_balancing import LoadBalancing, RoutedTokens
 from memprof.grpo.rows import Place, Row, places_of
 
-__all__ = ["Head", "Scored", "TokenGradient", "add_lean_head"]
-
 #: ``token_gradient(place, logps, entropies)``: the loss's gradient with respect to the tokens at ``place`` in
 #: ``[B, T]``, as soon as their log-probabilities (and entropies) are known.
 TokenGradient = Callable[

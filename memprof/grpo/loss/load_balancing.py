@@ -18,8 +18,6 @@ from memprof.compat import require, transformers
 from memprof.errors import UsageError
 from memprof.grpo.rows import is_fake
 
-__all__ = ["LoadBalancing", "RoutedTokens"]
-
 
 class RoutedTokens(NamedTuple):
     """Sums over some tokens of all layers: ``counts`` and ``probabilities`` ``[E]`` fp32; ``tokens``: their number."""

@@ -19,8 +19,6 @@ from memprof.grpo.loss.fused_tiles import (
     tile_stats,
 )
 
-__all__ = ["Passes", "passes_for", "shape_passes"]
-
 logger = logging.getLogger(__name__)
 
 

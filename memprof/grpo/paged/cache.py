@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["PooledCache", "Rows", "SlotPool"]
-
 
 class SlotPool:
     """Number the token slots of a pool and hand them out.

@@ -13,8 +13,6 @@ from memprof.grpo.paged.cache import PooledCache, Rows, SlotPool
 from memprof.grpo.paged.sampling import Sampling
 from memprof.grpo.paged.schedule import Compute, Leave, PoolSize, Progress, Prompt, Schedule, Work, chunks_of
 
-__all__ = ["RollingBatch", "Row"]
-
 
 @dataclass(eq=False)
 class _Prompt(Prompt):

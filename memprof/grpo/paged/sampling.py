@@ -24,8 +24,6 @@ from transformers import (
 
 from memprof.grpo.paged.support import NotPaged
 
-__all__ = ["Sampling", "host_draws"]
-
 # Each works on one position's scores; the repetition penalty also reads which tokens the row has.
 _ROW_BY_ROW = (
     EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitNormalization, MinPLogitsWarper,

@@ -11,21 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = [
-    "CHUNK",
-    "Action",
-    "Compute",
-    "Decode",
-    "Leave",
-    "PoolSize",
-    "Progress",
-    "Prompt",
-    "Schedule",
-    "Work",
-    "actions_at_full_length",
-    "chunks_of",
-]
-
 #: Tokens of a prompt, or of a sequence that is computed again, that go through the model together.
 CHUNK = 2048
 # A sequence that waits comes back where all can then run on for a quarter of its tokens, and an eighth of the longest

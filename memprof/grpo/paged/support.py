@@ -9,8 +9,6 @@ from memprof.config.model_shape import ModelShape
 from memprof.errors import InputError
 from memprof.grpo.techniques.whole_length import follows_length
 
-__all__ = ["NotPaged", "why_not"]
-
 
 class NotPaged(Exception):
     """The rolling batch cannot generate this: the message says why, as a clause."""

@@ -11,8 +11,6 @@ from memprof.grpo.paged.rolling import RollingBatch
 from memprof.grpo.paged.sampling import Sampling
 from memprof.grpo.paged.schedule import PoolSize, Work
 
-__all__ = ["decode_in_pool", "prompts_of"]
-
 
 def decode_in_pool(
     model: Any,

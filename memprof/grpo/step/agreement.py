@@ -7,8 +7,6 @@ import torch
 from memprof.grpo.rows import Place
 from memprof.grpo.step.objective import Gradient
 
-__all__ = ["UsedGradient"]
-
 #: How far the two may be apart, over the norm of the whole's. Both are the same fp32 operations on the same values,
 #: but for sums over tokens that are not there yet.
 _SAME = 1e-4

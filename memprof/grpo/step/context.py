@@ -15,8 +15,6 @@ from memprof.grpo.step.schemes import LossTerms
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
 
-__all__ = ["StepContext", "base_model_of"]
-
 
 @dataclass(frozen=True)
 class StepContext:

@@ -15,8 +15,6 @@ import torch
 
 from memprof.grpo.once_log import OnceLog
 
-__all__ = ["SMALL_SHARE", "are_summed", "gradient_sums"]
-
 #: Sums this small beside all weights of the model are kept without being asked for.
 SMALL_SHARE = 1 / 16
 #: From so many pieces on; two are one addition, which TRL's own accumulation makes too.

@@ -25,8 +25,6 @@ from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.step.schemes import RLOO, TOKEN, TWO_PASS, Scheme
 from memprof.grpo.step.scoring import blank, close_prompt, score_piece, score_pieces, write
 
-__all__ = ["PiecewiseStep"]
-
 _SET_SYNC = accelerate.SET_SYNC_GRADIENTS.name
 
 

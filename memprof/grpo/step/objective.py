@@ -20,8 +20,6 @@ from memprof.compat.versions import EXECUTING, installed
 from memprof.errors import UsageError
 from memprof.grpo.support import is_librarys
 
-__all__ = ["Gradient", "Handover", "Objective", "Values"]
-
 
 class Values(NamedTuple):
     """What TRL's loss asks for: ``logps`` and ``entropies`` ``[B, T]`` fp32, 0 where ``completion_mask`` is.

@@ -12,8 +12,6 @@ import torch
 from memprof.grpo.step.out_of_memory import Adaptation, end, is_out_of_memory
 from memprof.grpo.techniques.rounding import StochasticAdamW
 
-__all__ = ["SurvivingStep"]
-
 _HOST = torch.device("cpu")
 
 

@@ -24,8 +24,6 @@ from memprof.grpo.step.pieces import Piece
 from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["Adaptation", "end", "is_out_of_memory", "say_where", "survive"]
-
 #: ``sums``: where gradients of parameters are added up instead of in ``.grad``.
 Sums = Mapping[torch.Tensor, torch.Tensor]
 

@@ -8,8 +8,6 @@ from memprof.config.model_shape import ModelShape
 from memprof.config.piece_size import MOST_TOKENS, piece_tokens, small_bytes
 from memprof.errors import InputError
 
-__all__ = ["PieceSizes"]
-
 
 class PieceSizes:
     """The sizes for one model. ``small_bytes``: what is small beside its weights."""

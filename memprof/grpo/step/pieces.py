@@ -17,8 +17,6 @@ from memprof.grpo.techniques.prefix import forward_completions, forward_prompt
 from memprof.grpo.techniques.segment_attention import segment_refusal
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["Piece", "Prompt", "fits_one_piece", "pieces_of", "plan", "segments_refused"]
-
 
 def pieces_of(rows: Sequence[Row], limit: int) -> list[list[Row]]:
     """Gather rows into pieces of at most ``limit`` tokens, padding counted; a longer row is a piece of its own.

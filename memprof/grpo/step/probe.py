@@ -20,8 +20,6 @@ from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.techniques.whole_length import frequencies_of
 
-__all__ = ["Answer", "ask"]
-
 # Tokens of the two rows: odd numbers, so that blocks of a few tokens do not begin where they did.
 _PADDED, _PROMPT, _COMPLETION = 7, 10, 7
 _SHORT = 4  # tokens of the completion of the padded row

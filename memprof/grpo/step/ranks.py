@@ -9,8 +9,6 @@ import torch
 
 from memprof.grpo.rows import Row
 
-__all__ = ["Ranks"]
-
 
 @dataclass(frozen=True)
 class Ranks:

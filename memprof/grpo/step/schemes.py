@@ -19,8 +19,6 @@ from memprof.compat import transformers, trl
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
 
-__all__ = ["RLOO", "SEQUENCE", "TOKEN", "TWO_PASS", "LossTerms", "Scheme", "scheme_of"]
-
 TOKEN, SEQUENCE, TWO_PASS = "token", "sequence", "two_pass"
 #: The ``loss_type`` of ``RLOOTrainer``, which has no such setting.
 RLOO = "rloo"

@@ -16,8 +16,6 @@ from memprof.grpo.step.pieces import Piece, plan, segments_refused
 from memprof.grpo.techniques.packing import packed_arguments
 from memprof.grpo.techniques.whole_length import frequencies_of
 
-__all__ = ["blank", "close_prompt", "score_piece", "score_pieces", "score_without_graph", "stand_in", "write"]
-
 
 def score_piece(
     step: StepContext,

@@ -18,8 +18,6 @@ from memprof.grpo.techniques.layers import (
 )
 from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp, why_not_tiled
 
-__all__ = ["OFFLOAD_FROM_BYTES", "TILE_TOKENS", "Techniques", "checkpointing_of", "tile_of"]
-
 #: Bytes of layer inputs, for one completion of full length, from which on they go to host memory.
 OFFLOAD_FROM_BYTES = 2 << 30
 #: Large enough that each of a tile's products keeps a GPU busy.

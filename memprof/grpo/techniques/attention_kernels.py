@@ -20,8 +20,6 @@ from memprof.compat.torch import (
     FLASH_ON_CPU_BACKWARD,
 )
 
-__all__ = ["AttentionKernel", "attention_kernel", "gpu_kernel"]
-
 
 @dataclass(frozen=True)
 class AttentionKernel:

@@ -33,8 +33,6 @@ from memprof.errors import UsageError
 from memprof.grpo.techniques.layers import Undo, attention_of, decoder_layers, replace_forward, text_config
 from memprof.grpo.techniques.offload import Offloader
 
-__all__ = ["CHECKPOINTING_KINDS", "Checkpointing", "apply_checkpointing"]
-
 CHECKPOINTING_KINDS = ("none", "mlp", "selective", "full", "offloaded")
 
 # The kernels behind scaled_dot_product_attention, and flash-attn's own.

@@ -15,17 +15,6 @@ from torch import nn
 from memprof.compat.transformers import DECODER_LAYER
 from memprof.errors import UsageError
 
-__all__ = [
-    "Undo",
-    "attention_of",
-    "decoder_layers",
-    "hands_arguments_down",
-    "is_mixture_of_experts",
-    "mlp_of",
-    "replace_forward",
-    "text_config",
-]
-
 #: Takes back what a function did to a model.
 Undo = Callable[[], None]
 

@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["HostPool", "Offloader"]
-
 _ALIGN = 512
 _LARGEST_SLAB = 1 << 30
 #: inputs on their way out of the device at a time, and on their way back.

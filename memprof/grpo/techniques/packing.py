@@ -14,8 +14,6 @@ import torch
 from memprof.grpo.techniques.segment_attention import Segments, install_segment_attention
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["Body", "packed_arguments", "packed_forward", "run_packed"]
-
 #: A transformers model without its head: keyword arguments in, something with ``last_hidden_state [1, S, H]`` out.
 Body = Callable[..., Any]
 

@@ -25,8 +25,6 @@ import torch
 from memprof.grpo.techniques.packing import Body, packed_arguments, run_packed
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["forward_completions", "forward_prompt"]
-
 
 def forward_prompt(body: Body, prompt_ids: torch.Tensor, *, fp32_gradients: bool = True) -> SharedPrefix:
     """Run ``prompt_ids [1, P]`` (or ``[P]``) through ``body`` and keep what completions need.

@@ -18,9 +18,6 @@ import torch
 
 from memprof.grpo.once_log import OnceLog
 
-__all__ = ["StochasticAdamW", "drawing_alike", "round_to_bf16", "rounded_optimizer", "trains_in_bf16"]
-
-
 _SWITCH = "stochastic_rounding='never' takes it as it is"
 # Elements that are updated together: about 26 bytes of temporaries each.
 _CHUNK = 1 << 21

@@ -25,8 +25,6 @@ from memprof.errors import UsageError
 from memprof.grpo.techniques.attention_kernels import attention_kernel
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["Segments", "install_segment_attention", "segment_refusal"]
-
 #: attention implementations of transformers in whose place segments run
 _REPLACED = ("sdpa", "flash_attention_2", "flash_attention_3")
 _MARK = "_memprof_segments"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["SharedPrefix"]
-
 
 class SharedPrefix:
     """A prompt's keys and values by layer, and its last hidden state: for the graph behind, and as leaves ahead.

@@ -21,8 +21,6 @@ from memprof.errors import UsageError
 from memprof.grpo.rows import parts_of
 from memprof.grpo.techniques.layers import Undo, decoder_layers, is_mixture_of_experts, mlp_of, replace_forward
 
-__all__ = ["apply_tiled_mlp", "why_not_tiled"]
-
 
 def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
     """Run the MLP of every decoder layer of ``model`` in tiles of at most ``tile_tokens`` tokens.

@@ -15,8 +15,6 @@ import torch
 
 from memprof.grpo.techniques import offload
 
-__all__ = ["WeightStream"]
-
 _ALIGN = 512
 
 

@@ -17,8 +17,6 @@ from torch import nn
 
 from memprof.grpo.techniques.layers import replace_forward
 
-__all__ = ["follows_length", "frequencies_of"]
-
 _FOUND: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
 
 

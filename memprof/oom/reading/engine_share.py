@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from memprof.oom.tables import table
 from memprof.units import GIB, format_bytes
 
-__all__ = ["PARTS", "engine_shares", "share_note"]
-
 #: The parts that are told apart, and their words.
 PARTS = {
     "weights": "weights",

@@ -6,8 +6,6 @@ from memprof.oom.known_messages import FORMS
 from memprof.oom.reading.hits import Hit
 from memprof.oom.reading.unbend import Stream
 
-__all__ = ["events_of"]
-
 _NEAR = 40  # lines between two signs of one event
 _CHAIN = 400  # lines a chained traceback may be long
 _CLOSE = 8  # lines between an engine's message and what caused it, where nothing says that it did

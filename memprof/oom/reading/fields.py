@@ -10,8 +10,6 @@ from memprof.oom.known_messages import DEVICE_FORMS
 from memprof.oom.reading.sizes import SIZE, bytes_of
 from memprof.oom.tables import table
 
-__all__ = ["Message", "messages_in"]
-
 # No two fields of one message stand further apart, spaces not counted.
 _GAP = 260
 _HEAD, _BLOCK, _ASYNC, _FIELDS_ONLY, _CLASS = DEVICE_FORMS

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memprof.oom.failure import Failure
+from memprof.oom.failure import Failure, Frame
 from memprof.oom.form import Form
-from memprof.oom.known_messages import NOT_MEMORY
+from memprof.oom.known_messages import FORMS, NOT_MEMORY
 from memprof.oom.reading.events import events_of
 from memprof.oom.reading.frames import frames_around
 from memprof.oom.reading.hits import Hit, hits_in
 from memprof.oom.reading.regions import regions
-from memprof.oom.reading.retold import fits_frames, retold
 from memprof.oom.reading.unbend import Stream, streams_of
 from memprof.units import GIB
-
-__all__ = ["Reading", "find_failures", "read_log"]
 
 _MOST_EVENTS = 200
 _HEAD = 60_000  # characters at the beginning of a log, where programs print their settings
 _LOG_RANK = re.compile(r"\brank[ =:]{1,2}(\d{1,5})\b|\[rank(\d{1,5})\]", re.I)
 _NUMBERS = ("requested", "total", "free", "allowed", "allocated", "device", "rank")
+_INNERMOST = 4  # frames that tell what a driver's bare words are about
+_ASKED = [(form.asked_by, form) for form in FORMS if form.asked_by is not None]
 
 
 @dataclass
@@ -49,9 +49,9 @@ def read_log(log: str) -> Reading:
         actors = " ".join(sorted({line.actor for stream in streams for line in stream.lines if line.actor}))
         for stream in streams:
             found += [
-                retold(replace(f, around=f"{f.around}\n{actors}", head=text[:_HEAD]))
+                _retold(replace(f, around=f"{f.around}\n{actors}", head=text[:_HEAD]))
                 for f in _of_stream(stream, notes)
-                if fits_frames(f)
+                if _fits_frames(f)
             ]
             for form_ in NOT_MEMORY:
                 if form_.pattern.search(stream.squeezed):
@@ -111,6 +111,27 @@ def _failure(stream: Stream, hit: Hit, floor: int, ceiling: int) -> Failure:
         around=around[-20_000:],
         **device_fields,  # type: ignore[arg-type]
     )
+
+
+def _retold(failure: Failure) -> Failure:
+    """Return a failure in the form that its innermost frames tell, where its message is the driver's bare words."""
+    if failure.form.event != "driver" or failure.requested is not None:
+        return failure
+    for place in reversed(_places(failure.frames)):
+        for asked_by, form in _ASKED:
+            if asked_by.search(place):
+                return replace(failure, form=form, kind=form.kind)
+    return failure
+
+
+def _fits_frames(failure: Failure) -> bool:
+    """Say whether the frames are those its form asks for, where it asks for any."""
+    pattern = failure.form.frames
+    return pattern is None or any(pattern.search(place) for place in _places(failure.frames))
+
+
+def _places(frames: Sequence[Frame]) -> list[str]:
+    return [f"{frame.path.replace(chr(92), '/')}:{frame.function} {frame.code}" for frame in frames[-_INNERMOST:]]
 
 
 def _message(stream: Stream, hit: Hit) -> str:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from memprof.oom.failure import Frame
 from memprof.oom.reading.unbend import Line
 
-__all__ = ["frames_around"]
-
 _HEAD = "Traceback (most recent call last"
 _MOST_LINES = 500
 _MOST_FRAMES = 250

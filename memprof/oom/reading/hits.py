@@ -13,8 +13,6 @@ from memprof.oom.reading.fields import messages_in
 from memprof.oom.reading.sizes import bytes_of
 from memprof.oom.reading.unbend import Stream
 
-__all__ = ["Hit", "hits_in"]
-
 _SOURCE = re.compile(
     r"^(?:raise |except |assert |if |elif |return |logger\.|logging\.|print\(|f?[\"'`])|\braise \w{1,200}\("
 )

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from memprof.oom.known_messages import TRIGGERS
 
-__all__ = ["regions"]
-
 _SMALL = 150_000  # characters that are read closely whatever they hold: a broken line can hide every trigger
 _BEFORE, _AFTER = 40_000, 8_000
 # A log that speaks of memory everywhere: its head and tail are read, and a note says so.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SIZE", "bytes_of"]
-
 # In text without spaces, lower case: ``74.16gib``, ``6291456bytes``, ``3149468kb``, ``morethan1eb``.
 SIZE = r"(?:\d[\d,]{0,24}(?:\.\d{1,9})?|morethan1)(?:bytes?|[kmgtpe]ib?|[kmgtpe]b|[kmgtpe](?![a-z])|b(?![a-z]))"
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}

@@ -15,8 +15,6 @@ from functools import cached_property
 
 from memprof.oom.tables import table
 
-__all__ = ["Line", "Stream", "streams_of"]
-
 _ANSI = re.compile(
     r"(?:\x1b|\\u001b|\\x1b|\\033)(?:\[[0-9;?]{0,30}[ -/]{0,3}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])"
 )

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from memprof.compat import torch as names
 
-__all__ = ["CudaBackend", "TorchCuda"]
-
 
 class CudaBackend(Protocol):
     """Define what :class:`memprof.recording.cuda.history.CudaHistory` needs of torch; sizes in bytes."""

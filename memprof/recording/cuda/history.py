@@ -27,8 +27,6 @@ from memprof.recording.guard import Door
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.vocabulary import History, Kind, Phase
 
-__all__ = ["DEFAULT_ENTRIES", "CudaHistory"]
-
 DEFAULT_ENTRIES = 1_000_000
 _SKIPPED = ["alloc", "free_requested", "free_completed"]
 # Decode tokens recorded before thinning begins, and how much longer each further gap is than the tokens so far.

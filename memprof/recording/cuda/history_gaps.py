@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Gap", "block_changes", "fill_gaps"]
-
 _HELD = "active_allocated"
 # Freed by the program, and kept until a stream has done with it; torch has two names for it.
 _PENDING = ("active_pending_free", "active_awaiting_free")

@@ -12,8 +12,6 @@ from typing import Any
 from memprof.compat.optional_packages import ENGINE_POOL
 from memprof.vocabulary import Phase
 
-__all__ = ["SWITCHES", "Residency"]
-
 # Phases at whose end the device is looked at: those between rollout and training.
 SWITCHES = {Phase.SLEEP.value, Phase.WAKE.value, Phase.WEIGHT_SYNC.value}
 

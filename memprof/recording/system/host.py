@@ -14,17 +14,6 @@ from typing import Any
 from memprof._version import __version__
 from memprof.recording.guard import Door
 
-__all__ = [
-    "device_name",
-    "device_total",
-    "host_parts",
-    "host_section",
-    "node_name",
-    "pinned_bytes",
-    "rss_bytes",
-    "versions",
-]
-
 _PACKAGES = ("transformers", "trl", "peft", "accelerate", "bitsandbytes", "torchao", "deepspeed", "vllm")
 
 

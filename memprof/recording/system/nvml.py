@@ -10,8 +10,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DeviceMeter", "Reading"]
-
 _MISSING = "NVML is not there (pip install nvidia-ml-py): what is held outside torch is not known"
 
 

@@ -10,8 +10,6 @@ from memprof.compat.torch_sharding import GROUPS
 from memprof.recording.system.host import pinned_bytes, rss_bytes
 from memprof.recording.system.nvml import DeviceMeter, Reading
 
-__all__ = ["Outside"]
-
 # Modules that allocate on a device beside torch's caching allocator, where they are loaded.
 _ALLOCATORS = {
     "vllm": "vLLM (its own pools, CUDA graphs, custom all-reduce)",

@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from memprof.recording.guard import Door
 
-__all__ = ["MOST_HERTZ", "Sampler"]
-
 MOST_HERTZ = 10.0
 _MOVED = 1 << 20
 _AT_LEAST_EVERY_US = 5_000_000

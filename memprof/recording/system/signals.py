@@ -24,8 +24,6 @@ from typing import Any
 
 from memprof.recording.guard import Door, way_in
 
-__all__ = ["Interrupts", "Terminations"]
-
 # How long the main thread may take to notice a signal before it counts as stuck.
 _PATIENCE_S = 2.0
 _LOOKS = 20

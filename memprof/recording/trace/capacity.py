@@ -6,8 +6,6 @@ import torch
 
 from memprof.units import format_bytes
 
-__all__ = ["out_of_memory"]
-
 
 def out_of_memory(device: str, index: int, capacity: int, held: int, requested: int) -> torch.OutOfMemoryError:
     """Return the error that torch's allocator would raise on a device of that size.

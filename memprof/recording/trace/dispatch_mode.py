@@ -11,15 +11,6 @@ import torch
 from memprof.compat import torch as torch_names
 from memprof.recording.guard import Door, meant
 
-__all__ = [
-    "PLAIN",
-    "STRIDED",
-    "Watching",
-    "keep_compiler_off",
-    "remove_mode",
-    "tensors_in",
-]
-
 PLAIN: Any = torch_names.PLAIN_DISPATCH.get()
 STRIDED = torch.strided
 # What an operation's tensors are, by their types.

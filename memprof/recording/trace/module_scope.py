@@ -11,8 +11,6 @@ from memprof.recording.guard import UNGUARDED, Door
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ModuleScope", "Running"]
-
 
 class Running(NamedTuple):
     """Describe a module whose forward runs: its key, qualified name, and its model's role."""

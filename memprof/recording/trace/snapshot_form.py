@@ -9,8 +9,6 @@ from memprof.recording.frames import StackWriter
 from memprof.recording.recorder import Tags
 from memprof.recording.trace.module_scope import Running
 
-__all__ = ["Born", "Died", "Held", "write_snapshot"]
-
 _POOL = (0, 0)
 
 

@@ -34,8 +34,6 @@ from memprof.recording.trace.snapshot_form import Born, Died, Held, write_snapsh
 from memprof.recording.trace.training_regions import Region
 from memprof.vocabulary import History, Kind
 
-__all__ = ["TensorTrace"]
-
 _CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to allocate) (\d+) bytes")
 _FROZEN = (
     "gc.freeze() was called: tensors made before it that only local variables hold are counted from their first use, "

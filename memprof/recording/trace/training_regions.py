@@ -13,8 +13,6 @@ from memprof.compat import torch as torch_names
 from memprof.recording.guard import UNGUARDED, Door
 from memprof.vocabulary import Phase
 
-__all__ = ["Region"]
-
 _graph_task: Any = torch_names.GRAPH_TASK.get()
 _OPTIMIZER_STEP = Phase.OPTIMIZER_STEP.value
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from memprof.reports.document.build import document_of
 from memprof.reports.html.report import render_html
-from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.analysis import analyze
 from memprof.analysis.report_files import validate
@@ -19,6 +18,7 @@ from memprof.recording.session import Session
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.timeline import build_timeline
 from tests.recording.fake_cuda import Allocator
+from tests.reports.document.drawn import render_terminal
 from tests.synthetic import SnapshotBuilder
 
 MIB = 1 << 20

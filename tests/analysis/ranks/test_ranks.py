@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from memprof.reports.document.build import build_document
 from memprof.reports.document.ranks import ranks_of
 from memprof.reports.html.report import render_html
-from memprof.reports.markdown.report import render_markdown
-from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.counters import CountersFile
 from memprof.analysis.ranks.across import across
@@ -25,6 +23,7 @@ from memprof.analysis.report_files import validate
 from memprof.errors import InputError, UsageError
 from memprof.redact import redact
 from tests.analysis.ranks.simulated import many_ranks, rank_report
+from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import HOSTILE, MIB, sample
 
 

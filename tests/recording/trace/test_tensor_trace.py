@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 from torch.utils.checkpoint import checkpoint
 
-from memprof.analysis import analyze
+from memprof.analysis.analysis import analyze
 from memprof.recording import phase, record
 from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.snapshot import load_snapshot

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html
-from memprof.reports.markdown.report import render_markdown
-from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.prediction import PARTS, usable
 from memprof.analysis.report_files import validate
@@ -21,6 +19,7 @@ from memprof.config.fits import MARGIN, margin_of, stated_error, wide_margin
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
 from memprof.config.trl_arguments import assumed_of
+from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import sample
 
 GIB = 2**30

@@ -9,10 +9,9 @@ from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Room
 from memprof.reports.document.summary import room_of
 from memprof.reports.html.report import render_html
-from memprof.reports.markdown.report import render_markdown
-from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.report import capacity_of
+from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import MIB, PEAK, sample
 
 CARD = 25_386_352_640  # of the sample: 24,210 MiB

@@ -7,18 +7,9 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memprof.reports.document.text import (
-    duration,
-    gib,
-    percent,
-    plain,
-    sentence_list,
-    short_path,
-    signed_gib,
-    thousands,
-)
+from memprof.reports.document.text import duration, plain, sentence_list, short_path, signed_gib, thousands
 
-from memprof.units import GIB
+from memprof.units import GIB, gib, percent
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from memprof.reports.document.build import build_document
-from memprof.reports.document.text import gib
 from memprof.reports.html.report import write_html
 
+from memprof.units import gib
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import MIB, hostile, sample
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.files import cache_is_off
 
 if TYPE_CHECKING:
-    from memprof.analysis.kept.entries import Entry
-
-__all__ = ["entry_of"]
+    from memprof.analysis.cache.entries import Entry
 
 _LEAST = 4 * 2**20  # bytes of a snapshot; a smaller one is read about as fast as its entry
 
@@ -27,7 +25,7 @@ def entry_of(path: Any, device: int | None) -> Entry | None:
     with suppress(OSError, RuntimeError):
         before = path.stat()
         if stat.S_ISREG(before.st_mode) and before.st_size >= _LEAST:
-            from memprof.analysis.kept.entries import entry_at
+            from memprof.analysis.cache.entries import entry_at
 
             return entry_at(path, device, before)
     return None

@@ -15,8 +15,6 @@ from memprof.timeline.reserved import Regions
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import History, Kind
 
-__all__ = ["TYPES", "built", "is_json", "written"]
-
 TYPES = ("|b1", "|u1", "<i4", "<i8")  # of arrays
 
 _CLASSES: dict[str, Any] = {

@@ -14,8 +14,6 @@ from functools import cache
 
 from memprof.errors import InputError, UnsafePickle
 
-__all__ = ["check_opcodes", "without_frames"]
-
 _RUN = 1000  # opcodes per match: the regular expression engine remembers each until the match ends
 _ODD_TUPLES = 12  # tuples other than pairs of numbers; nested, they cost at most 3 ** 12 steps
 

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.advice.advised import ReportOf, analyze, analyze_once
-from memprof.analysis import kept
-from memprof.analysis.kept import entries, entry_of
-from memprof.analysis.kept.entries import Entry, Parts
+from memprof.analysis import cache
+from memprof.analysis.cache import entries, entry_of
+from memprof.analysis.cache.entries import Entry, Parts
 from memprof.analysis.report_files import validate
 from memprof.cli import main
 from tests.synthetic import SnapshotBuilder
@@ -28,7 +28,7 @@ MIB = 2**20
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kept, "_LEAST", 1)
+    monkeypatch.setattr(cache, "_LEAST", 1)
     monkeypatch.delenv("MEMPROF_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "memprof" / "recordings"
@@ -317,7 +317,7 @@ def test_nothing_is_kept_where_it_is_switched_off(
     monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "named"))
     assert told() == first
     assert len(list((tmp_path / "named" / "recordings").iterdir())) == 1
-    monkeypatch.setattr(kept, "_LEAST", 10**9)
+    monkeypatch.setattr(cache, "_LEAST", 10**9)
     assert entry_of(run, None) is None
 
 

@@ -24,14 +24,12 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 
 from memprof._version import __version__
+from memprof.analysis.cache.plain import TYPES, built, is_json, written
 from memprof.analysis.host.growth import counters_beside
-from memprof.analysis.kept.plain import TYPES, built, is_json, written
 from memprof.attribution.result import Attribution
 from memprof.files import cache_folder, write_whole
 from memprof.snapshot.model import Snapshot
 from memprof.timeline.timeline import Timeline
-
-__all__ = ["Entry", "Parts", "entry_at"]
 
 _MOST = 2 * 2**30  # bytes of all entries; the oldest go first
 _MAGIC = b"memprof kept 1\n\0"

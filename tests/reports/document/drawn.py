@@ -1,13 +1,14 @@
-"""Render a report as GitHub Markdown, for issues and pull requests."""
+"""Draw a report as commands print it."""
 
 from __future__ import annotations
 
 from memprof.reports.document.model import Document
 from memprof.reports.renderers import draw
 
-__all__ = ["render_markdown"]
-
 
 def render_markdown(document: Document) -> str:
-    """Render title and peak, then rows, phases and the largest allocations as tables, and notes at the end."""
     return draw("report", document, "markdown")
+
+
+def render_terminal(document: Document, width: int = 100, colour: bool = False) -> str:
+    return draw("report", document, "text", width, colour)
