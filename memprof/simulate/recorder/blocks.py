@@ -44,7 +44,7 @@ class Windows:
     def widen(self, *highest: int) -> None:
         """Count highest values in the innermost window; without any, what is held now."""
         if self._open:
-            self._open[-1] = [max(a, b) for a, b in zip(self._open[-1], highest or self._now(), strict=True)]
+            self._open[-1] = list(map(max, self._open[-1], highest or self._now()))
 
     def _now(self) -> list[int]:
         heap = self._heap

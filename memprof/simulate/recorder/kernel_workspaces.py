@@ -21,7 +21,10 @@ __all__ = ["KernelMemory", "hidden_bytes"]
 
 _ATEN = torch.ops.aten
 _graph_task: Any = torch_names.GRAPH_TASK.get()
-_MULTIPLIES = {_ATEN.mm.default, _ATEN.mm.out, _ATEN.bmm.default, _ATEN.addmm.default, _ATEN.baddbmm.default}
+# Of every operation is asked whether it is one of these: by identity, since hashing an operator costs a call.
+_MULTIPLIES = set(
+    map(id, (_ATEN.mm.default, _ATEN.mm.out, _ATEN.bmm.default, _ATEN.addmm.default, _ATEN.baddbmm.default))
+)
 _FOREACH_NORM: Any = torch_names.FOREACH_NORM.get()
 _FLASH_BACKWARD: Any = torch_names.FLASH_BACKWARD.get()
 #: How many of their first arguments these copy where they are not contiguous.
@@ -206,6 +209,8 @@ _HIDDEN: dict[Any, _Hidden] = {
     _ATEN.linalg_vector_norm.default: _vector_norm,
     _ATEN.multinomial.default: _multinomial,
 }
+_HIDES = set(map(id, _HIDDEN))
+_EARLY = set(map(id, (_FLASH_BACKWARD, _FOREACH_NORM, *_LAYER_NORMS, _ATEN.embedding_dense_backward.default)))
 
 
 def hidden_bytes(
@@ -229,11 +234,13 @@ class KernelMemory:
 
     def before(self, func: Any, args: _Arguments) -> list[int]:
         """Take what a kernel holds from before its results are made until they are there; return the addresses."""
+        if id(func) not in _EARLY:
+            return []
         return [self._blocks.make_bytes(size, func) for size in _early_bytes(func, args)]
 
     def after(self, func: Any, args: _Arguments, kwargs: dict[str, Any], made: list[Any]) -> None:
         """Take what a kernel takes once its results are there, and give it back."""
-        if func in _HIDDEN:
+        if id(func) in _HIDES:
             if self._blocks.rehearsal is not None:
                 self._blocks.rehearsal.kernel(func, args, kwargs, made)
             else:
@@ -246,7 +253,7 @@ class KernelMemory:
 
     def multiply(self, func: Any) -> None:
         """Take cuBLAS's workspace for this thread, where ``func`` uses it and it has none."""
-        if self.workspace and func in _MULTIPLIES:
+        if id(func) in _MULTIPLIES and self.workspace:
             self.claim_workspace()
 
     def claim_workspace(self) -> None:
@@ -271,7 +278,7 @@ def _early_bytes(func: Any, args: tuple[Any, ...]) -> list[int]:
     if func is _ATEN.embedding_dense_backward.default:
         ids = args[1].numel()
         return [ids * 8] * 2 if ids > _FEW_IDS else []
-    if func is not _FOREACH_NORM or not args[0]:
+    if not args[0]:
         return []
     # ForeachReduceOp.cu: a partial norm of every chunk, as many for each tensor as for the largest.
     tensors = args[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -95,10 +94,10 @@ class FakeRecorder:
         storages, kernels = self.storages, self.kernels
         kernel_shown = self.cuda and not storages.paused
         early = kernels.before(func, args) if kernel_shown else []
-        made = []
+        made, tags = [], self.blocks.tags
         if func is _EFFICIENT:  # the seed and offset of dropout stay on the host
             out = out[:2]
-        for tensor in _fakes((out,)):
+        for tensor in _fakes(out):
             if storages.knows(tensor):
                 continue
             if not (self.cuda and _in_place(func, args) and storages.inherit(args[0], tensor)):
@@ -110,7 +109,7 @@ class FakeRecorder:
         for address in early:
             self.blocks.release(address)
         if kernel_shown:
-            self.work.see(func, args, kwargs, out, *self.phase_and_step(), alike)
+            self.work.see(func, args, kwargs, out, tags.phase, tags.step, alike)
 
     def count_work(self, func: Any, args: tuple[Any, ...]) -> None:
         """Count a kernel's work that no dispatch shows."""
@@ -166,12 +165,7 @@ def _in_place(func: Any, args: tuple[Any, ...]) -> bool:
     return (func is _ADD and sums_in_place(args)) or (func is _PUT and puts_in_place())
 
 
-def _fakes(values: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, _FakeTensor):
-            if value.fake_device.type != "meta" and value.layout is torch.strided:
-                found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _fakes(value)
-    return found
+def _fakes(value: Any) -> list[Any]:
+    if isinstance(value, _FakeTensor):
+        return [value] if value.layout is torch.strided and value.fake_device.type != "meta" else []
+    return [fake for part in value for fake in _fakes(part)] if isinstance(value, (list, tuple)) else []

@@ -24,7 +24,7 @@ _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _is_symbolic = attrgetter(torch_names.FAKE_SYMBOLIC.name)
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _Operator: Any = type(torch.ops.aten.add.Tensor)
-_META = torch.device("meta")
+_META, _STRIDED = torch.device("meta"), torch.strided
 _NEEDED = (torch_names.NO_DISPATCH, torch_names.MAKE_SUBCLASS, torch_names.NO_DATA_POINTER, torch_names.KEYS_OF)
 # Their result hangs on values, or they change what their argument is.
 _LEFT_ALONE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
@@ -82,7 +82,7 @@ def _is_cacheable(func: Any) -> bool:
 
 
 def _key(number: int, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> tuple[Any, ...] | None:
-    """Return what an operation is known by, and fill ``tensors``; None without tensors, or with others than dense."""
+    """Return what an operation is known by, and fill ``tensors``; None where one of them is not dense."""
     facts: list[Any] = [number, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
     if not _add_facts(args, facts, tensors):
         return None
@@ -90,14 +90,14 @@ def _key(number: int, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
         facts += kwargs
         if not _add_facts(kwargs.values(), facts, tensors):
             return None
-    return tuple(facts) if tensors else None
+    return tuple(facts)
 
 
 def _add_facts(values: Iterable[Any], facts: list[Any], tensors: list[Any]) -> bool:
     for value in values:
         kind = type(value)
         if kind is _FakeTensor:
-            if value.constant is not None or not _is_plain(value):
+            if value.constant is not None or value.layout is not _STRIDED or _is_symbolic(value):
                 return False
             facts.append(_facts_of(value))
             tensors.append(value)
@@ -107,14 +107,11 @@ def _add_facts(values: Iterable[Any], facts: list[Any], tensors: list[Any]) -> b
             facts += (list, len(value))
             if not _add_facts(value, facts, tensors):
                 return False
+        elif kind is torch.Generator:
+            facts.append(kind)  # which one it is decides values only
         else:
             return False
     return True
-
-
-def _is_plain(tensor: Any) -> bool:
-    """Tell whether a tensor is dense, and its shape plain numbers."""
-    return tensor.layout is torch.strided and not _is_symbolic(tensor)
 
 
 def _facts_of(tensor: Any) -> tuple[Any, ...]:
@@ -201,26 +198,28 @@ class _Making:
         first = _FakeTensor(out.fake_mode, meta, shape.device)
         if _facts_of(first) != _facts_of(out) or self._keys(first) != self._keys(out):
             return None
-        attributes = dict(vars(first))
+        attributes, device = dict(vars(first)), shape.device
+        build, subclass, no_pointer = self._meta, self._subclass, self._no_pointer
 
         def make(given: list[Any]) -> Any:
-            made = self._meta(shape, None if of is None else given[of].untyped_storage())
-            made = self._subclass(_FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=shape.device)
-            self._no_pointer(made)
+            made = build(shape, None if of is None else given[of].untyped_storage())
+            made = subclass(_FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device)
+            no_pointer(made)
             made.__dict__.update(attributes)
             return made
 
         return make
 
     def _meta(self, shape: _Shape, storage: Any) -> Any:
+        extents, strides, offset, dtype, _ = shape
         with self._no_dispatch():
-            made = torch.empty_strided(shape.shape, shape.stride, dtype=shape.dtype, device=_META)
-            return made if storage is None else made.set_(storage, shape.offset, shape.shape, shape.stride)
+            made = torch.empty_strided(extents, strides, dtype=dtype, device=_META)
+            return made if storage is None else made.set_(storage, offset, extents, strides)
 
 
 def _is_simple_result(out: Any) -> bool:
     odd = out.requires_grad or out.is_conj() or out.is_neg() or out.is_inference() or out.constant is not None
-    return _is_plain(out) and not odd
+    return out.layout is _STRIDED and not _is_symbolic(out) and not odd
 
 
 def _storage(tensor: Any) -> int:

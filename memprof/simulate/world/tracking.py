@@ -49,14 +49,14 @@ class Tracking(_Mode):  # type: ignore[misc]
             return args[0].fake_device if type(args[0]) is _FakeTensor else func(*args)
         kwargs = kwargs or {}
         for kind in types:
-            if self._is_foreign(kind):
+            if kind is not _FakeTensor and self._is_foreign(kind):
                 return NotImplemented
-        if kwargs.get("pin_memory"):  # there is no device to pin for; the recorder counts it
+        if kwargs and kwargs.get("pin_memory"):  # there is no device to pin for; the recorder counts it
             with self._recorder.storages.on_host():
                 out = func(*args, **{**kwargs, "pin_memory": False})
                 self._recorder.see(func, args, kwargs, out)
             return out
-        special = _SPECIAL.get(func)
+        special = _SPECIAL.get(id(func))
         if special is None:
             out, alike = self._run(func, args, kwargs)
         else:
@@ -131,13 +131,14 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 _COUNTING = ("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer")  # they log averages over labelled tokens
 _ATEN = torch.ops.aten
-_SPECIAL: dict[Any, Callable[[Tracking, Any, Any, Any], Any]] = {
-    torch_names.LOCAL_SCALAR.get(): Tracking._scalar,
-    _ATEN.all.default: Tracking._reduced,
-    _ATEN.gt.Scalar: Tracking._compared,
-    _ATEN.index.Tensor: Tracking._index,
-    _ATEN.nonzero.default: Tracking._nonzero,
-    _ATEN.masked_select.default: Tracking._masked_select,
+# By identity: operators live as long as torch does, and hashing one costs a call.
+_SPECIAL: dict[int, Callable[[Tracking, Any, Any, Any], Any]] = {
+    id(torch_names.LOCAL_SCALAR.get()): Tracking._scalar,
+    id(_ATEN.all.default): Tracking._reduced,
+    id(_ATEN.gt.Scalar): Tracking._compared,
+    id(_ATEN.index.Tensor): Tracking._index,
+    id(_ATEN.nonzero.default): Tracking._nonzero,
+    id(_ATEN.masked_select.default): Tracking._masked_select,
 }
 
 

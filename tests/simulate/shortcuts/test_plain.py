@@ -41,6 +41,22 @@ def test_a_simulation_needs_no_shortcut(settings_for: Any, monkeypatch: pytest.M
     assert _held(simulate_settings(settings)) == _held(expected)
 
 
+def test_a_filled_cache_decodes_as_one_that_a_prompt_filled(settings_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memprof.simulate.run import simulate_settings
+    from memprof.simulate.shortcuts.decoding import learning
+
+    settings, filled = settings_for(dtype="bfloat16", lora_r=4, completion_length=40), []
+    expected = simulate_settings(settings)
+    fill = learning.filled_cache
+    monkeypatch.setattr(learning, "_tiles", lambda settings: True)
+    monkeypatch.setattr(learning, "filled_cache", lambda *given: filled.append(given) or fill(*given))
+    got = simulate_settings(settings)
+    assert filled
+    assert _held(got) == _held(expected)
+    taken = [[(e["size"], e["user_metadata"]) for e in raw["device_traces"][0]] for raw in (got, expected)]
+    assert sorted(taken[0]) == sorted(taken[1])
+
+
 def test_a_shortcut_that_fails_is_told_of_and_changes_nothing(
     settings_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,11 @@ def _operations(t: dict[str, Any]) -> Iterator[tuple[Any, tuple[Any, ...], dict[
     yield _ATEN.mul.out, (wide, other), {"out": t["part"]}
     yield _ATEN.zeros_like.default, (wide,), {"dtype": torch.bool}
     yield _ATEN.empty_like.default, (_ATEN.t.default(wide),), {}
+    yield getattr(_ATEN.random_, "from"), (t["long"], 0, 5), {"generator": torch.Generator()}
+    for made in (_ATEN.empty.memory_format, _ATEN.zeros.default):
+        yield made, ([4, 6],), {"device": torch.device("cpu")}
+        yield made, ([4, 6],), {"device": torch.device("meta"), "dtype": torch.bfloat16}
+    yield _ATEN.arange.default, (6,), {"device": torch.device("cpu")}
 
 
 def _facts(out: Any, t: dict[str, Any]) -> Any:
@@ -100,12 +105,14 @@ def test_a_known_operation_is_not_executed_again(known: KnownResults) -> None:
     with FakeTensorMode() as mode, torch.no_grad():
         one = torch.zeros(3, 5)
         _, number = known.run(_ATEN.mul.Tensor, (one, one), {})
+        _, empty = known.run(_ATEN.empty.memory_format, ([3, 5],), {"device": torch.device("cpu")})
         mode.dispatch = None  # whatever asks torch's fake mode now, fails
         made, alike = known.run(_ATEN.mul.Tensor, (one, one), {})
         assert type(made) is FakeTensor
         assert alike == number
         assert alike is not None
         assert made.untyped_storage()._cdata != one.untyped_storage()._cdata
+        assert known.run(_ATEN.empty.memory_format, ([3, 5],), {"device": torch.device("cpu")})[1] == empty is not None
 
 
 def test_what_hangs_on_values_is_always_asked_for(known: KnownResults) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.compat import transformers as transformers_names
 from memprof.config.settings import Settings, TrainerSettings
+from memprof.grpo.techniques.apply import TILE_TOKENS
 from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Jumps, NotAlike, Player, Run, learn
 from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
 from memprof.simulate.trainer.rollout import some_tokens
@@ -19,19 +20,22 @@ __all__ = ["NotAlike", "Player", "learned", "pieces_to_execute"]
 # Tokens executed after the prompt and at the end, where the steps between them are repeated from logs.
 _FIRST_TOKENS, _LAST_TOKENS = 3, 4
 _SHORTEST_PERIOD = 16
+_MANY_TILES = 4
 
 
 def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
     if settings.divided:
         raise NotAlike(f"the model is divided by {settings.sharding}")
-    jumps = _jumps(model, trainer, settings)
-    shapes = _layer_shapes(trainer, model, batch, settings, recorder) if jumps is not None else []
+    jumps, windows = _jumps(model, trainer, settings), _windows(model, settings)
+    shapes: list[LayerShape] = []
+    if jumps is not None or (not windows and _tiles(settings)):
+        shapes = _layer_shapes(trainer, model, batch, settings, recorder)
     runs: list[Run] = []
-    for prompt, tokens in pieces_to_execute(settings, _windows(model, settings), jumps):
+    for prompt, tokens in pieces_to_execute(settings, windows, jumps):
         with recorder.blocks.rehearsing() as rehearsal, recorder.work.apart() as work:
             cache = None
-            if jumps is not None and runs:
-                plain = (prompt - 1 - settings.prompt_length) % jumps.length
+            if runs and (jumps is not None or (shapes and all(s.keys and s.state is None for s in shapes))):
+                plain = (prompt - 1 - settings.prompt_length) % jumps.length if jumps is not None else None
                 cache = filled_cache(model, shapes, prompt - 1, trainer.generation_config, plain)
             longest = settings.sequence_length - prompt
             some_tokens(trainer, model, batch, prompt, longest, cache, count=tokens, whole=True)
@@ -48,6 +52,13 @@ def _jumps(model: Any, trainer: Any, settings: TrainerSettings) -> Jumps | None:
     if every < _SHORTEST_PERIOD:
         raise NotAlike(f"the cache is quantised anew every {every} tokens")
     return Jumps(every + 1, every, (settings.completion_length - 1) // every)
+
+
+def _tiles(settings: Settings) -> bool:
+    """Tell whether a prompt as long as the sequence goes through MLPs in many tiles, each of which is executed: filling
+    a cache takes a fraction of that."""
+    plain = settings.generation == "hf" and settings.cache_implementation == "dynamic"
+    return plain and settings.lean and settings.sequence_length > _MANY_TILES * TILE_TOKENS
 
 
 def _layer_shapes(
