@@ -23,10 +23,10 @@ from memprof.reports.html.compare import write_comparison
 from simulations import ending, options, save, table
 
 from memprof.analysis.compare import Run, compare
-from memprof.analysis.published import published_columns
+from memprof.analysis.published_tables import published_columns
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import CHOICES, Settings
-from memprof.simulate.fit import evaluate
+from memprof.simulate.evaluate import evaluate
 from memprof.units import format_gib
 
 RECIPES = {"trl-full-logits": "TRL, logits materialised", "trl": "TRL today", "lean": "Lean trainer"}

@@ -184,7 +184,7 @@ def _recipe(row: dict[str, Any] | None) -> str | None:
 def run_components(file: Path) -> None:
     """Simulate what is missing; each group's own peak, as the published sums are made."""
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     results = kept(file)
     for name in LONG:

@@ -14,7 +14,7 @@ from memprof.config.settings import Settings
 from memprof.errors import MemprofError
 from memprof.plan import cache
 from memprof.plan.subprocess_runner import runner
-from memprof.simulate.fit import run_row
+from memprof.simulate.evaluate import run_row
 
 __all__ = ["chart", "ending", "options", "save", "simulate_all", "table"]
 

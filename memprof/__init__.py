@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from memprof._version import __version__
 
 if TYPE_CHECKING:
-    from memprof.advice.advised import analyze
+    from memprof.advice.analyze_with_advice import analyze
     from memprof.analysis.analysis import Analysis
-    from memprof.analysis.shown import Drawing
+    from memprof.analysis.registered_renderer import Drawing
+    from memprof.instrument.attach import attach, attached
+    from memprof.instrument.dump_requests import collect, request_dump
     from memprof.integrations.callback.callback import MemProfCallback
     from memprof.recording import phase, record
     from memprof.snapshot import Snapshot, load_snapshot
-    from memprof.watch.attach import attach, attached
-    from memprof.watch.collect import collect, request_dump
 
 __all__ = [
     "Analysis",
@@ -38,11 +38,11 @@ _HOME = {
     "Analysis": "memprof.analysis.analysis",
     "MemProfCallback": "memprof.integrations.callback.callback",
     "Snapshot": "memprof.snapshot",
-    "analyze": "memprof.advice.advised",
-    "attach": "memprof.watch.attach",
-    "attached": "memprof.watch.attach",
-    "collect": "memprof.watch.collect",
-    "request_dump": "memprof.watch.collect",
+    "analyze": "memprof.advice.analyze_with_advice",
+    "attach": "memprof.instrument.attach",
+    "attached": "memprof.instrument.attach",
+    "collect": "memprof.instrument.dump_requests",
+    "request_dump": "memprof.instrument.dump_requests",
     "load_snapshot": "memprof.snapshot",
     "phase": "memprof.recording",
     "record": "memprof.recording",
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
 
     home = import_for(f"memprof.{name}", _HOME[name], _EXTRA)
     if name in ("Analysis", "analyze"):
-        from memprof.analysis.shown import use
+        from memprof.analysis.registered_renderer import use
 
         use(_drawing)
     return getattr(home, name)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memprof.plan import subprocess_runner
-from memprof.simulate.own_process import NO_MLFLOW
+from memprof.simulate.fast_start import NO_MLFLOW
 from tests.forked import Worker
 from tests.workspace import Workspace
 
@@ -40,7 +40,7 @@ SLOWEST = (
     "simulate/trainer/test_lean.py",
     "simulate/matrix/test_matrix.py",
     "reports/html/test_browser_compare.py",
-    "watch/test_faults.py",
+    "instrument/test_faults.py",
     "simulate/trainer/test_generation.py",
     "integrations/test_ranks.py",
     "recording/guard/test_ways_in.py",
@@ -57,10 +57,10 @@ SLOWEST = (
     "simulate/script/test_script_lean.py",
     "reports/html/test_browser_ranks.py",
     "tensorboard/test_tab.py",
-    "watch/test_script.py",
-    "watch/test_attach.py",
+    "instrument/test_script.py",
+    "instrument/test_attach.py",
     "plan/test_short_steps.py",
-    "simulate/world/test_failed_simulation.py",
+    "simulate/fake_cuda/test_failed_simulation.py",
 )
 
 

@@ -1,7 +1,7 @@
 """Commands and ranks in processes forked from one that has imported the trainers, which takes longer than most of them.
 
 Nothing of memprof is imported there: a command finds it as in a process of its own. Real processes stand in
-``tests/simulate/test_own_process.py``, ``tests/plan/test_subprocess_runner.py`` and ``tests/watch``.
+``tests/simulate/test_fast_start.py``, ``tests/plan/test_subprocess_runner.py`` and ``tests/instrument``.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def found_by_two_ranks(module: str, folder: Path, *arguments: str) -> list[Any]:
     """Run ``module FOLDER ARGUMENTS`` on two ranks; return what is in ``rank-0.json`` and ``rank-1.json`` then.
 
     Each rank has the environment that torchrun gives it. Real launchers start ``tests/integrations/test_ranks.py`` and
-    ``tests/watch/test_faults.py``.
+    ``tests/instrument/test_faults.py``.
     """
     port = _free_port()
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]

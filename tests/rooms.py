@@ -47,7 +47,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         "attach to trainers, trackers and TensorBoard",
         ("recording", "compat", "advice", "analysis", "reports", "oom", "snapshot"),
     ),
-    "watch": (
+    "instrument": (
         "watch runs without a trainer of ours: attach, collect, run",
         ("integrations", "recording", "compat", "analysis", "reports", "emulate"),
     ),
@@ -61,7 +61,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         "parse commands and connect the rooms",
         (
             "advice", "analysis", "assistants", "config", "demo", "emulate", "executors", "oom", "plan", "recording",
-            "reports", "simulate", "snapshot", "watch",
+            "reports", "simulate", "instrument", "snapshot",
         ),
     ),
 }  # fmt: skip

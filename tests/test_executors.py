@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.advised import ReportOf
+from memprof.advice.analyze_with_advice import ReportOf
 from memprof.analysis.ranks.reading import RanksReader, read_ranks
 from memprof.errors import InputError
 from memprof.executors import RayExecutor, answers, check_executor, open_executor

@@ -23,7 +23,7 @@ NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "fastjsonschema")
 # Rooms that work without torch; a torch import at their top level would break `memprof report`.
 TORCH_FREE = (
     "advice", "allocator", "analysis", "attribution", "cli", "compat", "config", "demo", "oom", "plan", "reports",
-    "snapshot", "timeline", "watch",
+    "instrument", "snapshot", "timeline",
 )  # fmt: skip
 
 
@@ -132,8 +132,8 @@ def test_rooms_import_what_the_table_allows(graph: dict[str, dict[str, int]]) ->
     for (room, other), where in rooms.arrows(graph).items():
         allowed = {"first floor", *rooms.ROOMS[room][1]} if room in rooms.ROOMS else set()
         if room == "memprof":  # the package itself: lazy homes of the public names, and `python -m memprof`
-            allowed = {"first floor", "advice", "analysis", "cli", "integrations", "recording", "snapshot", "watch"}
-            allowed.add("reports")  # what draws an analysis in a notebook, handed in
+            allowed = {"first floor", "advice", "analysis", "cli", "instrument", "recording", "snapshot"}
+            allowed |= {"integrations", "reports"}  # what draws an analysis in a notebook is handed in
         found += where if other not in allowed else []
     assert not found
 

@@ -23,7 +23,7 @@ def combination(machine: Any) -> dict[str, Any]:
     from memprof.config.catalogue import find_config
     from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings
-    from memprof.simulate.fit import run_row
+    from memprof.simulate.evaluate import run_row
 
     settings = Settings(model="Qwen/Qwen2.5-7B-Instruct", prompt_length=512, completion_length=512)
     like = Run(peaks=(), settings=settings, shape=ModelShape.of(find_config(settings.model)))

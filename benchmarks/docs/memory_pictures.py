@@ -43,7 +43,7 @@ def simulated(settings: Settings, page: Path) -> dict[str, Any]:
     from memprof.reports.document.build import document_of
     from memprof.reports.html.report import write_html
 
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     analysis = evaluate(settings, None).analysis
     write_html(document_of(analysis), page)

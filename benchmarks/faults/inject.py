@@ -338,7 +338,7 @@ def _outcome(own: Path, code: types.CodeType, exception: int, expected: str) -> 
 
 def _whole(written: Path) -> bool:
     """Tell whether the reports are those that the snapshots beside them give now."""
-    from memprof.advice.advised import ReportOf, analyze
+    from memprof.advice.analyze_with_advice import ReportOf, analyze
 
     snapshots = list(written.glob("*.pickle"))
     for path in snapshots:

@@ -162,7 +162,7 @@ class Mutants:
 
     def ranks(self, draw: random.Random) -> Iterator[str]:
         """Read a folder of three ranks: snapshots, reports or both, of which one is a mutant."""
-        from memprof.advice.advised import ReportOf
+        from memprof.advice.analyze_with_advice import ReportOf
         from memprof.analysis.ranks.reading import RanksReader, read_ranks
 
         place = self.folder / "ranks"
@@ -233,7 +233,7 @@ _RANK_NAMES = (
 
 
 def _read_snapshot(path: Path, draw: random.Random) -> Iterator[str]:
-    from memprof.advice.advised import ReportOf, analyze
+    from memprof.advice.analyze_with_advice import ReportOf, analyze
 
     yield from _shown(ReportOf().of(analyze(path), path), draw)
 

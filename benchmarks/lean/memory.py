@@ -103,7 +103,7 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
     from trl import GRPOTrainer
 
     from memprof.compat.patching import replacing
-    from memprof.simulate.recorder.work import Work
+    from memprof.simulate.recorder.flops import Work
 
     step, times_of = GRPOTrainer.training_step, Work._times
     alike = 1

@@ -50,7 +50,7 @@ def timed(owner: type, names: tuple[str, ...], into: list[float]) -> Callable[[]
 
 def measured(out: Path, tiny: bool, steps: int, tokens: int) -> dict[str, list[float]]:
     """Return the seconds of each step, and of counting in it."""
-    from memprof.integrations.trackers.tracking import Tracking
+    from memprof.integrations.trackers.step_logging import Tracking
     from transformers import TrainerCallback
 
     from memprof import MemProfCallback

@@ -36,7 +36,7 @@ def held() -> int:
 
 def count(steps: int, out: Path) -> list[dict[str, int]]:
     """Count alone, with as much of a trainer as counting looks at; return a row for every tenth of the way."""
-    from memprof.integrations.trackers.tracking import Tracking
+    from memprof.integrations.trackers.step_logging import Tracking
 
     from memprof.recording.guard import UNGUARDED, Seams
 

@@ -62,7 +62,7 @@ class Book:
 
 def _simulated(settings: Settings) -> dict[str, Any]:
     from memprof.config.gpus import CONTEXT_BYTES
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     analysis = evaluate(settings, None).analysis
     peak, device = analysis.peak, analysis.device_peak

@@ -34,7 +34,7 @@ def simulated(prog: dict[str, Any], folder: Path, attention: str | None) -> dict
     import transformers.integrations.sdpa_attention as sdpa
 
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.fit import analyse
+    from memprof.simulate.evaluate import analyse
     from memprof.simulate.run import simulate
 
     grouped = (lambda *_, **__: False) if prog["shim"] else sdpa.use_gqa_in_sdpa
@@ -88,9 +88,9 @@ def _adapted(session: Any, prog: dict[str, Any], folder: Path) -> Any:
     import torch
     from peft import LoraConfig, get_peft_model
 
+    from memprof.simulate.fake_cuda.nf4 import Linear4bit, Nf4, tell_of_adapters
     from memprof.simulate.trainer.loading import load_model
     from memprof.simulate.trainer.models import build_model, load_config
-    from memprof.simulate.world.nf4 import Linear4bit, Nf4, tell_of_adapters
 
     name = str(folder / prog["model"]) if prog["model"].endswith(".json") else prog["model"]
     config, dtype = load_config(name), prog["dtype"]

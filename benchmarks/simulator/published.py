@@ -91,7 +91,7 @@ def _loss_loop(session: Any, sequences: int, completion_length: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from memprof.simulate.world.fakes import materialize
+    from memprof.simulate.fake_cuda.fakes import materialize
 
     config = Qwen2Config(
         hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,

@@ -69,11 +69,11 @@ def _real_trainer(settings: Any, folder: str) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
+    from memprof.simulate.fake_cuda import images
     from memprof.simulate.trainer import build
     from memprof.simulate.trainer.checkpointing import choose_checkpointing
     from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function
     from memprof.simulate.trainer.rollout import fake_rollout
-    from memprof.simulate.world import images
 
     checkpoint = _checkpoint(settings.model, folder)
     model = _kind(checkpoint).from_pretrained(checkpoint, dtype=getattr(torch, settings.dtype))

@@ -83,7 +83,7 @@ def _logits(shape: ModelShape, settings: Settings) -> int:
 def executed(changes: dict[str, Any]) -> dict[str, Any]:
     """Return formulas' bytes and the simulation's own peaks by category, for one run."""
     from memprof.config.catalogue import find_config
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     settings = Settings(**{**_BASE, **changes})
     analysis = evaluate(settings, None).analysis

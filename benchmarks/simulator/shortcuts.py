@@ -22,13 +22,13 @@ import click
 
 from benchmarks.measure import interleaved, write_result
 from benchmarks.tabling import ROOT, table
-from memprof.simulate.plain import SHORTCUTS
+from memprof.simulate.shortcut_switches import SHORTCUTS
 
 __all__ = ["main", "table_of"]
 
 _LLAMA = {"model": "meta-llama/Llama-3.1-8B-Instruct", "dtype": "bfloat16", "lora_r": 16, "prompt_length": 512}
 _SMALL = {"model": "Qwen/Qwen2.5-0.5B-Instruct"}
-#: Settings by workload. One of a search leaves out what :func:`memprof.simulate.fit.run_row` does.
+#: Settings by workload. One of a search leaves out what :func:`memprof.simulate.evaluate.run_row` does.
 WORKLOADS: dict[str, dict[str, Any]] = {
     "0.5B, GRPO by default": _SMALL,
     "7B, SFT, LoRA": {
@@ -53,7 +53,7 @@ from memprof.simulate import own_process, plain
 own_process.take_process()
 from memprof.config.gpus import gpu_of
 from memprof.config.settings import Settings
-from memprof.simulate.fit import evaluate
+from memprof.simulate.evaluate import evaluate
 load, taken = plain.import_module, set()
 plain.import_module = lambda name: taken.add(name) or load(name)
 with plain.without(*off):

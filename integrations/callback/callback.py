@@ -10,11 +10,11 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from memprof.integrations.callback.finder import find_trainer
 from memprof.integrations.callback.options import Options
 from memprof.integrations.callback.ranks import put_ranks_together
 from memprof.integrations.callback.schedule import Schedule
 from memprof.integrations.callback.sessions import load_session, uses_cuda
+from memprof.integrations.callback.trainer_lookup import find_trainer
 from memprof.integrations.callback.training_run import TrainingRun
 from memprof.integrations.run_recorder.output import Result
 from transformers.trainer_callback import TrainerCallback

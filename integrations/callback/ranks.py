@@ -119,7 +119,7 @@ def _report_of(path: Path) -> dict[str, Any] | None:
         written = path.with_suffix(".json")
         if written.is_file() and (report := read_memprof_json(written)) is not None:
             return report
-        from memprof.advice.advised import analyze
+        from memprof.advice.analyze_with_advice import analyze
         from memprof.snapshot import load_snapshot
 
         return analyze(load_snapshot(path)).to_dict()
@@ -163,7 +163,7 @@ def _document_of(path: Path) -> Document | None:
     try:
         from memprof.reports.document.build import document_of
 
-        from memprof.advice.advised import analyze
+        from memprof.advice.analyze_with_advice import analyze
         from memprof.snapshot import load_snapshot
 
         return document_of(analyze(load_snapshot(path)))

@@ -10,13 +10,13 @@ from typing import Any
 
 from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.callback.options import Options
-from memprof.integrations.callback.records import NewRecords
+from memprof.integrations.callback.peak_records import NewRecords
 from memprof.integrations.callback.schedule import Schedule
 from memprof.integrations.callback.sessions import cycle_of, introduce, new_session, runs_always, uses_cuda
 from memprof.integrations.callback.worst_step import WorstStep, refusal
 from memprof.integrations.run_recorder.recorder import RunRecorder
 from memprof.integrations.run_recorder.rehearsal import ran_out_of_memory, rehearse
-from memprof.integrations.trackers.tracking import Tracking
+from memprof.integrations.trackers.step_logging import Tracking
 
 from memprof.compat import missing
 from memprof.compat.trl import BUFFERED

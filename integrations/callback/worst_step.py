@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from memprof.integrations.run_recorder.keeping import Kept, make_optimizer_state
+from memprof.integrations.run_recorder.state_backup import Kept, make_optimizer_state
 
 from memprof.compat import require
 from memprof.compat.accelerate import SET_SYNC_GRADIENTS

@@ -96,7 +96,7 @@ def write_report(path: Path, notes: Sequence[str] = ()) -> tuple[Any, dict[str, 
     """
     from memprof.reports.json import write_json
 
-    from memprof.advice.advised import analyze
+    from memprof.advice.analyze_with_advice import analyze
     from memprof.snapshot import load_snapshot
 
     snapshot = load_snapshot(path)

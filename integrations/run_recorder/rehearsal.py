@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from memprof.integrations.run_recorder.keeping import Kept
+from memprof.integrations.run_recorder.state_backup import Kept
 
 from memprof.recording.phases import REHEARSAL
 from memprof.recording.session import Session

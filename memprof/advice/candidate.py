@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memprof.advice.recorded_run import Effect
-from memprof.config.to_grpo import written
+from memprof.config.to_trl_config import written
 
 
 class Toll:

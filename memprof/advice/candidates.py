@@ -1,8 +1,8 @@
 """List the changes worth considering for a run: what to set, what it costs, whether gradients stay.
 
 By subject: training (the lean trainer has its own), generation, the allocator. Where a run's settings are not known,
-:mod:`memprof.advice.foreign` lists what the categories alone suggest. What to paste is written by
-:func:`memprof.config.to_grpo.written`.
+:mod:`memprof.advice.report_only` lists what the categories alone suggest. What to paste is written by
+:func:`memprof.config.to_trl_config.written`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memprof.advice import effects
+from memprof.advice import savings as effects
 from memprof.advice.candidate import Candidate, Toll
-from memprof.advice.foreign import RANK, an_adapter, candidates_by_category, candidates_by_findings, is_open
 from memprof.advice.recorded_run import Effect, Peak, Run
+from memprof.advice.report_only import RANK, an_adapter, candidates_by_category, candidates_by_findings, is_open
 from memprof.config.optimizers import optimizer
-from memprof.config.to_grpo import NF4, adapter_text, written
+from memprof.config.to_trl_config import NF4, adapter_text, written
 from memprof.vocabulary import EXPANDABLE_SEGMENTS
 
 if TYPE_CHECKING:

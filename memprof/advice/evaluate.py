@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, with_time, worth
-from memprof.advice.foreign import candidates_by_findings
 from memprof.advice.ranking import ranked, simulated_is_enough, with_words
 from memprof.advice.recorded_run import Peak, Run, highest, run_of
+from memprof.advice.report_only import candidates_by_findings
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
@@ -24,7 +24,7 @@ class Evaluated:
     """Hold the outcome of simulating changes.
 
     ``entries`` are a report's ``advice``, those that save most first; ``base`` is the unchanged run's row (see
-    :mod:`memprof.simulate.fit`); ``simulated`` and ``estimated`` count how the changes were evaluated; ``refused``
+    :mod:`memprof.simulate.evaluate`); ``simulated`` and ``estimated`` count how the changes were evaluated; ``refused``
     says by candidate why one could not be simulated.
     """
 

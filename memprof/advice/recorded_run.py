@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.analysis.allocations.places import place_of, without_folders
 from memprof.analysis.peaks.next_step import phases_of_next_step
 from memprof.errors import InputError
-from memprof.oom.frameworks import PLAIN, Names, names_in, plain_in
+from memprof.oom.framework_settings import PLAIN, Names, names_in, plain_in
 
 if TYPE_CHECKING:
     from memprof.config.model_shape import ModelShape

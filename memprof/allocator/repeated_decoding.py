@@ -9,7 +9,7 @@ step asks the same, is *parked*: its steps are counted and not run. That changes
 - The allocator decides by sizes and by the state of the pool. Where a step began with the state with which an earlier
   one began, and asks for the same, it ends as that one did.
 - Where the small pool has room enough, only what decides where its lasting blocks lie is taken
-  (:mod:`memprof.allocator.deciding`).
+  (:mod:`memprof.allocator.placement`).
 - A small block is as large as asked for (rounded), wherever it lies; so is every block of expandable segments. What a
   parked pool holds at each operation is known without running it. A pool of large blocks, which keep unsplit rests, is
   never parked.
@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from memprof.allocator.deciding import Entry, Order, Without
 from memprof.allocator.model import DROP, DROP_OLD, TAKE, Block, CachingAllocator, Pool
+from memprof.allocator.placement import Entry, Order, Without
 
 __all__ = ["DROP", "DROP_OLD", "TAKE", "GrowthReplay", "Operation", "Step"]
 

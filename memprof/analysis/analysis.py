@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from memprof.analysis.allocations.places import places_at_peak
 from memprof.analysis.headline import headline_of, named_category
 from memprof.analysis.peaks.by_device import devices_report
+from memprof.analysis.registered_renderer import Largest, drawing
 from memprof.analysis.report import report_dict
-from memprof.analysis.shown import Largest, drawing
 from memprof.analysis.views import Views
 from memprof.attribution.pipeline import attribute
 from memprof.attribution.result import Attribution
@@ -104,7 +104,8 @@ def analyze(
         device: index of the device; default: the one that ran out of memory, else that with the highest peak.
         rules: stack rules to use instead of the shipped ones.
         advisor: fills the report's ``advice``; ``memprof.analyze`` passes the estimates of :mod:`memprof.advice`.
-        outlook: fills the report's ``oom.ahead``; ``memprof.analyze`` passes :func:`memprof.advice.ahead.look_ahead`.
+        outlook: fills the report's ``oom.ahead``; ``memprof.analyze`` passes
+            :func:`memprof.advice.after_oom.look_ahead`.
 
     Raises:
         InputError: the file cannot be used.

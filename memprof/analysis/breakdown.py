@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from memprof.analysis.peaks.counted import DETAIL, Unseen
-from memprof.analysis.shown import drawing
+from memprof.analysis.peaks.counter_check import DETAIL, Unseen
+from memprof.analysis.registered_renderer import drawing
 from memprof.attribution.result import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
 from memprof.timeline.timeline import Timeline
@@ -24,7 +24,7 @@ class Breakdown:
 
     The categories add up to ``active_bytes`` exactly; so do the groups and the kinds of evidence.
     ``span`` is the phase whose peak this is; ``None`` for any other instant. ``unseen`` is what the allocator counted
-    beyond the history (see :mod:`memprof.analysis.peaks.counted`): it is unattributed.
+    beyond the history (see :mod:`memprof.analysis.peaks.counter_check`): it is unattributed.
     """
 
     def __init__(

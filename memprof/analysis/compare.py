@@ -47,7 +47,7 @@ class Run:
         label: the column's heading.
         badge: ``measured``, ``simulated`` or ``published``.
         report: ``memprof.report/1``; ``None`` for published rows.
-        published: a column of :func:`memprof.analysis.published.published_columns`; ``None`` for a run.
+        published: a column of :func:`memprof.analysis.published_tables.published_columns`; ``None`` for a run.
         held: the blocks at its peak, where they are known.
     """
 

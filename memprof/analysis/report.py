@@ -11,7 +11,7 @@ from memprof.analysis.growth import growth
 from memprof.analysis.host.growth import host_report
 from memprof.analysis.outside_torch import outside_report, switches_report
 from memprof.analysis.peaks.by_device import devices_note
-from memprof.analysis.peaks.counted import unseen_note
+from memprof.analysis.peaks.counter_check import unseen_note
 from memprof.analysis.peaks.findings import findings, weights_bits
 from memprof.analysis.peaks.left_over import pass_returned
 from memprof.frame_paths import short_path

@@ -13,7 +13,7 @@ from memprof.analysis.allocations.alike import largest_groups
 from memprof.analysis.allocations.stacks import ReadableStacks, outermost_calls
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
-from memprof.analysis.peaks.counted import (
+from memprof.analysis.peaks.counter_check import (
     Unseen,
     counted_requested,
     counted_reserved,

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of
-from memprof.attribution.ghosts import replaced_by_step
 from memprof.attribution.gradients import first_workspaces
+from memprof.attribution.older_allocations import replaced_by_step
 from memprof.snapshot.model import is_among
 from memprof.vocabulary import Category, Evidence, Phase
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
-from memprof.attribution.ghosts import apply_ghost_gradients, apply_ghosts, replaced_by_step
 from memprof.attribution.gradients import apply_buckets, apply_gradients, apply_unfinished_gradients, trained_sizes
 from memprof.attribution.lifetime_rules import (
     apply_early_parameters,
@@ -23,8 +22,9 @@ from memprof.attribution.lifetime_rules import (
 )
 from memprof.attribution.loaded_models import apply_loaded_models
 from memprof.attribution.logits import apply_fused_logprobs, apply_logits, find_vocabulary
+from memprof.attribution.older_allocations import apply_ghost_gradients, apply_ghosts, replaced_by_step
 from memprof.attribution.phases import phase_track
-from memprof.attribution.recorded import apply_owners, apply_tags
+from memprof.attribution.recorded_owners import apply_owners, apply_tags
 from memprof.attribution.result import Attribution
 from memprof.attribution.rules import RuleSet, load_rules
 from memprof.attribution.stack_index import StackIndex

@@ -27,8 +27,8 @@ def estimated(report: Mapping[str, Any], gpu: str | None = None, why: str = "") 
         gpu: the card that the run is to fit, by estimates.
         why: why nothing is simulated, for the report's notes.
     """
-    from memprof.advice.advise import estimated_parts
     from memprof.advice.estimate import estimated_advice
+    from memprof.advice.simulated_advice import estimated_parts
 
     return with_headline({**report, "advice": estimated_advice(report), **estimated_parts(report, gpu, why)})
 
@@ -41,7 +41,7 @@ def simulated(
     use_cache: bool = True,
 ) -> dict[str, Any]:
     """Return the report with its advice simulated for at most ``seconds``; a note says why where it cannot be."""
-    from memprof.advice.advise import simulated_parts
+    from memprof.advice.simulated_advice import simulated_parts
     from memprof.cli.progress import progress
     from memprof.plan.cache import cache_folder
 

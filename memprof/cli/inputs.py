@@ -38,7 +38,7 @@ def analysed(path: Path, device: int | None = None, rules: Path | None = None) -
         InputError: the file, or the file of rules, cannot be used.
         UsageError: the snapshot holds nothing of ``device``.
     """
-    from memprof.advice.advised import ReportOf, analyze_once
+    from memprof.advice.analyze_with_advice import ReportOf, analyze_once
 
     with working(f"Reading {path.name}"):
         return analyze_once(path, device) if rules is None else ReportOf(device, rules).analysis(path)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memprof.config.gpus import Gpu
     from memprof.config.settings import Settings
     from memprof.reports.document.model import Document
-    from memprof.simulate.fit import Outcome
+    from memprof.simulate.evaluate import Outcome
 
 # Settings that "none" switches off.
 _OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
@@ -113,7 +113,7 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
 def _evaluated(what: str, settings: Settings, card: Gpu | None, its_own: Gpu | None) -> Outcome:
     """Simulate on the card of ``--gpu``, else on the recorded one where the simulation needs to know it."""
     from memprof.advice.estimate import estimated_advice
-    from memprof.simulate.fit import evaluate, judge
+    from memprof.simulate.evaluate import evaluate, judge
     from memprof.simulate.run import simulate_settings
 
     with working(f"Simulating the run {what}"):

@@ -15,7 +15,7 @@ from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
-    from memprof.simulate.fit import Outcome
+    from memprof.simulate.evaluate import Outcome
     from memprof.simulate.lengths import Lengths
 
 
@@ -78,7 +78,7 @@ class SettingsRun:
 
     def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None, executor: str | None) -> None:
         """Simulate other lengths too, and put the results into the snapshot and all that is made from it."""
-        from memprof.simulate.fit import summary_of
+        from memprof.simulate.evaluate import summary_of
         from memprof.simulate.lengths import study
 
         settings = self.settings
@@ -89,7 +89,7 @@ class SettingsRun:
     def judged(self) -> Outcome:
         """Simulate once, and once more where only cached memory is too much."""
         from memprof.advice.estimate import estimated_advice
-        from memprof.simulate.fit import evaluate
+        from memprof.simulate.evaluate import evaluate
 
         return evaluate(self.settings, self.card, advisor=estimated_advice)
 
@@ -137,14 +137,14 @@ class ScriptRun(SettingsRun):
 
     def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[dict[str, Any]]:
         """Simulate the script at other lengths, one after the other: a script runs in this process."""
-        from memprof.simulate.fit import summary_of
+        from memprof.simulate.evaluate import summary_of
 
         lengths = [settings.completion_length for settings in wanted]
         return [summary_of(self._simulated({**self.changes, "completion_length": length})) for length in lengths]
 
     def _simulated(self, changes: dict[str, Any]) -> Outcome:
         from memprof.advice.estimate import estimated_advice
-        from memprof.simulate.fit import judge
+        from memprof.simulate.evaluate import judge
         from memprof.simulate.script.script import simulate_script
 
         def once(capacity: int | None) -> dict[str, Any]:

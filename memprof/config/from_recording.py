@@ -19,7 +19,7 @@ from memprof.config.from_trainer import dropout_of, four_bit, lean_values, optim
 from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
-from memprof.config.to_grpo import GRPO_NAMES
+from memprof.config.to_trl_config import GRPO_NAMES
 from memprof.config.trl_arguments import assumed_words, attention_of, generation_of, left_out_of
 from memprof.errors import InputError, UsageError
 from memprof.files import write_whole

@@ -1,7 +1,7 @@
 """Read the settings of a run from its trainer, or from what a script hands to one.
 
-The way back is :mod:`memprof.config.to_grpo`; recordings are read by :mod:`memprof.config.from_recording`. No torch
-here: what is read is looked at by name.
+The way back is :mod:`memprof.config.to_trl_config`; recordings are read by :mod:`memprof.config.from_recording`. No
+torch here: what is read is looked at by name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS, nearest
 from memprof.config.settings import CHOICES, Settings
-from memprof.config.to_grpo import GRPO_NAMES, LEAN_NAMES
+from memprof.config.to_trl_config import GRPO_NAMES, LEAN_NAMES
 from memprof.config.trl_arguments import attention_of, generation_of
 
 #: Settings whose value a script's arguments hold, and may be given instead of theirs; by their names there.

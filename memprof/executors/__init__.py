@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.executors.machine import cores, free_memory
-from memprof.executors.mapping import answers, check_executor, open_executor
+from memprof.executors.parallel_map import answers, check_executor, open_executor
 from memprof.executors.ray_tasks import RayExecutor
 
 __all__ = ["RayExecutor", "answers", "check_executor", "cores", "free_memory", "open_executor"]

@@ -25,8 +25,8 @@ from memprof.errors import MemprofError, UsageError
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.step.context import base_model_of
 from memprof.grpo.techniques.apply import Techniques
+from memprof.plan.budget_search import CHOSEN, Choice, Tried, choose, describe, sentences
 from memprof.plan.cache import cache_folder
-from memprof.plan.ladder import CHOSEN, Choice, Tried, choose, describe, sentences
 from memprof.recording.phases import ACTIVE
 from memprof.recording.run_facts import plain_config
 from memprof.units import format_gib

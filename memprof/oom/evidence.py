@@ -10,8 +10,8 @@ from memprof.allocator.settings import AllocatorSettings
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.expressions import Scope, functions_over, place_of_frame
 from memprof.oom.failure import Failure
-from memprof.oom.frameworks import PLAIN, Names
-from memprof.oom.tables import table
+from memprof.oom.framework_settings import PLAIN, Names
+from memprof.oom.knowledge_files import table
 
 # As torch comes; a message does not say what was set.
 _ALLOCATOR = AllocatorSettings()

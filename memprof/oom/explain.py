@@ -9,12 +9,12 @@ from typing import Any
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes, parts_of
 from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
-from memprof.oom.frameworks import Names, names_for_program, names_in, plain_in
+from memprof.oom.framework_settings import Names, names_for_program, names_in, plain_in
 from memprof.oom.judge import judge
+from memprof.oom.knowledge_files import table
 from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
 from memprof.oom.stack import makes_logits, own_frame, phase_of
-from memprof.oom.tables import table
 from memprof.units import GIB, format_bytes
 
 SCHEMA = "memprof.oom/1"

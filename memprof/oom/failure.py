@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memprof.oom.form import Form
+from memprof.oom.message_form import Form
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from memprof.oom.expressions import Scope, evaluate
 from memprof.oom.failure import Failure
+from memprof.oom.knowledge_files import table
 from memprof.oom.known_messages import answer_of
 from memprof.oom.remedies import possible, remedy
-from memprof.oom.tables import table
 from memprof.oom.wording import choose
 
 Remedy = tuple[str, str]

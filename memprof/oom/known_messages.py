@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memprof.oom.form import Form, form
-from memprof.oom.tables import MESSAGE_FILES, table
+from memprof.oom.knowledge_files import MESSAGE_FILES, table
+from memprof.oom.message_form import Form, form
 
 # What is not the form itself: what tests and docs read.
 _ASIDE = {"source", "example", "expect", "comment"}

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from memprof.oom.expressions import Scope, evaluate
-from memprof.oom.tables import MESSAGE_FILES, table
+from memprof.oom.knowledge_files import MESSAGE_FILES, table
 from memprof.oom.wording import fill
 
 

@@ -20,7 +20,7 @@ from memprof.allocator.replay import Program
 from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
 from memprof.config.fits import MARGIN, room_bytes
 from memprof.config.gpus import Gpu, workspace_bytes, workspaces_of
-from memprof.simulate.plain import shortcut
+from memprof.simulate.shortcut_switches import shortcut
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:

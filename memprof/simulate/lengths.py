@@ -173,7 +173,7 @@ def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[i
     Args:
         settings: the run; its ``completion_length`` is the maximum and the worst case.
         lengths: the distribution.
-        execute: simulates settings and returns their rows (:func:`memprof.simulate.fit.summary_of`).
+        execute: simulates settings and returns their rows (:func:`memprof.simulate.evaluate.summary_of`).
         known: rows by completion length that are executed already; the worst case should be there.
     """
     batch = settings.per_device_train_batch_size * settings.generation_steps

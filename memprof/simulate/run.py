@@ -20,7 +20,7 @@ from memprof.config.settings import Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.recording.recorder import DeviceInfo
-from memprof.simulate.plain import SHORTCUTS, shortcut, unloaded, without
+from memprof.simulate.shortcut_switches import SHORTCUTS, shortcut, unloaded, without
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
@@ -69,13 +69,13 @@ def simulate(
         UsageError: ``alloc_conf`` is malformed, or the installed torch is not one this was written for.
     """
     require("simulate.world")
+    from memprof.simulate.fake_cuda.dispatch import Tracking
+    from memprof.simulate.fake_cuda.fakes import fake_world
+    from memprof.simulate.fake_cuda.sdpa_kernels import DEFAULT_CAPABILITY
     from memprof.simulate.recorder.plain_heap import PlainHeap
     from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.recorder.reductions import Processors
     from memprof.simulate.recorder.session import FakeSession
-    from memprof.simulate.world.attention import DEFAULT_CAPABILITY
-    from memprof.simulate.world.fakes import fake_world
-    from memprof.simulate.world.tracking import Tracking
 
     cuda = device == "cuda"
     oldest_first = release(torch_release or installed("torch") or "") >= OLDEST_FIRST_SINCE

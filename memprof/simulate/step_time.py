@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.config.gpus import Gpu
 from memprof.config.speeds import Speed, speed_of
-from memprof.simulate.recorder.work import Tally
+from memprof.simulate.recorder.flops import Tally
 
 __all__ = ["estimated_time"]
 
@@ -29,7 +29,7 @@ def estimated_time(
     back is added, as if nothing overlapped.
 
     Args:
-        work: of each phase of the step (:meth:`memprof.simulate.recorder.work.Work.of_step`).
+        work: of each phase of the step (:meth:`memprof.simulate.recorder.flops.Work.of_step`).
         gpu: the card; the answer is None where it has no name that is known.
         bfloat16: whether half precision is bfloat16.
     """

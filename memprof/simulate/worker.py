@@ -2,7 +2,7 @@
 
 Each line on standard input is JSON: ``{"settings": {...}, "gpu": NAME|{...}|null}`` (``{...}``: ``Gpu.to_dict``), and
 ``"sizes": {...}`` where the largest that fits is asked for. Each answer on standard output is one line:
-``{"row": {...}}`` (see :func:`memprof.simulate.fit.run_row`), or
+``{"row": {...}}`` (see :func:`memprof.simulate.evaluate.run_row`), or
 ``{"error": SENTENCE, "exit_code": N}``.
 """
 
@@ -16,8 +16,8 @@ import sys
 from typing import IO, Any
 
 from memprof.errors import InputError, MemprofError
-from memprof.simulate.fit import run_row
-from memprof.simulate.own_process import take_process
+from memprof.simulate.evaluate import run_row
+from memprof.simulate.fast_start import take_process
 
 __all__ = ["serve"]
 

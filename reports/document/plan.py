@@ -225,7 +225,7 @@ def _row(row: Mapping[str, Any], maximized: str) -> PlanRow:
 
 # -- time, as a price --------------------------------------------------------------------------------------------------
 
-# Times that differ by less are called a tie (as ``memprof.plan.front`` chooses).
+# Times that differ by less are called a tie (as ``memprof.plan.pareto_front`` chooses).
 _ALIKE = 0.10
 
 

@@ -135,7 +135,7 @@ def test_what_fits_in_no_way_ends_with_4(known: Path, monkeypatch: pytest.Monkey
         "shift_bytes": 0, "margin": 0.03, "phase": "forward", "changes": [], "settings": {},
         "sentence": "Nothing fits.",
     }  # fmt: skip
-    monkeypatch.setattr("memprof.advice.advise.simulated_parts", lambda *_, **__: {"combination": together})
+    monkeypatch.setattr("memprof.advice.simulated_advice.simulated_parts", lambda *_, **__: {"combination": together})
     done = _invoke("advise", str(known), "--gpu", "1GB")
     assert done.exit_code == 4
     assert "Nothing fits." in done.stdout

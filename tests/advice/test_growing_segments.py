@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.advised import analyze
+from memprof.advice.analyze_with_advice import analyze
 from memprof.advice.estimate import estimated_advice
 from memprof.advice.growing_segments import saved_by_growing
 from memprof.allocator.model import CachingAllocator

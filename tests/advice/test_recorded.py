@@ -40,7 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 def _peak(settings: Any) -> int:
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     return int(evaluate(settings, None, stacks=False).analysis.peak.allocated_bytes)
 

@@ -54,7 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append(how)
         return {**PARTS, "combination": TOGETHER} if how["gpu"] else PARTS
 
-    monkeypatch.setattr("memprof.advice.advise.simulated_parts", parts)
+    monkeypatch.setattr("memprof.advice.simulated_advice.simulated_parts", parts)
     return calls
 
 

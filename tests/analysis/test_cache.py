@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from memprof.advice.advised import ReportOf, analyze, analyze_once
+from memprof.advice.analyze_with_advice import ReportOf, analyze, analyze_once
 from memprof.analysis import cache
 from memprof.analysis.cache import entries, entry_of
 from memprof.analysis.cache.entries import Entry, Parts
@@ -82,7 +82,7 @@ def assert_same(one: Any, other: Any) -> None:
 def test_the_second_reading_is_the_first(folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = analyze_once(run)
     assert len(list(folder.iterdir())) == 1
-    monkeypatch.setattr("memprof.advice.advised.analyze", None)  # nothing is read again
+    monkeypatch.setattr("memprof.advice.analyze_with_advice.analyze", None)  # nothing is read again
     second = analyze_once(run)
     for one, other in zip(
         (first.snapshot, first.timeline, first.attribution),
@@ -103,7 +103,7 @@ def test_the_second_report_is_the_first(folder: Path, run: Path, monkeypatch: py
     expected = [told("--no-cache", *style) for style in styles]
     assert [told(*style) for style in styles] == expected
     assert len(list(folder.iterdir())) == 2  # the parts, and the report
-    monkeypatch.setattr("memprof.advice.advised.analyze", None)  # nothing is read again, redacted or not
+    monkeypatch.setattr("memprof.advice.analyze_with_advice.analyze", None)  # nothing is read again, redacted or not
     assert [told(*style) for style in styles] == expected
     monkeypatch.setattr("memprof.analysis.analysis.Analysis.to_dict", None)  # nor reckoned
     assert [told(*style) for style in styles[:-1]] == expected[:-1]

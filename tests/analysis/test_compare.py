@@ -14,7 +14,7 @@ from memprof.reports.json import dumps
 from memprof.analysis.allocations.differences import holdings_of_analysis, holdings_of_report, stack_key, surplus
 from memprof.analysis.analysis import analyze
 from memprof.analysis.compare import Run, compare, distinct, over_limit, short_names
-from memprof.analysis.published import PUBLISHED, published_columns
+from memprof.analysis.published_tables import PUBLISHED, published_columns
 from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN, wide_margin
 from memprof.config.gpus import CONTEXT_BYTES

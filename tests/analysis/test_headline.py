@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.advised import analyze as analyze_with_advice
+from memprof.advice.analyze_with_advice import analyze as analyze_with_advice
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.analysis import analyze
 from memprof.analysis.headline import (

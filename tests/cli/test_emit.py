@@ -49,7 +49,7 @@ def test_characters_the_terminal_lacks_have_stand_ins(monkeypatch: pytest.Monkey
 
 def test_a_verdict_is_said_beside_the_result_and_a_bad_one_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    from memprof.simulate.fit import Outcome
+    from memprof.simulate.evaluate import Outcome
     from memprof.simulate.verdict import Verdict
 
     verdict = Verdict(

@@ -39,7 +39,7 @@ def test_a_recorded_lean_run_is_simulated_as_it_was(tmp_path: Path, given: dict[
     from memprof.advice.candidates import candidates_for
     from memprof.advice.recorded_run import run_of
     from memprof.config.from_recording import place_model, settings_like
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     report = _trained(tmp_path, **given)
     config = report["source"]["config"]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from memprof.emulate.child import missing_function
+from memprof.emulate.process_hooks import missing_function
 from memprof.emulate.stubs import stub_source
 from memprof.emulate.symbols import linked_by_triton
 
 _SCRIPT = """
 import ctypes, os, sys
-from memprof.emulate.child import attach
+from memprof.emulate.process_hooks import attach
 attach(False)
 try:
     ctypes.CDLL(sys.argv[1], os.RTLD_NOW)

@@ -22,7 +22,7 @@ from memprof.config.gpus import Gpu, gpu_of
 from memprof.errors import UsageError
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, card_of, settings_of
-from memprof.plan.ladder import Choice
+from memprof.plan.budget_search import Choice
 from tests.grpo.trainers import build, saved_llama, tiny_llama
 
 MIB = 2**20

@@ -136,7 +136,7 @@ def chosen_for_all(folder: Path) -> dict[str, Any]:
     from memprof.config.settings import Settings
     from memprof.errors import DoesNotFit, UsageError
     from memprof.grpo import budget
-    from memprof.plan.ladder import Choice
+    from memprof.plan.budget_search import Choice
 
     settings = Settings(
         "HuggingFaceTB/SmolLM2-135M",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from memprof.integrations.callback import records
+from memprof.integrations.callback import peak_records as records
 from memprof.integrations.run_recorder import writing
 from transformers import TrainerCallback
 

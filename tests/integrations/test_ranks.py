@@ -124,7 +124,7 @@ def test_ddp_holds_one_bucket_beside_the_gradients(runs: Path) -> None:
         assert step["categories"]["gradients"] == trained
 
 
-@pytest.mark.heavy  # two ranks by torchrun are above, one by accelerate in tests/watch/test_trainer.py
+@pytest.mark.heavy  # two ranks by torchrun are above, one by accelerate in tests/instrument/test_trainer.py
 @pytest.mark.trl
 def test_under_accelerate(model: Path, tmp_path: Path) -> None:
     port = str(20000 + os.getpid() % 20000)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.integrations.callback.records import NewRecords
+from memprof.integrations.callback.peak_records import NewRecords
 from memprof.integrations.run_recorder.background import Background
 from memprof.integrations.run_recorder.writing import Writing
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from memprof.integrations.callback.callback import MemProfCallback
-from memprof.integrations.run_recorder.keeping import Kept
+from memprof.integrations.run_recorder.state_backup import Kept
 
 from memprof import analyze, load_snapshot
 from tests.integrations.conftest import wrapped

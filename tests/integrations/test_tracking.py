@@ -18,7 +18,7 @@ from memprof import MemProfCallback
 from memprof.analysis.counters import Counters, read_counters
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo
-from memprof.simulate.own_process import NO_MLFLOW
+from memprof.simulate.fast_start import NO_MLFLOW
 from memprof.units import GIB
 from tests.forked import found_by_two_ranks
 from tests.integrations.conftest import wrapped

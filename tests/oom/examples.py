@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from memprof.oom.tables import MESSAGE_FILES, table
+from memprof.oom.knowledge_files import MESSAGE_FILES, table
 
 __all__ = ["EXAMPLES", "NOT_MEMORY_EXAMPLES", "Example"]
 

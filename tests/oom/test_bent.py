@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from memprof.reports.renderers import draw
 
 from memprof.oom import explain_log, find_failures
-from memprof.oom.form import Form
 from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY
+from memprof.oom.message_form import Form
+from memprof.oom.reading.normalize import streams_of
 from memprof.oom.reading.regions import regions
-from memprof.oom.reading.unbend import streams_of
 from tests.oom.examples import EXAMPLES
 from tests.oom.wordings import WORDINGS, gib, mib
 

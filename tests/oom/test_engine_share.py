@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memprof.oom import explain_log
+from memprof.oom.knowledge_files import table
 from memprof.oom.reading.engine_share import engine_shares
-from memprof.oom.tables import table
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 6 has a total capacity of 44.53 GiB"
 SHARES = table("engines")["share"]

@@ -17,15 +17,15 @@ else:
 
 from memprof.oom import evidence, explain, stack
 from memprof.oom.expressions import Scope, check, evaluate
-from memprof.oom.form import Form
-from memprof.oom.frameworks import frameworks, names_in
+from memprof.oom.framework_settings import frameworks, names_in
+from memprof.oom.knowledge_files import MESSAGE_FILES, table
 from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY, TRIGGERS, answer_of
+from memprof.oom.message_form import Form
 from memprof.oom.reading import engine_share, fields, find, frames, hits, unbend
-from memprof.oom.tables import MESSAGE_FILES, table
 from memprof.oom.wording import choose, fill
 from tests.oom.examples import EXAMPLES
 
-FILES = (*MESSAGE_FILES, "causes", "flags", "remedies", "torch", "elsewhere", "frameworks")
+FILES = (*MESSAGE_FILES, "causes", "flags", "remedies", "torch", "elsewhere", "framework_settings")
 CONDITIONS = ("when", "impossible", "useless", "frees", "instead_when")
 REMEDIES = {key for name in FILES for key in table(name).get("remedy", {})}
 

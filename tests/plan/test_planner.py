@@ -18,11 +18,11 @@ from memprof.reports.renderers import draw
 from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN
 from memprof.config.settings import Settings
-from memprof.config.to_grpo import as_python, as_yaml
+from memprof.config.to_trl_config import as_python, as_yaml
 from memprof.errors import UsageError
 from memprof.plan import cache, make_plan, planner, search, sizes
-from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import METHODS, methods_for
+from memprof.plan.pareto_front import fastest_of, front_of
 from memprof.plan.planner import Plan
 
 GB = 10**9

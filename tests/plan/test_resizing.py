@@ -28,7 +28,7 @@ _METHODS = {
 
 
 def _analysed(settings: Settings) -> Any:
-    from memprof.simulate.fit import analyse
+    from memprof.simulate.evaluate import analyse
     from memprof.simulate.run import simulate_settings
 
     return analyse(simulate_settings(settings, gpu=find_gpu("80GiB"), growth=False))

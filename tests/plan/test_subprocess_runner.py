@@ -34,7 +34,7 @@ def test_rows_come_in_order_and_are_remembered(settings_for: Callable[..., Setti
 
     cuBLAS's workspace is 32 MiB on compute capability 9 and 8,519,680 B before; the size alone does not say.
     """
-    from memprof.simulate.fit import run_row
+    from memprof.simulate.evaluate import run_row
 
     older, newer = (Gpu("of a size", 24 * 10**9, (major, 0)) for major in (8, 9))
     told: list[tuple[int, int]] = []

@@ -10,7 +10,7 @@ from memprof.reports.document.model import Document
 
 from memprof.analysis.allocations.differences import holdings_of_report
 from memprof.analysis.compare import Run, badge_of, compare
-from memprof.analysis.published import published_columns
+from memprof.analysis.published_tables import published_columns
 from memprof.vocabulary import GROUP_OF, Category, Group
 from tests.reports.sample import HOSTILE, MIB, hostile, sample
 

@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from memprof.reports.renderers import render
 
 from benchmarks.faults import inputs
-from memprof.advice.advised import ReportOf, analyze
+from memprof.advice.analyze_with_advice import ReportOf, analyze
 from memprof.analysis.analysis import Analysis
 from memprof.analysis.compare import Run, compare
 from memprof.cli import main

@@ -17,7 +17,7 @@ from memprof.reports.terminal.screen import write_to
 
 from memprof.analysis.compare import Run, compare
 from memprof.analysis.headline import change_words
-from memprof.analysis.published import published_columns
+from memprof.analysis.published_tables import published_columns
 from memprof.units import gib
 from tests.reports.compared import as_run, hostile_comparison, leaner, published_comparison, sample_comparison
 from tests.reports.html.test_html import Page, packed

@@ -54,7 +54,7 @@ def settings_for(tiny: str) -> Callable[..., Any]:
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the modules of the shortcuts that simulations of this test take."""
-    from memprof.simulate import plain
+    from memprof.simulate import shortcut_switches as plain
 
     found: list[str] = []
     load = plain.import_module

@@ -21,7 +21,7 @@ def simulated(settings_for: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(card: str = "80GiB", capacity: int | None = None, **changes: Any) -> Any:
         from memprof.config.gpus import find_gpu
-        from memprof.simulate.fit import analyse
+        from memprof.simulate.evaluate import analyse
         from memprof.simulate.run import simulate_settings
 
         settings = settings_for(generation="none", **changes)
@@ -101,7 +101,7 @@ def test_a_short_completion_has_variants_near_the_run(simulated: Callable[..., A
 
 def test_a_run_fits_where_its_worst_variant_does(settings_for: Callable[..., Any], analysis: Any) -> None:
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     settings = settings_for(generation="none")
     reserved = sorted(_reserved(program) for program in _variants(analysis, "80GiB"))
@@ -128,7 +128,7 @@ def test_a_run_that_does_not_fit_is_not_said_to_fit_by_giving_memory_back(settin
     from dataclasses import replace
 
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     settings = settings_for(generation="none", prompt_length=80, completion_length=160, per_device_train_batch_size=8)
     card = replace(find_gpu("A100"), total_bytes=715 * MIB)

@@ -48,7 +48,7 @@ def _of_all(shapes: list[tuple[int, int]]) -> list[int]:
 
 def a_layer(double: bool, work: Callable[[Any, Any], Any], tokens: int) -> list[int]:
     """List what ``work(layer, input)`` asks for, after all that the layer holds."""
-    from memprof.simulate.world.nf4 import Linear4bit, Nf4
+    from memprof.simulate.fake_cuda.nf4 import Linear4bit, Nf4
 
     before: list[int] = []
 
@@ -64,7 +64,7 @@ def a_layer(double: bool, work: Callable[[Any, Any], Any], tokens: int) -> list[
 
 
 def test_a_config_s_defaults_are_transformers() -> None:
-    from memprof.simulate.world.nf4 import Nf4
+    from memprof.simulate.fake_cuda.nf4 import Nf4
 
     config = pytest.importorskip("transformers").BitsAndBytesConfig(load_in_4bit=True)
     assert Nf4.of(vars(config)) == Nf4.of({"load_in_4bit": True}) == Nf4(torch.float32, False)
@@ -90,7 +90,7 @@ def test_the_backward_unpacks_it_in_the_dtype_it_was_quantised_from() -> None:
 def test_an_adapter_is_cast_to_the_result_s_dtype_before_it_is_added(switched_off: bool) -> None:
     """As PEFT's class for 4-bit layers does; its other class adds first, which makes float32 of two half precisions."""
     peft = pytest.importorskip("peft")
-    from memprof.simulate.world.nf4 import tell_of_adapters
+    from memprof.simulate.fake_cuda.nf4 import tell_of_adapters
 
     def work(layer: Any, x: Any) -> None:
         config = peft.LoraConfig(r=16, target_modules=["0"])
@@ -107,8 +107,8 @@ def test_an_adapter_is_cast_to_the_result_s_dtype_before_it_is_added(switched_of
 
 def test_settings_ask_for_it_as_transformers_is_asked() -> None:
     from memprof.config.settings import Settings
-    from memprof.config.to_grpo import four_bit_arguments
-    from memprof.simulate.world.nf4 import Nf4
+    from memprof.config.to_trl_config import four_bit_arguments
+    from memprof.simulate.fake_cuda.nf4 import Nf4
 
     config = pytest.importorskip("transformers").BitsAndBytesConfig
     plain = Settings("m", lora_r=4, load_in_4bit=True)

@@ -50,7 +50,7 @@ def test_offloaded_boundaries_are_the_hosts(settings_for: Callable[..., Any]) ->
 
 def test_a_run_that_kills_the_host_does_not_fit(settings_for: Callable[..., Any]) -> None:
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.fit import evaluate, judge
+    from memprof.simulate.evaluate import evaluate, judge
     from memprof.simulate.run import simulate_settings
 
     settings = settings_for(generation="none", gpus=16, per_device_train_batch_size=1, host_memory="16GiB")

@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch")
 def _recording(cuda: bool = True) -> Iterator[Any]:
     from memprof.allocator.model import CachingAllocator
     from memprof.recording.recorder import DeviceInfo
+    from memprof.simulate.fake_cuda.dispatch import Tracking
+    from memprof.simulate.fake_cuda.fakes import fake_world
     from memprof.simulate.recorder.plain_heap import PlainHeap
     from memprof.simulate.recorder.recorder import FakeRecorder
-    from memprof.simulate.world.fakes import fake_world
-    from memprof.simulate.world.tracking import Tracking
 
     heap = CachingAllocator() if cuda else PlainHeap()
     recorder = FakeRecorder(heap, DeviceInfo(0, "cuda", "test", None), cuda=cuda, stacks=None)
@@ -159,7 +159,7 @@ def test_the_cpu_keeps_its_own_lists() -> None:
 def test_attention_is_the_kernel_cuda_would_choose(
     kind: str, masked: bool, grouped: bool, gqa: bool, wanted: str | None, kernel: str
 ) -> None:
-    from memprof.simulate.world.attention import sdpa_choice
+    from memprof.simulate.fake_cuda.sdpa_kernels import sdpa_choice
 
     query = torch.empty(1, 4, 8, 16, dtype=getattr(torch, kind), device="meta")
     key = torch.empty(1, 2 if grouped else 4, 8, 16, dtype=getattr(torch, kind), device="meta")

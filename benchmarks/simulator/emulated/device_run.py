@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.settings import Settings
-from memprof.config.to_grpo import four_bit_arguments, grpo_arguments
+from memprof.config.to_trl_config import four_bit_arguments, grpo_arguments
 
 __all__ = ["build", "completions_of", "counted", "main", "train_here", "write_checkpoint"]
 
@@ -63,7 +63,7 @@ def counted(names: Iterable[str] = tuple(COUNTERS)) -> dict[str, int]:
 def _train(settings: Settings, loaded: bool, folder: str) -> str | None:
     import torch
 
-    from memprof.simulate.world.images import shapes_unchecked
+    from memprof.simulate.fake_cuda.images import shapes_unchecked
 
     try:
         with _completions_of_full_length(settings), _no_infinity(), shapes_unchecked():
@@ -79,14 +79,14 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
+    from memprof.simulate.fake_cuda.fakes import materialize
+    from memprof.simulate.fake_cuda.images import HostValues, fake_images, images_of, processor_of, put_images
     from memprof.simulate.supervised.build import supervised_trainer
     from memprof.simulate.trainer.build import MEASURED, WARM_UP, adapter_of, dataset_of, make_tokenizer
     from memprof.simulate.trainer.checkpointing import choose_checkpointing
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.recipes import classes_of, config_of
     from memprof.simulate.trainer.rewards import reward_function
-    from memprof.simulate.world.fakes import materialize
-    from memprof.simulate.world.images import HostValues, fake_images, images_of, processor_of, put_images
 
     config = load_config(settings.model)
     config.eos_token_id, config.pad_token_id, config.bos_token_id = 2, 1, None

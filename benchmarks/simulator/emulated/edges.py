@@ -110,7 +110,7 @@ def verdicts(case: Case, found: dict[str, Any]) -> dict[str, int | None]:
 def _needs(case: Case, gpu: Gpu) -> list[tuple[int, int, int, int]]:
     """List each variant's workspace and tokens more, what it needs for torch and what it reserves, on a card."""
     from memprof.simulate.ensemble import allocator_of, variants_of
-    from memprof.simulate.fit import analyse
+    from memprof.simulate.evaluate import analyse
     from memprof.simulate.run import simulate_settings
 
     analysis = analyse(simulate_settings(case.settings, gpu=gpu, stacks=False, by_name=case.loaded))

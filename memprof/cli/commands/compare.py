@@ -142,7 +142,7 @@ def _published(name: str | None) -> list[_Column]:
     if name is None:
         return []
     from memprof.analysis.compare import Run
-    from memprof.analysis.published import published_columns
+    from memprof.analysis.published_tables import published_columns
 
     return [
         _Column(Path(), rows["label"], Run("", "published", published=rows), None) for rows in published_columns(name)

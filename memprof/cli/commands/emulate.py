@@ -84,9 +84,9 @@ def _say_whose(arguments: tuple[str, ...], gpu: str) -> None:
 
 def _environment(given: dict[str, Any]) -> dict[str, str]:
     """Return the environment for the command: a pretended card, a recorder, this environment's programs first."""
-    from memprof.emulate.child import STEPS
     from memprof.emulate.launch import environment
-    from memprof.watch.emulated import asked
+    from memprof.emulate.process_hooks import STEPS
+    from memprof.instrument.emulated import asked
 
     env = environment(
         given["gpu"],

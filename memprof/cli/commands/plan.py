@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memprof.cli.emit import Output, emit, output_options
-from memprof.cli.help import grouped
+from memprof.cli.option_groups import grouped
 from memprof.cli.options import executor_option
 from memprof.cli.progress import progress
 from memprof.cli.simulating import need_torch
@@ -150,7 +150,7 @@ def _most_gpus(varied: tuple[str, list[Any]] | None) -> dict[str, Any]:
 
 
 def _answer(plan: Plan, with_yaml: bool) -> Answer:
-    from memprof.config.to_grpo import as_python, as_yaml
+    from memprof.config.to_trl_config import as_python, as_yaml
     from memprof.reports.document.plan import build_plan
 
     best, fastest = plan.best, plan.fastest

@@ -155,7 +155,7 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
 
 
 def _read_one(path: Path, how: _Reading) -> GivenRun:
-    from memprof.advice.advised import ReportOf
+    from memprof.advice.analyze_with_advice import ReportOf
 
     report = ReportOf(how.device, how.rules, how.listed)
     if not how.whole:
@@ -169,7 +169,7 @@ def _read_ranks(
     places: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output
 ) -> GivenRun:
     """Read the ranks of one run; read the shown rank's snapshot whole for a page or for more allocations."""
-    from memprof.advice.advised import ReportOf
+    from memprof.advice.analyze_with_advice import ReportOf
     from memprof.analysis.ranks.reading import RanksReader, read_ranks
     from memprof.reports.json import write_json
 

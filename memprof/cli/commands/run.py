@@ -82,9 +82,9 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
     accelerate launch -m memprof run train.py.
     """
     options = _options(given)
+    from memprof.instrument.run import Attachment
+    from memprof.instrument.script import Script
     from memprof.recording.api import switched_off
-    from memprof.watch.run import Attachment
-    from memprof.watch.script import Script
 
     target = Script(script, arguments, is_module)
     target.check()

@@ -12,15 +12,15 @@ from memprof.cli.advising import check_card
 from memprof.cli.answers import report_answer
 from memprof.cli.emit import Output, output_options
 from memprof.cli.group import OWN_PROCESS
-from memprof.cli.help import grouped
+from memprof.cli.option_groups import grouped
 from memprof.cli.options import RECORDING, executor_option
 from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
 from memprof.cli.simulation_options import GROUPS, budget_option, given_settings, run_options, settings_of
 from memprof.cli.unused_options import refuse_unused
 from memprof.errors import UsageError
-from memprof.simulate.own_process import take_process
-from memprof.simulate.plain import SHORTCUTS, without
+from memprof.simulate.fast_start import take_process
+from memprof.simulate.shortcut_switches import SHORTCUTS, without
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
@@ -161,7 +161,7 @@ def _within(
 ) -> tuple[Settings, str | None]:
     """Choose settings for a budget and print them on stderr; return them and the card to judge the run on."""
     from memprof.config.gpus import find_gpu
-    from memprof.plan.ladder import CHOSEN, choose, sentences
+    from memprof.plan.budget_search import CHOSEN, choose, sentences
     from memprof.plan.subprocess_runner import runner
 
     if budget.strip().lower() == "auto" and gpu is None:

@@ -47,7 +47,7 @@ def _torch_is_there(torch: Any) -> None:
 def _attach() -> None:
     """Record, and compute Triton's kernels; a Python that has no memprof does neither, and says so."""
     try:
-        from memprof.emulate.child import attach
+        from memprof.emulate.process_hooks import attach
     except ImportError as error:
         print(f"memprof emulate: {sys.executable} has no memprof ({error}); it is not recorded.", file=sys.stderr)
     else:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from memprof.oom.tables import table
+from memprof.oom.knowledge_files import table
 from memprof.units import GIB, format_bytes
 
 #: The parts that are told apart, and their words.

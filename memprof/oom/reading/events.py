@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memprof.oom.known_messages import FORMS
-from memprof.oom.reading.hits import Hit
-from memprof.oom.reading.unbend import Stream
+from memprof.oom.reading.matches import Hit
+from memprof.oom.reading.normalize import Stream
 
 _NEAR = 40  # lines between two signs of one event
 _CHAIN = 400  # lines a chained traceback may be long

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from memprof.oom.form import Form
+from memprof.oom.knowledge_files import table
 from memprof.oom.known_messages import DEVICE_FORMS
+from memprof.oom.message_form import Form
 from memprof.oom.reading.sizes import SIZE, bytes_of
-from memprof.oom.tables import table
 
 # No two fields of one message stand further apart, spaces not counted.
 _GAP = 260

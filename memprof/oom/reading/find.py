@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memprof.oom.failure import Failure, Frame
-from memprof.oom.form import Form
 from memprof.oom.known_messages import FORMS, NOT_MEMORY
+from memprof.oom.message_form import Form
 from memprof.oom.reading.events import events_of
 from memprof.oom.reading.frames import frames_around
-from memprof.oom.reading.hits import Hit, hits_in
+from memprof.oom.reading.matches import Hit, hits_in
+from memprof.oom.reading.normalize import Stream, streams_of
 from memprof.oom.reading.regions import regions
-from memprof.oom.reading.unbend import Stream, streams_of
 from memprof.units import GIB
 
 _MOST_EVENTS = 200

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from memprof.oom.failure import Frame
-from memprof.oom.reading.unbend import Line
+from memprof.oom.reading.normalize import Line
 
 _HEAD = "Traceback (most recent call last"
 _MOST_LINES = 500

@@ -26,11 +26,11 @@ from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.guard import Door, meant
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.recording.storages import storage_key
-from memprof.recording.trace.capacity import out_of_memory
 from memprof.recording.trace.clock import Clock
 from memprof.recording.trace.dispatch_mode import PLAIN, STRIDED, Watching, keep_compiler_off, remove_mode, tensors_in
+from memprof.recording.trace.full_device_error import out_of_memory
 from memprof.recording.trace.module_scope import ModuleScope
-from memprof.recording.trace.snapshot_form import Born, Died, Held, write_snapshot
+from memprof.recording.trace.snapshot_format import Born, Died, Held, write_snapshot
 from memprof.recording.trace.training_regions import Region
 from memprof.vocabulary import History, Kind
 

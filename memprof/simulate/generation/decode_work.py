@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from memprof.simulate.recorder.work import Tally
+from memprof.simulate.recorder.flops import Tally
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession

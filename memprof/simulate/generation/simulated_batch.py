@@ -18,7 +18,7 @@ from memprof.compat import patching
 from memprof.compat import transformers as transformers_names
 from memprof.grpo.paged.rolling import RollingBatch, Row
 from memprof.grpo.paged.schedule import Compute, Decode, PoolSize, Progress, Prompt, actions_at_full_length, chunks_of
-from memprof.simulate.recorder.work import Tally
+from memprof.simulate.recorder.flops import Tally
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession

@@ -12,11 +12,11 @@ import torch
 from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.recording.recorder import Tags
 from memprof.recording.trace.module_scope import ModuleScope
-from memprof.recording.trace.snapshot_form import Born, _TagWriter
+from memprof.recording.trace.snapshot_format import Born, _TagWriter
 from memprof.recording.trace.training_regions import Region
+from memprof.simulate.recorder.decode_log import REHEARSED, Rehearsal
 from memprof.simulate.recorder.owners import FakeOwnerBook
 from memprof.simulate.recorder.plain_heap import PlainHeap
-from memprof.simulate.recorder.rehearsal import REHEARSED, Rehearsal
 from memprof.simulate.recorder.round_log import RoundLog
 from memprof.simulate.recorder.trace import Trace
 from memprof.vocabulary import Category

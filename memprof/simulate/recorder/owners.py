@@ -12,7 +12,7 @@ import torch
 from memprof.compat import torch as torch_names
 from memprof.compat import torch_sharding as sharding_names
 from memprof.recording.owners import OwnerBook, storages_of
-from memprof.simulate.recorder.rehearsal import Rehearsal
+from memprof.simulate.recorder.decode_log import Rehearsal
 from memprof.vocabulary import Category
 
 __all__ = ["FakeOwnerBook"]

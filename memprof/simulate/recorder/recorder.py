@@ -20,10 +20,10 @@ from memprof.recording.guard import UNGUARDED
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.simulate.recorder.autograd_accumulation import puts_in_place, sums_in_place
 from memprof.simulate.recorder.blocks import Blocks
+from memprof.simulate.recorder.flops import Work
 from memprof.simulate.recorder.kernel_workspaces import KernelMemory
 from memprof.simulate.recorder.plain_heap import PlainHeap
 from memprof.simulate.recorder.storages import Storages
-from memprof.simulate.recorder.work import Work
 from memprof.vocabulary import History, Kind
 
 __all__ = ["FakeRecorder"]

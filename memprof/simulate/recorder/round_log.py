@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from memprof.simulate.recorder.work import Tally
+from memprof.simulate.recorder.flops import Tally
 
 __all__ = ["Born", "RoundLog"]
 

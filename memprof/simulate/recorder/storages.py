@@ -13,8 +13,8 @@ import torch
 from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
 from memprof.simulate.recorder.blocks import Blocks
+from memprof.simulate.recorder.flops import Work
 from memprof.simulate.recorder.host_memory import HostPool
-from memprof.simulate.recorder.work import Work
 
 __all__ = ["Storages"]
 

@@ -19,6 +19,8 @@ from memprof.config.from_trainer import as_built, from_arguments, prompt_tokens,
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
 from memprof.recording.run_facts import collect_setup, plain_config
+from memprof.simulate.fake_cuda.fakes import as_fakes
+from memprof.simulate.fake_cuda.nf4 import tell_of_adapters
 from memprof.simulate.run import model_facts
 from memprof.simulate.trainer.build import MEASURED, WARM_UP, dataset_of, set_optimizer
 from memprof.simulate.trainer.lean import is_lean, lean_arguments, lean_world
@@ -26,8 +28,6 @@ from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.rewards import reward_named
 from memprof.simulate.trainer.rollout import fake_rollout
 from memprof.simulate.trainer.training import watched
-from memprof.simulate.world.fakes import as_fakes
-from memprof.simulate.world.nf4 import tell_of_adapters
 from memprof.vocabulary import Phase
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
 from memprof.config.trl_arguments import LEFT_OUT
 from memprof.errors import InputError
+from memprof.simulate.fake_cuda.nf4 import Nf4, quantize_nf4
 from memprof.simulate.trainer.models import load_config
-from memprof.simulate.world.nf4 import Nf4, quantize_nf4
 
 __all__ = ["NoData", "script_world", "tokenizer_of_few_words"]
 

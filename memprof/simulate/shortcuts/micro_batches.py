@@ -16,8 +16,8 @@ from typing import Any
 from memprof.compat import patching
 from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
+from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.recorder.work import Tally
 
 __all__ = ["MOST_RUN", "middle_left_out"]
 

@@ -10,8 +10,10 @@ import torch
 from memprof.compat import transformers as transformers_names
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import ModelSettings, Settings, TrainerSettings
-from memprof.config.to_grpo import four_bit_arguments, grpo_arguments, lora_arguments
+from memprof.config.to_trl_config import four_bit_arguments, grpo_arguments, lora_arguments
 from memprof.errors import UsageError
+from memprof.simulate.fake_cuda.images import HostValues, fake_images, images_of, processor_of, put_images
+from memprof.simulate.fake_cuda.nf4 import Nf4, tell_of_adapters
 from memprof.simulate.sharding.dtensors import count_shards
 from memprof.simulate.sharding.fsdp2 import shard
 from memprof.simulate.sharding.tensor_parallel import shard_tensors
@@ -25,8 +27,6 @@ from memprof.simulate.trainer.optimizers import modelled_optimizer
 from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
 from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.trainer.rollout import fake_rollout
-from memprof.simulate.world.images import HostValues, fake_images, images_of, processor_of, put_images
-from memprof.simulate.world.nf4 import Nf4, tell_of_adapters
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession

@@ -12,7 +12,7 @@ import torch
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import not_kept
-from memprof.simulate.plain import shortcut
+from memprof.simulate.shortcut_switches import shortcut
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator
 from memprof.compat.versions import installed, release
+from memprof.simulate.fake_cuda.nf4 import Linear4bit, Nf4, quantize
 from memprof.simulate.trainer.models import build_model
-from memprof.simulate.world.nf4 import Linear4bit, Nf4, quantize
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession

@@ -10,8 +10,8 @@ import torch
 from memprof.compat import transformers as transformers_names
 from memprof.config.catalogue import find_config
 from memprof.errors import InputError
-from memprof.simulate.world.fakes import materialize
-from memprof.simulate.world.nf4 import Nf4, quantize_nf4
+from memprof.simulate.fake_cuda.fakes import materialize
+from memprof.simulate.fake_cuda.nf4 import Nf4, quantize_nf4
 
 __all__ = [
     "build_model",

@@ -11,7 +11,7 @@ from memprof.compat import optional_packages as optional_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings, TrainerSettings
-from memprof.config.to_grpo import lean_arguments
+from memprof.config.to_trl_config import lean_arguments
 from memprof.errors import UsageError
 from memprof.units import format_gib
 

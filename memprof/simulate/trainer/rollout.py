@@ -17,7 +17,7 @@ from memprof.config.settings import Settings
 from memprof.simulate.generation.decode_work import DecodeWork, token_made
 from memprof.simulate.generation.lean_generation import generate_lean
 from memprof.simulate.generation.policy import unwrapped_policy
-from memprof.simulate.plain import shortcut
+from memprof.simulate.shortcut_switches import shortcut
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
 

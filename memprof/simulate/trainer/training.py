@@ -12,18 +12,18 @@ from memprof.config.trl_arguments import LEFT_OUT
 from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
-from memprof.simulate.plain import shortcut
+from memprof.simulate.fake_cuda.images import shapes_unchecked
 from memprof.simulate.sharding.ddp_buckets import hold_buckets
 from memprof.simulate.sharding.dtensors import shards_planned_unseen
 from memprof.simulate.sharding.fsdp2 import gathered_owned
 from memprof.simulate.sharding.zero import gathering_for_zero
+from memprof.simulate.shortcut_switches import shortcut
 from memprof.simulate.trainer.build import build_trainer
 from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
 from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.recipes import liger_note
 from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
-from memprof.simulate.world.images import shapes_unchecked
 from memprof.vocabulary import Phase
 
 if TYPE_CHECKING:

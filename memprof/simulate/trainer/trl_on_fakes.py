@@ -19,11 +19,11 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.targets import Target
 from memprof.config.settings import Settings, TrainerSettings
+from memprof.simulate.fake_cuda.fp16 import losses_scaled
 from memprof.simulate.trainer.lean import lean_world
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.rollout import counted, cutting
-from memprof.simulate.world.fp16 import losses_scaled
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession

@@ -10,7 +10,7 @@ from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from memprof.simulate.generation.parked_weights import ParkedWeights
-from memprof.simulate.recorder.work import Tally
+from memprof.simulate.recorder.flops import Tally
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:

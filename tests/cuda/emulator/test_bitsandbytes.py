@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 bnb = pytest.importorskip("bitsandbytes")
 
 from memprof.emulate.notes import uncomputed_notes  # noqa: E402
+from memprof.simulate.fake_cuda.nf4 import Linear4bit, Nf4  # noqa: E402
 from memprof.simulate.run import simulate  # noqa: E402
-from memprof.simulate.world.nf4 import Linear4bit, Nf4  # noqa: E402
 
 F: Any = bnb.functional
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

@@ -14,7 +14,7 @@ from tests import forked
 
 ROOT = Path(__file__).resolve().parents[3]
 WATCHING = (
-    "memprof/recording", "memprof/watch", "memprof/compat",
+    "memprof/recording", "memprof/instrument", "memprof/compat",
     "integrations/callback", "integrations/run_recorder", "integrations/trackers",
 )  # fmt: skip
 # What hands a function to somebody who calls it later, and which argument that is.

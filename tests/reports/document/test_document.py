@@ -298,7 +298,7 @@ def test_a_brief_stack_has_what_a_person_looks_for_and_says_what_is_left_out() -
         "??:0 _PyEval_EvalFrameDefault",
         "/opt/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py:1790 _compute_loss",
         "/home/ada/train.py:31 main",
-        "/opt/venv/lib/python3.11/site-packages/memprof/watch/script.py:80 run_script",
+        "/opt/venv/lib/python3.11/site-packages/memprof/instrument/script.py:80 run_script",
         "/opt/venv/lib/python3.11/site-packages/click/core.py:1443 invoke",
         "/usr/lib/python3.11/threading.py:975 _bootstrap",
         "<frozen runpy>:198 _run_module_as_main",

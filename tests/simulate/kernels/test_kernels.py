@@ -98,7 +98,7 @@ def test_attention_in_full_asks_and_gives_back_in_the_same_order(card: str) -> N
 @pytest.mark.parametrize("card", CARDS)
 def test_attention_is_chosen_as_torch_chooses_it_on_the_card(card: str) -> None:
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.world.attention import sdpa_choice
+    from memprof.simulate.fake_cuda.sdpa_kernels import sdpa_choice
     from tests.simulate.kernels.operations import ATTENTION, attention_arguments
 
     wrong = {}

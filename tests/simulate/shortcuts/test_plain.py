@@ -21,15 +21,15 @@ def _held(raw: Any) -> Any:
 
 def test_every_shortcut_loads() -> None:
     """One that does not costs time in silence: a generation takes six times as long, with a note in the report."""
-    from memprof.simulate.plain import SHORTCUTS, shortcut, unloaded
+    from memprof.simulate.shortcut_switches import SHORTCUTS, shortcut, unloaded
 
     assert None not in [shortcut(name) for name in SHORTCUTS]
     assert unloaded() == []
 
 
 def test_a_simulation_needs_no_shortcut(settings_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memprof.simulate.plain import SHORTCUTS, shortcut
     from memprof.simulate.run import simulate_settings
+    from memprof.simulate.shortcut_switches import SHORTCUTS, shortcut
 
     settings = settings_for(dtype="bfloat16", completion_length=6)
     expected = simulate_settings(settings)
@@ -81,8 +81,8 @@ def test_a_shortcut_that_cannot_be_loaded_is_told_of(
     settings_for: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from memprof.simulate import shortcuts
-    from memprof.simulate.plain import SHORTCUTS
     from memprof.simulate.run import simulate_settings
+    from memprof.simulate.shortcut_switches import SHORTCUTS
 
     settings = settings_for(dtype="bfloat16", generation="none")
     expected = simulate_settings(settings)["memprof"]

@@ -134,8 +134,8 @@ def test_an_argument_that_changes_is_no_known_result(known: KnownResults) -> Non
 
 def test_a_simulation_is_the_same(settings_for: Callable[..., Any]) -> None:
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.plain import without
     from memprof.simulate.run import simulate_settings
+    from memprof.simulate.shortcut_switches import without
     settings = settings_for(lora_r=4, beta=0.1, gradient_accumulation_steps=2)
     one = simulate_settings(settings, gpu=find_gpu("H100"), stacks=False)
     with without("results"):

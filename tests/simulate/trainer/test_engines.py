@@ -14,7 +14,7 @@ GPU = "8GB"
 
 def _peaks(settings: Any) -> dict[str, int]:
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     outcome = evaluate(settings, find_gpu(GPU))
     peaks: dict[str, int] = {}
@@ -46,7 +46,7 @@ def test_the_card_must_be_known(settings_for: Callable[..., Any]) -> None:
 def test_parked_weights_are_on_the_host_while_it_is_awake(settings_for: Callable[..., Any], lora: int | None) -> None:
     """Weights and optimizer state leave the card, and cross PCIe twice; training's peak stays."""
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
     from memprof.simulate.generation.parked_weights import NEVER_RUN
 
     same = settings_for(

@@ -58,7 +58,7 @@ def settings_for(folder: Path, name: str) -> Any:
 def generation_config(settings: Any) -> Any:
     from transformers import GenerationConfig
 
-    from memprof.config.to_grpo import cache_arguments
+    from memprof.config.to_trl_config import cache_arguments
 
     asked = cache_arguments(settings.cache_implementation, settings.cache_dtype)
     asked |= asked.pop("generation_kwargs", {})
@@ -120,13 +120,13 @@ def simulated(settings: Any, heap: CachingAllocator, *, whole: bool = True) -> A
     from memprof.compat import patching
     from memprof.compat import transformers as names
     from memprof.recording.recorder import DeviceInfo
+    from memprof.simulate.fake_cuda.dispatch import Tracking
+    from memprof.simulate.fake_cuda.fakes import fake_world
     from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.shortcuts.decoding.learning import Player, learned
     from memprof.simulate.trainer.kv_caches import modelled_quanto
     from memprof.simulate.trainer.models import build_model, load_config
     from memprof.simulate.trainer.rollout import counted, cutting
-    from memprof.simulate.world.fakes import fake_world
-    from memprof.simulate.world.tracking import Tracking
 
     recorder = FakeRecorder(CachingAllocator(), DeviceInfo(0, "cpu", "", None), cuda=False, stacks=None)
     with (

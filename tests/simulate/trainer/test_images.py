@@ -57,7 +57,7 @@ def test_a_step_with_images_holds_what_trls_does(
 def test_an_image_is_scaled_as_qwens_processor_scales_it(
     size: tuple[int, int], limits: tuple[int, int], expected: tuple[int, int]
 ) -> None:
-    from memprof.simulate.world.images import resized
+    from memprof.simulate.fake_cuda.images import resized
 
     assert resized(*size, 28, *limits) == expected
 
@@ -65,7 +65,7 @@ def test_an_image_is_scaled_as_qwens_processor_scales_it(
 def test_the_prompt_must_have_room_for_its_images(tmp_path: Path) -> None:
     from transformers import AutoConfig
 
-    from memprof.simulate.world.images import images_of
+    from memprof.simulate.fake_cuda.images import images_of
 
     model = written("qwen2_5_vl", tmp_path)
     config = AutoConfig.from_pretrained(model)
@@ -84,7 +84,7 @@ def test_the_prompt_must_have_room_for_its_images(tmp_path: Path) -> None:
 def test_a_processors_settings_that_cannot_be_used_are_named(text: str, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
-    from memprof.simulate.world.images import images_of
+    from memprof.simulate.fake_cuda.images import images_of
 
     model = written("qwen2_vl", tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(text)
@@ -96,7 +96,7 @@ def test_a_processors_settings_that_cannot_be_used_are_named(text: str, tmp_path
 def test_a_family_whose_images_are_not_simulated_is_named(tiny: str) -> None:
     from transformers import AutoConfig
 
-    from memprof.simulate.world.images import images_of
+    from memprof.simulate.fake_cuda.images import images_of
 
     with pytest.raises(InputError, match="images are simulated for qwen2_vl, qwen2_5_vl and gemma3, not for llama"):
         images_of(Settings(model=tiny, images=1, generation="none"), AutoConfig.from_pretrained(tiny))

@@ -15,7 +15,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.fits import MARGIN
 from memprof.config.settings import Settings
 from memprof.errors import DoesNotFit, UsageError
-from memprof.plan.ladder import CHOSEN, Tried, _piece_tokens, choose, cost_of, ladder, sentences
+from memprof.plan.budget_search import CHOSEN, Tried, _piece_tokens, choose, cost_of, ladder, sentences
 from memprof.simulate.trainer.recipes import config_of
 from tests.simulate.conftest import TINY
 from tests.simulate.test_closed_forms import KV, LORA, PARAMETERS, ROPE, R, _analysis, _requested
@@ -102,7 +102,7 @@ def test_a_named_kind_of_checkpointing_is_that_and_no_more(
 ) -> None:
     """``full`` keeps the layers' inputs on the device; ``auto`` sends long sequences' away and tiles their MLPs."""
     from memprof.grpo.techniques import apply as defaults
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.evaluate import evaluate
 
     monkeypatch.setattr(defaults, "OFFLOAD_FROM_BYTES", 0)
     monkeypatch.setattr(defaults, "TILE_TOKENS", 8)
@@ -358,8 +358,8 @@ def test_what_cannot_fit_by_arithmetic_is_not_simulated() -> None:
 )
 def test_arithmetic_promises_no_more_than_is_held(settings_for: Callable[..., Any], changes: dict[str, Any]) -> None:
     """The bound is below the simulated peaks of training and of generation, and not far below where it decides."""
-    from memprof.plan.floor import least_bytes
-    from memprof.simulate.fit import run_row
+    from memprof.plan.lower_bound import least_bytes
+    from memprof.simulate.evaluate import run_row
 
     settings = settings_for(**{"recipe": "lean", "completion_length": 300, "generation_batch": 4, **changes})
     held = {

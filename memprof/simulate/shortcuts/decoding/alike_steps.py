@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from memprof.allocator.repeated_decoding import DROP, DROP_OLD, TAKE, Operation, Step
+from memprof.simulate.recorder.decode_log import Claim, Given, Kernel, Logged, Meta, Taken, plain
 from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
 from memprof.simulate.recorder.reductions import Processors
-from memprof.simulate.recorder.rehearsal import Claim, Given, Kernel, Logged, Meta, Taken, plain
 
 __all__ = ["BEFORE", "DROP_KEPT", "KEPT", "OWN", "Between", "Jumps", "NotAlike", "Periods", "Span", "Steps", "kind"]
 

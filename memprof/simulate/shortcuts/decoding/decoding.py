@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from memprof.allocator.model import CachingAllocator
+from memprof.simulate.recorder.decode_log import Claim, Given, Kernel, Logged, Rehearsal, Taken, Workspace
+from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.recorder.rehearsal import Claim, Given, Kernel, Logged, Rehearsal, Taken, Workspace
-from memprof.simulate.recorder.work import Tally
 from memprof.simulate.shortcuts.decoding.alike_steps import BEFORE, KEPT, OWN, Jumps, NotAlike, Periods, Span, kind
 from memprof.simulate.shortcuts.decoding.repeated_steps import repeat_periods, repeat_span
 

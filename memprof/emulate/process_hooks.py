@@ -1,0 +1,84 @@
+"""Do inside a process on the emulated device what takes Python: others' kernels' values, and the early end.
+
+``startup/sitecustomize.py`` calls :func:`attach` when Python starts, in every process of the command: the script's,
+each rank's, a launcher's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from typing import Any
+
+from memprof.emulate.after_import import when_imported
+from memprof.emulate.early_stop import end_after
+from memprof.emulate.operator_values import compute_operators
+from memprof.emulate.triton_values import compute_launches, count_compiled
+
+_UNDEFINED = re.compile(r"undefined symbol: ((?:cu|nvml|nccl|nvrtc)\w+)")
+
+#: The environment variables that name a function to call in every process (``module:function``), and say after how many
+#: optimizer steps to end.
+CALL, STEPS = "MEMPROF_EMULATE_CALL", "MEMPROF_EMULATE_STEPS"
+
+_attached = False
+
+
+def attach(values: bool) -> None:
+    """Wait for torch, Triton and transformers to be imported, and do what the environment asks for, once a process.
+
+    A process that calls ``enter`` below one that did comes here twice; attached twice, it would compute every Triton
+    kernel twice.
+
+    Args:
+        values: compute what Triton's and bitsandbytes' kernels would have written.
+    """
+    global _attached
+    if _attached:
+        return
+    _attached = True
+    _naming_missing_functions()
+    if values:
+        when_imported("triton.runtime.jit", compute_launches)
+        when_imported("torch._inductor.runtime.triton_heuristics", count_compiled)
+        when_imported("bitsandbytes", compute_operators)
+    when_imported("torch", _say_if_without_cuda)
+    if call := os.environ.get(CALL):
+        module, _, name = call.partition(":")
+        getattr(importlib.import_module(module), name)()
+    if steps := int(os.environ.get(STEPS, "0")):
+        end_after(steps)
+
+
+def _naming_missing_functions() -> None:
+    """Add a sentence to the error that ends the script where the emulated driver lacks a function."""
+    before = sys.excepthook
+
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        before(kind, error, trace)
+        if name := missing_function(error):
+            print(
+                f"memprof emulate: the emulated driver has no {name}, which a library of this environment links. Use "
+                "the versions that docs/emulate.md names, or ask for this function in an issue.", file=sys.stderr,
+            )  # fmt: skip
+
+    sys.excepthook = hook
+
+
+def missing_function(error: BaseException | None) -> str:
+    """Return the function of CUDA's that an error, or one that led to it, says is undefined; empty where none does."""
+    while error is not None:
+        if found := _UNDEFINED.search(str(error)):
+            return found.group(1)
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _say_if_without_cuda(torch: Any) -> None:
+    if torch.version.cuda is None:
+        print(
+            f"memprof emulate: {sys.executable} has torch {torch.__version__}, which is built without CUDA: it sees no "
+            "emulated card.", file=sys.stderr,
+        )  # fmt: skip

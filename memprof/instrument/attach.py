@@ -1,0 +1,355 @@
+"""Watching a worker that has no Trainer: an actor, critic or rollout process of verl, OpenRLHF, NeMo-RL and the like.
+
+Inside the worker::
+
+    watch = memprof.attach(model=model, optimizer=optimizer, role="actor", output_dir="/shared/memprof")
+    watch.methods(self, generate_sequences="generate", compute_log_prob="old_logprobs")   # or: with watch.phase(...)
+
+A ring with stacks runs from then on. It is written when memory runs out, when :meth:`Attachment.dump` is called, and
+when the driver asks: through Ray (:func:`memprof.collect`) or through a file (:func:`memprof.request_dump`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from memprof.compat import missing, require
+from memprof.errors import UsageError
+from memprof.instrument.training_method import TRAIN, TrainingPhases
+from memprof.integrations.run_recorder.output import write_report
+from memprof.integrations.run_recorder.recorder import RunRecorder
+from memprof.recording.api import device_of, make_recorder, switched_off
+from memprof.recording.guard import Door, Seams, way_in
+from memprof.recording.owners import unwrap_optimizer
+from memprof.recording.phases import PhaseMark, phase_id
+from memprof.recording.session import Session
+from memprof.vocabulary import Kind, Phase
+
+if TYPE_CHECKING:
+    from memprof.integrations.run_recorder.rehearsal import Rehearsed
+
+# A worker's role, and what its model's parameters are then.
+_ROLES = {
+    "actor": "policy", "policy": "policy", "critic": "value", "value": "value", "reference": "reference",
+    "ref": "reference", "reward": "reward", "rollout": "engine", "engine": "engine",
+}  # fmt: skip
+# Entries the ring of a tensor trace keeps; CUDA's keeps a million.
+_RING = 200_000
+# A file the driver leaves in the folder of all workers.
+REQUEST = "dump.request"
+
+_attached: dict[str, Attachment] = {}
+
+
+def attach(
+    model: Any = None,
+    optimizer: Any = None,
+    *,
+    role: str = "actor",
+    reference_model: Any = None,
+    output_dir: str | os.PathLike[str] = "_memprof",
+    rank: int | None = None,
+    world_size: int | None = None,
+    device: Any = None,
+    kind: str = "auto",
+    max_entries: int | None = None,
+    stacks: str | None = "python",
+    config: Mapping[str, Any] | None = None,
+    redact: bool = False,
+) -> Attachment:
+    """Begin to watch this process. With ``MEMPROF=0`` in the environment, and where recording cannot begin, nothing is.
+
+    Args:
+        model: what this worker runs; a wrapper (FSDP, DistributedDataParallel) or the module in it.
+        optimizer: whose state is to be known; optimizers that step are found without it.
+        role: ``actor``, ``critic``, ``reference``, ``reward`` or ``rollout``.
+        reference_model: another model in the same worker.
+        output_dir: a folder for all workers; each role writes into a folder of its own in it.
+        rank, world_size: this worker's place among those of its role; by default the process group's, else the
+            environment's.
+        device, kind, max_entries, stacks: as in :func:`memprof.record`.
+        config: facts about the run, kept with it.
+        redact: leave this machine's paths and name out of what is written.
+
+    Raises:
+        UsageError: an unknown role, this process has one attached already, or torch lacks what this needs.
+    """
+    if role not in _ROLES:
+        raise UsageError(f"role={role!r} is not known; use one of {', '.join(_ROLES)}.")
+    if role in _attached:
+        raise UsageError(f"this process has a {role!r} attached already; detach it first.")
+    place = _place(rank, world_size)
+    watch = Attachment(role, Path(output_dir) / role, place[0])
+    if switched_off():
+        return watch
+    require("attach")
+    try:
+        where = device_of(model) if device is None else device
+        recorder = make_recorder(where, kind, max_entries=max_entries, stacks=stacks)
+        if recorder.kind is Kind.TRACE and max_entries is None:
+            recorder = make_recorder(where, kind, max_entries=_RING, stacks=stacks)
+        facts = {"role": role, **(config or {})}
+        session = Session(recorder, config=facts, rank=place[0], world_size=place[1], redact=redact, door=watch.door)
+        for one, what in ((model, _ROLES[role]), (reference_model, "reference")):
+            if one is not None:
+                session.add_model(one, what)
+        if optimizer is not None:
+            session.owners.add_optimizer(optimizer)
+        session.notes += missing("attach")
+        watch._begin(session)
+    except UsageError:
+        raise
+    except Exception as error:
+        watch.door.shut(error)
+        return watch
+    watch._given = (model, optimizer)
+    _attached[role] = watch
+    return watch
+
+
+def attached(role: str | None = None) -> Attachment | None:
+    """Return what this process has attached: of ``role``, or the first."""
+    if role is not None:
+        return _attached.get(role)
+    return next(iter(_attached.values()), None)
+
+
+class Attachment:
+    """Watch a worker; made by :func:`attach`. Nothing here raises into the worker.
+
+    Attributes:
+        role: as given.
+        folder: where its files go.
+        rank: its place.
+    """
+
+    def __init__(self, role: str, folder: Path, rank: int) -> None:
+        self.role = role
+        self.folder = folder
+        self.rank = rank
+        self.door = Door("worker", "what the ring holds, from here on")
+        self._recorder = RunRecorder(folder, rank)
+        self._given: tuple[Any, Any] = (None, None)
+        self._seams: Seams | None = None
+        self._waited: list[tuple[Any, str, Any]] = []
+        self._asked = 0.0
+
+    @property
+    def snapshots(self) -> list[Path]:
+        """List what was written so far."""
+        return self._recorder.snapshots
+
+    # -- what a worker calls -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, name: str, step: int | None = None) -> Iterator[None]:
+        """Mark what the code inside does; record out of memory in it, and let the error pass on."""
+        mark = self.door(self._recorder.enter, phase_id(name), step)
+        try:
+            yield
+        except BaseException as error:
+            self.door(self._failed, error)
+            raise
+        finally:
+            self.door(self._leave, mark)
+
+    @way_in
+    def step(self, number: int) -> None:
+        """Set the training step that runs from now on."""
+        self._recorder.step = number
+        if self._recorder.session is not None:
+            self._recorder.session.set_step(number)
+
+    def methods(self, worker: Any, **phases: str) -> list[str]:
+        """Wrap methods of ``worker`` so that each is a phase: ``methods(self, generate="generate", update="train")``.
+
+        ``"train"`` is for a method that does everything: forward, backward and optimizer step are told apart inside.
+        Only this object is changed, until :meth:`detach`. Methods it does not have are left out; awaited ones will do.
+
+        Returns:
+            The names that were wrapped.
+
+        Raises:
+            UsageError: a phase that is none.
+        """
+        names = {method: phase if phase == TRAIN else phase_id(phase) for method, phase in phases.items()}
+        if self._recorder.session is None:
+            return []
+        if self._seams is None:
+            self._seams = Seams(self.door, self._failed)
+        return [m for m, phase in names.items() if self._wrap(worker, m, phase)]
+
+    def rehearse(self, step: Callable[..., Any], *batch: Any) -> Rehearsed | None:
+        """Run ``step(*batch)`` once before training, on the worst batch there can be, and put everything back.
+
+        ``step`` does what an update does: forward, backward, the optimizer's step. The optimizer's state exists before
+        it, as it does later. Parameters, gradients, optimizer state and random numbers are then what they were.
+
+        Returns:
+            Its peak and the snapshot written; None where this process is not watched.
+
+        Raises:
+            UsageError: ``attach`` was given no model or optimizer that could be put back.
+            BaseException: what ``step`` raises; where memory ran out, the snapshot is written first.
+        """
+        session, (model, optimizer) = self._recorder.session, self._given
+        if session is None:
+            return None
+        import torch
+
+        from memprof.integrations.run_recorder.rehearsal import Rehearsed, rehearse
+        from memprof.integrations.run_recorder.state_backup import Kept, make_optimizer_state
+
+        inner = unwrap_optimizer(optimizer) if optimizer is not None else None
+        if not isinstance(model, torch.nn.Module) or not isinstance(inner, torch.optim.Optimizer):
+            raise UsageError(
+                "rehearse() puts weights and optimizer back: attach(model=..., optimizer=...) with a torch module and "
+                "a torch optimizer (DeepSpeed and Megatron keep theirs elsewhere)."
+            )
+
+        def update() -> None:
+            make_optimizer_state(inner)
+            with TrainingPhases(model, self._recorder.enter, self._recorder.leave, self.door):
+                step(*batch)
+
+        try:
+            peak = rehearse(session, update, Kept(model, inner), self._failed)
+        finally:
+            session.set_step(self._recorder.step)
+        return Rehearsed(peak, self.dump("a step was rehearsed"))
+
+    def dump(self, reason: str = "asked for") -> Path | None:
+        """Write what the ring holds now; return the snapshot's path, or None where that failed."""
+        session = self._recorder.session
+        return None if session is None else self._write(session, reason)
+
+    def _write(self, session: Session, reason: str) -> Path | None:
+        writing, step = self._recorder.writing, self._recorder.step
+
+        def write() -> Path:
+            session.notes = [*(n for n in session.notes if not n.startswith("written ")), f"written because {reason}"]
+            return writing.now(session, step)
+
+        path: Path | None = Door("worker", str(writing.path_of(step)))(write)
+        return path
+
+    def report(self, path: Path | None = None) -> dict[str, Any] | None:
+        """Return the report of a snapshot (the newest), its JSON written beside it; None where there is none."""
+        path = path or (self.snapshots[-1] if self.snapshots else None)
+        if path is None:
+            return None
+        written = Door("worker", f"the report of {path}")(write_report, path)
+        return None if written is None else written[1]
+
+    @way_in
+    def detach(self, dump: bool = True) -> Path | None:
+        """Stop watching; write what the ring holds unless ``dump`` is false. Return the snapshot's path, if any."""
+        if self._recorder.session is None:
+            return None
+        if self._seams is not None:
+            self._seams.restore()
+        for worker, method, waited in self._waited:
+            if vars(worker).get(method) is waited:
+                delattr(worker, method)
+        # The session's hooks hold this object: with the model it would be a circle, and stay until collected.
+        session = self._recorder.stop()
+        self._seams, self._given, self._waited = None, (None, None), []
+        _attached.pop(self.role, None)
+        return self._write(session, "the worker was done") if dump and session is not None else None
+
+    # -- our own -----------------------------------------------------------------------------------------------
+
+    def _begin(self, session: Session) -> None:
+        self._asked = time.time()
+        self._recorder.begin(session, lambda: self.dump("memory ran out"))
+
+    def _leave(self, mark: PhaseMark | None) -> None:
+        self._recorder.leave(mark)
+        session = self._recorder.session
+        if mark is not None and session is not None and session.phases.depth == 0 and self._is_asked():
+            self.report(self.dump("the driver asked for it"))
+
+    def _wrap(self, worker: Any, method: str, phase: str) -> bool:
+        assert self._seams is not None
+        original = getattr(worker, method, None)
+        if phase == TRAIN:
+            return self._seams.wrap(worker, method, self._train, self._trained)
+        if not inspect.iscoroutinefunction(original):
+            enter = lambda *_: self._recorder.enter(phase)  # noqa: E731
+            return self._seams.wrap(worker, method, enter, lambda mark, *_: self._leave(mark))
+
+        @functools.wraps(original)
+        async def waited(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(phase):
+                return await original(*args, **kwargs)
+
+        # As the others: a stand-in on the object alone, which is taken away at the end.
+        setattr(worker, method, waited)
+        self._waited.append((worker, method, waited))
+        return True
+
+    def _train(self, *_: Any) -> tuple[PhaseMark | None, TrainingPhases] | None:
+        """Enter a method that trains: tell its phases apart until it ends."""
+        recorder = self._recorder
+        if recorder.session is None:
+            return None
+        mark = recorder.enter(Phase.OTHER.value)
+        model = next((m for m, _ in recorder.session.owners.models), None)
+        return mark, TrainingPhases(model, recorder.enter, recorder.leave, self.door).__enter__()
+
+    def _trained(self, token: Any, *_: Any) -> None:
+        if token is not None:
+            mark, inside = token
+            inside.__exit__()
+            self._leave(mark)
+
+    def _failed(self, error: BaseException) -> None:
+        """Write if the exception that leaves the worker's code says that memory ran out."""
+        import torch
+
+        session = self._recorder.session
+        if session is None or not isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+            return
+        path = self._recorder.writing.path_of(self._recorder.step)
+        if path not in self.snapshots or session.recorder.oom() is None:
+            self.dump("memory ran out")
+        self.report(path)
+
+    def _is_asked(self) -> bool:
+        """Tell whether the driver has asked since the last time."""
+        try:
+            when = (self.folder.parent / REQUEST).stat().st_mtime
+        except OSError:
+            return False
+        asked, self._asked = when > self._asked, max(when, self._asked)
+        return asked
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return ``(rank, world size)``: as given, of the process group, or of the environment."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return (dist.get_rank() if rank is None else rank, dist.get_world_size() if world_size is None else world_size)
+    return (
+        int(os.environ.get("RANK", 0)) if rank is None else rank,
+        int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size,
+    )
+
+
+class _CallableModule(ModuleType):
+    """Make the module callable as its function: importing it makes ``memprof.attach`` the module."""
+
+    __call__ = staticmethod(attach)
+
+
+sys.modules[__name__].__class__ = _CallableModule

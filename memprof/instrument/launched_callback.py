@@ -1,0 +1,77 @@
+"""Give every trainer a script builds the callback of ``memprof run``. Imported when transformers is there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from memprof.analysis.ranks.run_folders import RUN_FOLDER
+from memprof.compat import require
+from memprof.instrument.run_folder import RunFolder
+from memprof.integrations.callback.callback import MemProfCallback
+from memprof.integrations.callback.options import Options
+from memprof.integrations.callback.trainer_lookup import find_trainer
+from memprof.integrations.run_recorder.output import say
+from memprof.recording.guard import Door
+
+
+class LaunchedCallback(MemProfCallback):
+    """As :class:`MemProfCallback`; a script's output stays its own, and a callback it brings itself has precedence."""
+
+    stream = "stderr"
+
+    def __init__(self, begun: Callable[[], None], folder: RunFolder, **options: Any) -> None:
+        super().__init__(**options)
+        self._begun, self._folder = begun, folder
+
+    def _begin(self, options: Options, state: Any) -> None:
+        trainer = find_trainer(self, state)
+        handler = getattr(trainer, "callback_handler", None)
+        others = [c for c in getattr(handler, "callbacks", []) if isinstance(c, MemProfCallback) and c is not self]
+        self._begun()
+        require("run")
+        if others:
+            return
+        if options.output_dir is None:
+            default = Path(trainer.args.output_dir) / RUN_FOLDER
+            if moved := self._folder.sentence(default):
+                say(moved, self.stream)
+            options = self._options = replace(options, output_dir=self._folder.of(default))
+        super()._begin(options, state)
+
+
+def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None], folder: RunFolder) -> None:
+    """Let ``transformers.Trainer``, and so every subclass, be built with a callback of ours.
+
+    Args:
+        module: ``transformers.trainer``.
+        options: of the callback. With an ``output_dir``, trainers after the first get a folder of their own in it.
+        begun: called when one of them begins to train.
+        folder: numbers the folder where an earlier run wrote to it.
+    """
+    trainer = module.Trainer
+    original = trainer.__init__
+    signature = inspect.signature(original)
+    built = 0
+
+    def with_callback(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        nonlocal built
+        bound = signature.bind(*args, **kwargs)
+        given = list(bound.arguments.get("callbacks") or [])
+        if not any(isinstance(c, MemProfCallback) for c in given):
+            built += 1
+            bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, folder, **_options(options, built))]
+        return bound.args, bound.kwargs
+
+    trainer.__init__ = Door("training", "all of it, in this trainer and later ones").changing(original, with_callback)
+
+
+def _options(options: Mapping[str, Any], number: int) -> dict[str, Any]:
+    own = dict(options)
+    if own.get("output_dir") is not None and number > 1:
+        own["output_dir"] = Path(own["output_dir"]) / f"trainer-{number}"
+    return own

@@ -1,0 +1,315 @@
+"""A training loop without a trainer, recorded from outside: models, optimizers and phases found by torch's own hooks.
+
+What is known of a loop is what it calls: a module's forward that nobody else's forward called, ``backward``, gradient
+clipping, an optimizer's step, transformers' ``generate``. A step is over when an optimizer has stepped and the next
+forward (or generation) begins. Phases the script marks with :func:`memprof.phase` have precedence.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memprof.compat import missing, require
+from memprof.compat import torch as torch_names
+from memprof.compat.patching import Patches
+from memprof.compat.transformers import GENERATE
+from memprof.errors import MemprofError
+from memprof.instrument.loading import LoadWatch
+from memprof.integrations.run_recorder.recorder import RunRecorder
+from memprof.recording import phases
+from memprof.recording.api import make_recorder
+from memprof.recording.guard import Door, on_stderr, way_in
+from memprof.recording.phases import PhaseMark
+from memprof.recording.session import Session
+from memprof.units import parse_size
+from memprof.vocabulary import Phase
+
+# The first two steps: optimizer state is made in one and there in the next.
+_FIRST_STEPS = 2
+# Entries kept: a loop without an end, or without an optimizer, must not fill the memory it watches.
+_RING = 500_000
+_HIDDEN = str(Path(__file__).resolve().parent) + "/"
+
+
+class PlainLoop:
+    """Hooks into torch until the chosen steps are recorded.
+
+    Args:
+        options: of the callback; ``steps``, ``every``, ``output_dir``, ``capacity`` and the recorder's are used.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        steps = options.get("steps")
+        self._steps = None if steps is None else frozenset([steps] if isinstance(steps, int) else steps)
+        self._every: int | None = options.get("every")
+        self._options = options
+        disk = options.get("max_disk")
+        limit = parse_size(disk) if isinstance(disk, str) else disk
+        folder = Path(options.get("output_dir") or "_memprof")
+        self._recorder = RunRecorder(folder, max_disk=limit, rescue=self._terminated)
+        self._thread = threading.get_ident()
+        self._step = 1
+        self._stepped = False
+        self._depth = 0
+        self._marks: list[PhaseMark | None] = []
+        self._optimizer_mark: PhaseMark | None = None
+        self._handles: list[Any] = []
+        self._patches = Patches()
+        self._over = False
+        self._left_to_script = False
+        self.door = Door("loop", lost="the steps being recorded", say=on_stderr)
+        self.door.when_shut(self._give_up)
+        self._loading = LoadWatch(options, self._ran_out_while_loading)
+        self._load_snapshot: Path | None = None
+        self._unseen = torch_names.IS_COMPILING.get()
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Hook into torch, which has been imported."""
+        import torch
+
+        require("run")
+        self._handles = [
+            torch_names.BEFORE_FORWARD.get()(self.door.hook(self._before_forward, self._unseen)),
+            torch_names.AFTER_FORWARD.get()(self.door.hook(self._after_forward, self._unseen), always_call=True),
+            torch_names.BEFORE_STEP.get()(self.door.hook(self._before_step, self._unseen)),
+            torch_names.AFTER_STEP.get()(self.door.hook(self._after_step, self._unseen)),
+        ]
+        # Optional ones: what is missing is noted in the recording.
+        self._wrap(torch.autograd, torch_names.BACKWARD.name, Phase.BACKWARD)
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            self._wrap(owner, torch_names.CLIP.name, Phase.OPTIMIZER_STEP)
+        self._loading.begin()
+
+    def loaded(self) -> None:
+        """Note that a model runs: loading is over, and memory that ran out meanwhile did not end the script."""
+        self._loading.end()
+        if self._load_snapshot is not None:
+            self._recorder.writing.forget(self._load_snapshot)
+            self._load_snapshot = None
+
+    def watch_generation(self, mixin: Any) -> None:
+        """Mark transformers' ``generate`` as a phase; it may be imported later than torch."""
+        if not self._over:
+            self._wrap(mixin, GENERATE.name, Phase.GENERATE)
+
+    @way_in
+    def end(self) -> None:
+        """Write what is recorded, put everything back, report."""
+        self.door.settle()
+        if self._over:
+            return
+        self._recorder.finish(self._finish, lambda waited_for: self._report() if waited_for else None)
+
+    @property
+    def recorded(self) -> bool:
+        """Tell whether anything was recorded: a forward in a chosen step, or memory that ran out before."""
+        return self._recorder.step > 0 or self._load_snapshot is not None
+
+    @property
+    def untouched(self) -> bool:
+        """Tell whether nothing was recorded, though nothing failed and the script recorded nothing itself."""
+        return not (self.recorded or self._left_to_script or self.door.failure)
+
+    def _finish(self) -> None:
+        self._over = True
+        self._loading.end()
+        self._unhook()
+        try:
+            self._write_recording()
+        except MemprofError as error:
+            warnings.warn(f"memprof could not write what it recorded ({error}).", stacklevel=2)
+
+    def _unhook(self) -> None:
+        self._patches.restore()
+        while self._handles:
+            self._handles.pop().remove()
+
+    # -- what the loop does ------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: Any, args: Any) -> None:
+        if self._elsewhere():
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self.loaded()
+        self._next_step()
+        self._begin_if_due(module)
+        if (session := self._recorder.session) is not None:
+            role = self._introduce(session, module)
+            session.owners.claim_inputs(args)
+            self._marks.append(self._enter(_phase_of_forward(module, role)))
+
+    def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
+        if self._elsewhere() or not self._depth:
+            return
+        self._depth -= 1
+        if not self._depth and self._marks:
+            self._recorder.leave(self._marks.pop())
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._elsewhere() and self._recorder.session is not None:
+            self._depth = 0  # an exception somebody caught may have skipped a forward's end
+            self._optimizer_mark = self._enter(Phase.OPTIMIZER_STEP)
+
+    def _after_step(self, _optimizer: Any, *_: Any) -> None:
+        if not self._elsewhere():
+            self._stepped = True
+            mark, self._optimizer_mark = self._optimizer_mark, None
+            self._recorder.leave(mark)
+
+    def _next_step(self) -> None:
+        if not self._stepped:
+            return
+        self._stepped = False
+        self._step += 1
+        if self._recorder.session is None:
+            return
+        if self._wanted(self._step):
+            self._recorder.session.set_step(self._step)
+        else:
+            self._write_recording()
+            if self._steps is None and self._every is None:
+                self._unhook()
+
+    def _wrap(self, owner: Any, name: str, phase: Phase) -> None:
+        original = vars(owner).get(name)
+        if original is None:
+            return
+
+        def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
+            if self._elsewhere():
+                return None
+            if phase is Phase.GENERATE:
+                self._before_generation(args)
+            return self._enter(phase)
+
+        leave = lambda mark, *_: self._recorder.leave(mark)  # noqa: E731
+        self._patches.put(owner, name, self.door.around(original, before, leave, self._unseen))
+
+    def _before_generation(self, args: tuple[Any, ...]) -> None:
+        if not self._depth and args:
+            self.loaded()
+            self._next_step()
+            self._begin_if_due(args[0])
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    def _wanted(self, step: int) -> bool:
+        if self._steps is None and self._every is None:
+            return step <= _FIRST_STEPS
+        return step in (self._steps or ()) or (self._every is not None and step % self._every == 0)
+
+    def _begin_if_due(self, module: Any) -> None:
+        self._left_to_script |= bool(phases.ACTIVE) and self._recorder.session is None
+        if self._recorder.session is not None or not self._wanted(self._step) or phases.ACTIVE:
+            return  # where the script records itself, it knows better
+        parameter = next(module.parameters(), None)
+        if parameter is None or parameter.is_meta:
+            return
+        options = self._options
+        recorder = make_recorder(
+            parameter.device,
+            options.get("kind", "auto"),
+            max_entries=options.get("max_entries") or _RING,
+            stacks=options.get("stacks", "python"),
+            capacity=options.get("capacity"),
+            hidden=[_HIDDEN],
+            reset_peaks=options.get("reset_peaks", True),
+        )
+        session = Session(recorder, config=_facts(module), door=self.door, redact=options.get("redact", False))
+        session.notes += missing("run")
+        self._recorder.step = self._step
+        self._recorder.writing.rank = session.rank  # known by now, where the script sets RANK itself
+        self._recorder.begin(session)
+        session.set_step(self._step)
+        scope = getattr(recorder, "scope", None)
+        if scope is not None and self._depth:
+            scope.enter(module)  # its own hook came too late for this one
+        self._recorder.terminations.start()
+
+    def _introduce(self, session: Session, module: Any) -> str:
+        """Claim the module by its role: what learns is the policy, what is frozen a reference or a reward model."""
+        known = {id(model): role for model, role in session.owners.models}
+        if id(module) in known:
+            return known[id(module)]
+        parameters = list(module.parameters())
+        if not parameters:
+            return ""
+        role = "policy"
+        if not any(p.requires_grad for p in parameters):
+            sizes = [sum(p.numel() for p in m.parameters()) for m, r in session.owners.models if r == "policy"]
+            role = "reference" if sum(p.numel() for p in parameters) in sizes else "reward"
+            note = f"{type(module).__name__} has no trainable parameter and was taken for a {role} model"
+            if note not in session.notes:
+                session.notes.append(note)
+        session.add_model(module, role)
+        session.look_again()
+        return role
+
+    def _enter(self, phase: Phase | None) -> PhaseMark | None:
+        session = self._recorder.session
+        if phase is None or session is None or session.phases.current is not None:
+            return None
+        return session.enter_phase(phase.value)
+
+    def _ran_out_while_loading(self, session: Session) -> None:
+        self._recorder.writing.rank = session.rank
+        self._load_snapshot = self._recorder.writing.now(session, 0)
+
+    def _write_recording(self) -> None:
+        session = self._recorder.stop()
+        self._marks = []
+        self._optimizer_mark = None
+        # Written when memory first ran out; once more where the script caught that, and went on or failed later.
+        if session is not None and not self._recorder.knows_failure(session):
+            self._recorder.writing.now(session, self._recorder.step)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        if self._recorder.snapshots and self._options.get("report", True):
+            self._recorder.report("stderr", self._options.get("table", True), page=True)
+
+    def _terminated(self) -> None:
+        self._over = True
+        if (session := self._recorder.session) is not None:
+            self._recorder.writing.now(session, self._recorder.step)
+        self._report()
+
+    def _elsewhere(self) -> bool:
+        """Tell whether another thread works: the recorder sees it (data loading, servers), and it marks no phase."""
+        return self._over or threading.get_ident() != self._thread
+
+    def _give_up(self) -> None:
+        """Undo everything after a failure of memprof's own."""
+        self._over = True
+        recorder = self._recorder
+        self.door.tidy(self._loading.end, self._unhook, recorder.terminations.stop, recorder.stop)
+
+
+def _phase_of_forward(module: Any, role: str) -> Phase | None:
+    import torch
+
+    if role in ("reference", "reward"):
+        return Phase.REFERENCE_LOGPROBS if role == "reference" else Phase.REWARD
+    if torch.is_grad_enabled():
+        return Phase.FORWARD
+    return None if module.training else Phase.EVALUATE
+
+
+def _facts(module: Any) -> dict[str, Any]:
+    parameters = list(module.parameters())
+    return {
+        "trainer": "plain loop",
+        "model_name": type(module).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "dtype": str(parameters[0].dtype).removeprefix("torch."),
+    }

@@ -1,0 +1,101 @@
+"""Set up what ``memprof run`` needs before a script's first line, and finish after its last.
+
+Nothing heavy may be imported here: the script decides when torch and transformers are, and in which environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from memprof.analysis.ranks.run_folders import RUN_FOLDER
+from memprof.compat.check import fault_of
+from memprof.compat.transformers import TRAINER_INIT
+from memprof.errors import UsageError
+from memprof.instrument.import_hook import when_imported
+from memprof.instrument.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from memprof.instrument.loop import PlainLoop
+
+
+class Attachment:
+    """Wait for the script to import torch and transformers; without them do nothing.
+
+    Args:
+        options: of the callback, by their names there.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+        self._folder = RunFolder()
+        self._asked: Path | None = self._options.get("output_dir")
+        if self._asked is not None:
+            self._asked = Path(self._asked)
+            self._options["output_dir"] = self._folder.of(self._asked)
+        self._loop: PlainLoop | None = None
+        self._trained = False
+
+    def begin(self) -> None:
+        """Wait for imports; nothing heavy is imported here."""
+        from memprof.integrations.run_recorder import output
+
+        output.LATER = []
+        when_imported("torch", self._torch)
+        when_imported("transformers.trainer", self._trainer)
+        when_imported("transformers.generation.utils", self._generation)
+
+    def end(self, error: BaseException | None) -> None:
+        """Report when the script is over; ``error`` ended it, or None."""
+        from memprof.integrations.run_recorder.output import say, say_later
+
+        if self._loop is not None:
+            self._loop.end()
+        asked = self._asked or (Path(RUN_FOLDER) if self._loop is not None else None)
+        if self.recorded and asked is not None and (moved := self._folder.sentence(asked)):
+            say(moved, "stderr")
+        say_later()
+
+    def say_if_untouched(self) -> None:
+        """Say after the end that nothing was recorded, where the script used torch and recorded nothing itself."""
+        from memprof.integrations.run_recorder.output import say
+
+        if self._loop is not None and self._loop.untouched:
+            say("memprof: nothing was recorded: no model ran in the steps that were to be recorded.", "stderr")
+
+    @property
+    def recorded(self) -> bool:
+        """Tell whether a trainer trained, or a loop's steps were written."""
+        return self._trained or (self._loop is not None and self._loop.recorded)
+
+    def _torch(self, torch: ModuleType) -> None:
+        from memprof.instrument.loop import PlainLoop
+
+        if not self._trained:
+            self._loop = PlainLoop({**self._options, "output_dir": self._asked_or_own()})
+            self._loop.begin()
+
+    def _asked_or_own(self) -> Path:
+        """Return where a loop without a trainer is written."""
+        return self._options.get("output_dir") or self._folder.of(Path(RUN_FOLDER))
+
+    def _trainer(self, module: ModuleType) -> None:
+        if (fault := fault_of(TRAINER_INIT)) is not None:
+            raise UsageError(f"{fault}.")
+        from memprof.instrument.launched_callback import give_callback
+
+        give_callback(module, self._options, self._training, self._folder)
+
+    def _generation(self, module: ModuleType) -> None:
+        if self._loop is not None:
+            self._loop.watch_generation(module.GenerationMixin)
+
+    def _training(self) -> None:
+        """Leave a trainer to its callback: it sees more than a loop's hooks do."""
+        self._trained = True
+        if self._loop is not None:
+            self._loop.loaded()
+            self._loop.end()
+            self._loop = None

@@ -1,0 +1,236 @@
+"""Straighten text as people paste it: remove colours, HTML, log prefixes, boxes, quotes and line breaks.
+
+A region of a log becomes streams, one for each rank or process whose lines are tagged, so that the interleaved output
+of several ranks reads as several texts. A stream keeps its lines (for tracebacks and for showing a message) and one
+``squeezed`` string, lower case without white space, in which a message is whole however its lines were broken.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from memprof.oom.knowledge_files import table
+
+_ANSI = re.compile(
+    r"(?:\x1b|\\u001b|\\x1b|\\033)(?:\[[0-9;?]{0,30}[ -/]{0,3}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])"
+)
+_TAG = re.compile(
+    r"</?(?:span|pre|br|div|font|code|b|i|u|p|td|tr|table|strong|samp|details|summary)\b[^<>\n]{0,300}>", re.I
+)
+_BREAK = re.compile(r"<br\b[^<>\n]{0,40}>|</(?:div|p|tr|pre)>", re.I)
+_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+# What launchers, Ray, containers, loggers and mail programs put before a line; tried again until none is left.
+_PREFIX = re.compile(
+    r"[ \t]{0,400}(?:"
+    r"\[(?:rank|default)[ ]?(?P<rank>\d{1,5})\]:?"
+    r"|\[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:"
+    r"|\((?P<actor>[A-Za-z_][\w.:@/<>+-]{0,80}(?: rank=(?P<arank>\d{1,5}))?,? pid=(?P<pid>\d{1,9})[^()\n]{0,100})\)"
+    r"|(?P<srun>\d{1,4}):(?=[ \t])"
+    r"|\[?\d{4}[-/](?:\d\d|[A-Z][a-z]{2})[-/]\d\d[T ,_]{1,3}\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?"
+    r"(?:Z|[ ]?[+-]\d\d:?\d\d)?(?P<tags>(?: [A-Z]{2}\d{1,4}){0,4})\]?:?(?:[ \t]{0,20}-(?=[ \t]))?"
+    rf"|\[?{_LEVEL}\]?(?: \d\d-\d\d \d\d:\d\d:\d\d)?:?(?=[ \t\[]|$)(?:[ \t]{{0,20}}-(?=[ \t]))?"
+    r"|\[ {0,6}\d{1,9}\.\d{1,9}\]"
+    rf"|\d{{2,9}}:\d{{2,9}}(?=[ \t]{{1,4}}{_LEVEL}\b)"
+    r"|\[[\w./-]{1,60}\.(?:py|cc|cpp|rs)(?::\d{1,6})?(?::\w{1,60})?\]:?"
+    r"|[\w.-]{1,60}\.py:\d{1,6}\]"
+    r"|[\w.-]{1,40}[ \t]{0,40}\|(?=[ \t]|$)"
+    r"|[>│┃║]{1,40}(?=[ \t]|$|[^>])|\|(?=[ \t]|$)"
+    r"|[A-Z]{5,20}:(?=[ \t])"
+    r"|\[?std(?:err|out)\]?[:|]?(?=[ \t])"
+    r"|[#E](?=[ \t]{3})|#(?=[ \t])"
+    r")"
+)
+_RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗╚╝╟╢+=_-]{0,2000}$")
+_BOX_END = re.compile(r"[ \t]{0,400}[│┃║]{1,20}[ \t]{0,400}$")
+# The file and line that rich's log handler prints at the right edge.
+_RIGHT_EDGE = re.compile(r"[ \t]{2,400}[\w.-]{1,60}\.py:\d{1,6}[ \t]{0,400}$")
+_ESCAPED_BREAK = re.compile(r"(?<!\\)\\n")
+_REPEATED = re.compile(
+    r"[ \t]{0,400}\[repeated \d{1,7}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?[ \t]{0,400}$"
+)
+_MOST_ATOMS = 8
+_LONGEST_LINE = 2_000
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line with its number in the log (from 1), who wrote it, and its text without prefixes.
+
+    ``actor`` is the name that Ray or an engine gives the process: ``WorkerDict``.
+    """
+
+    number: int
+    who: str
+    rank: int | None
+    text: str
+    actor: str = ""
+
+
+@dataclass
+class Stream:
+    """The lines of one rank or process of a region, in order."""
+
+    lines: list[Line]
+    squeezed: str = field(default="", init=False)
+    starts: list[int] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        parts, at = [], 0
+        for line in self.lines:
+            self.starts.append(at)
+            parts.append(_squeeze(line.text))
+            at += len(parts[-1])
+        self.squeezed = "".join(parts)
+
+    @cached_property
+    def ranks(self) -> frozenset[int]:
+        """Return the ranks that lines of this stream are tagged with."""
+        return frozenset(line.rank for line in self.lines if line.rank is not None)
+
+    def begins_word(self, position: int) -> bool:
+        """Say whether a word begins at ``position``: after white space, a mark or the line's start."""
+        index = self.index_at(position)
+        at = self.starts[index]
+        for part in self.lines[index].text.split():
+            if position < at + len(part):
+                return position == at or not part[position - at - 1].isalnum()
+            at += len(part)
+        return True
+
+    def index_at(self, position: int) -> int:
+        """Return the index of the line that a position of ``squeezed`` falls into."""
+        return max(0, bisect_right(self.starts, position) - 1)
+
+    def begins_line(self, position: int) -> bool:
+        """Say whether a line begins at ``position``."""
+        return self.starts[self.index_at(position)] == position
+
+    def shown(self, start: int, stop: int) -> str:
+        """Return the text of ``squeezed[start:stop]`` with its spaces, on one line."""
+        first, last = self.index_at(start), self.index_at(max(start, stop - 1))
+        parts = []
+        for i in range(first, last + 1):
+            text = self.lines[i].text
+            lo = _unsqueezed(text, start - self.starts[i]) if i == first else 0
+            hi = _unsqueezed(text, stop - self.starts[i]) if i == last else len(text)
+            parts.append(text[lo:hi])
+        return _join(parts)
+
+
+def streams_of(text: str, first_line: int) -> list[Stream]:
+    """Straighten a region of a log and part it into streams.
+
+    Args:
+        text: whole lines of the log.
+        first_line: the number of its first line.
+    """
+    lines = [line for i, raw in enumerate(text.split("\n")) for line in _lines_of(raw, first_line + i)]
+    if len({line.who for line in lines if line.who}) < 2:
+        return [Stream(lines)]
+    parted: dict[str, list[Line]] = {}
+    last = ""
+    for line in lines:
+        last = line.who or last  # a line without a tag goes on with the one above
+        parted.setdefault(last, []).append(line)
+    return [Stream(part) for part in parted.values()]
+
+
+def _lines_of(raw: str, number: int) -> list[Line]:
+    if len(raw) > _LONGEST_LINE:
+        pieces = [raw[i : i + _LONGEST_LINE] for i in range(0, len(raw), _LONGEST_LINE)]
+        return [Line(number, "", None, piece) for piece in pieces]
+    if "\\n" in raw and ('File \\"' in raw or "memory" in raw):
+        raw = _ESCAPED_BREAK.sub("\n", raw).replace('\\"', '"')
+    if "\x1b" in raw or "\\u001b" in raw or "\\x1b" in raw or "\\033" in raw:
+        raw = _ANSI.sub("", raw)
+    if "<" in raw and ">" in raw:
+        raw = html.unescape(_TAG.sub("", _BREAK.sub("\n", raw)))
+    elif "&" in raw and ";" in raw:
+        raw = html.unescape(raw)
+    return [_line(part, number) for part in raw.split("\n")]
+
+
+def _line(raw: str, number: int) -> Line:
+    who, rank, actor, at = "", None, "", 0
+    for _ in range(_MOST_ATOMS):
+        match = _PREFIX.match(raw, at)
+        if match is None or match.end() == at:
+            break
+        at = match.end()
+        tag, of_rank = _tag(match)
+        who, rank = tag or who, of_rank if of_rank is not None else rank
+        actor = match["actor"] or actor
+    text = raw[at:]
+    if text[-1:] in "│┃║" or "│" in text[-3:]:
+        text = _BOX_END.sub("", text)
+    if text[:1] in "╭╮╰╯─━═┌┐└┘├┤╔╗╚╝+-=" and _RULE.match(text):
+        text = ""
+    if ".py:" in text[-80:]:
+        text = _RIGHT_EDGE.sub("", text)
+    if "x across cluster]" in text:
+        text = _REPEATED.sub("", text)
+    return Line(number, who, rank, text.rstrip(), actor)
+
+
+def _tag(match: re.Match[str]) -> tuple[str, int | None]:
+    """Return who wrote a line, and as which rank, from one part of its prefix."""
+    groups = match.groupdict()
+    for name in ("rank", "mpi", "srun"):
+        if groups[name] is not None:
+            return f"rank {groups[name]}", int(groups[name])
+    if groups["actor"] is not None:
+        tensor_parallel = re.search(r"_TP(\d{1,4})\b", groups["actor"])
+        rank = groups["arank"] or (tensor_parallel.group(1) if tensor_parallel else None)
+        return f"pid {groups['pid']}", int(rank) if rank is not None else None
+    if groups["tags"]:
+        tensor_parallel = re.search(r"TP(\d{1,4})", groups["tags"])
+        return groups["tags"].strip(), int(tensor_parallel.group(1)) if tensor_parallel else None
+    return "", None
+
+
+def _squeeze(text: str) -> str:
+    packed = "".join(text.split())
+    lowered = packed.lower()
+    if len(lowered) == len(packed):
+        return lowered
+    return "".join(c.lower() if len(c.lower()) == 1 else c for c in packed)
+
+
+def _unsqueezed(text: str, count: int) -> int:
+    """Return the index in ``text`` of its ``count``-th character that is no white space."""
+    if count <= 0:
+        return 0
+    seen = 0
+    for i, char in enumerate(text):
+        if not char.isspace():
+            seen += 1
+            if seen == count:
+                return i + 1
+    return len(text)
+
+
+# Words of these messages: two halves of one at a line's end were broken by a terminal, not by the author.
+_WORDS = frozenset(table("torch")["broken_words"])
+
+
+def _join(parts: list[str]) -> str:
+    joined = ""
+    for part in parts:
+        stripped = part.strip()
+        head, tail = joined.rsplit(" ", 1)[-1], stripped.split(" ", 1)[0]
+        broken = (head + tail).lower().strip(".,:;()") in _WORDS or (
+            head[-1:].isdigit() and _rest_of_number(head, tail)
+        )
+        joined += stripped if not joined or broken else f" {stripped}"
+    return " ".join(joined.split())
+
+
+def _rest_of_number(head: str, tail: str) -> bool:
+    """Say whether ``20`` and ``.00`` are the halves of one number."""
+    return (tail[:1] == "." and tail[1:2].isdigit()) or (
+        "." in head and tail[:1].isdigit() and len(head.split(".")[-1]) < 2
+    )

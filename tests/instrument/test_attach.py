@@ -1,0 +1,315 @@
+"""Workers without a Trainer: attached, dumped on request and out of memory, collected through files and through Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from memprof.reports.document.build import build_document
+from memprof.reports.html.report import render_html
+
+import memprof
+from memprof import analyze
+from memprof.analysis.report_files import read_memprof_json, validate
+from memprof.errors import InputError, UsageError
+from memprof.instrument.attach import _attached, attach, attached
+from memprof.instrument.dump_requests import request_dump
+from memprof.recording.system.engine_sleep import Residency
+from memprof.vocabulary import Category
+
+WIDTH = 96
+
+
+@pytest.fixture(autouse=True)
+def nothing_attached() -> Iterator[None]:
+    yield
+    for watch in reversed(list(_attached.values())):  # the last in first: dispatch modes nest
+        watch.detach(dump=False)
+
+
+class Worker:
+    """As much of an RL worker as matters: it generates, computes log-probs, trains, sleeps and wakes."""
+
+    def __init__(self, folder: str, rank: int = 0, world: int = 1, batch: int = 8, role: str = "actor") -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH))
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.batch = batch
+        self.watch = attach(
+            self.model, self.optimizer, role=role, output_dir=folder, rank=rank, world_size=world, device="cpu"
+        )
+        self.wrapped = self.watch.methods(self, generate="generate", sleep="sleep", wake="wake", nothing="reward")
+
+    def generate(self) -> torch.Tensor:
+        with torch.no_grad():
+            return self.model(torch.randn(self.batch, WIDTH))
+
+    def update(self, step: int) -> float:
+        self.watch.step(step)
+        with self.watch.phase("forward"):
+            loss = self.model(torch.randn(self.batch, WIDTH)).square().mean()
+        with self.watch.phase("backward"):
+            loss.backward()
+        with self.watch.phase("optimizer_step"):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss.item()
+
+    def sleep(self) -> None:
+        self.kept = [p.data for p in self.model.parameters()]
+        for p in self.model.parameters():
+            p.data = torch.empty(0)
+        self.kept = []
+
+    def wake(self) -> None:
+        for p, like in zip(self.model.parameters(), ((WIDTH, WIDTH), (WIDTH,)) * 2, strict=True):
+            p.data = torch.zeros(like)
+
+    def cycle(self, step: int) -> float:
+        self.generate()
+        return self.update(step)
+
+
+def test_phases_owners_and_a_dump_on_request(tmp_path: Path) -> None:
+    worker = Worker(str(tmp_path), rank=3, world=4)
+    assert worker.wrapped == ["generate", "sleep", "wake"]
+    worker.cycle(7)
+    path = worker.watch.dump("a test")
+    assert path == tmp_path / "actor" / "step-000007.rank-3.pickle"
+    report = worker.watch.report()
+    assert report is not None
+    validate(report)
+    assert (report["source"]["rank"], report["source"]["world_size"]) == (3, 4)
+    assert report["source"]["config"]["role"] == "actor"
+    assert {p["phase"] for p in report["phases"]} >= {"generate", "forward", "backward", "optimizer_step"}
+    own = analyze(path).own_peaks
+    parameters = 4 * 2 * (WIDTH * WIDTH + WIDTH)
+    assert own[Category.WEIGHTS.value] == own[Category.GRADIENTS.value] == parameters
+    assert own[Category.OPTIMIZER_STATE.value] == 2 * parameters + 4 * 4
+    assert any("written because a test" in note for note in report["notes"])
+
+
+def test_switches_say_what_is_resident(tmp_path: Path) -> None:
+    worker = Worker(str(tmp_path))
+    worker.cycle(1)
+    worker.sleep()
+    worker.wake()
+    with worker.watch.phase("weight_sync"):
+        pass
+    report = worker.watch.report(worker.watch.dump())
+    assert report is not None
+    slept, woken, synced = report["switches"]
+    assert [s["phase"] for s in report["switches"]] == ["sleep", "wake", "weight_sync"]
+    parameters = 4 * 2 * (WIDTH * WIDTH + WIDTH)
+    assert (
+        woken["resident_bytes"] - slept["resident_bytes"]
+        == parameters
+        == synced["resident_bytes"] - slept["resident_bytes"]
+    )
+    assert all(s["unmapped_bytes"] == 0 for s in report["switches"])
+    assert "Between rollout and training" in render_html(build_document(report))
+
+
+class Trainer(Worker):
+    """Forward, backward and step in one method, as RL workers have them."""
+
+    def train(self, checkpoint: bool = False) -> float:
+        from torch.utils.checkpoint import checkpoint as again
+
+        batch = torch.randn(self.batch, WIDTH, requires_grad=checkpoint)
+        out = again(self.model, batch, use_reentrant=False) if checkpoint else self.model(batch)
+        loss = out.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_method_that_does_everything_is_told_apart(tmp_path: Path, checkpoint: bool) -> None:
+    worker = Trainer(str(tmp_path))
+    assert worker.watch.methods(worker, train="train") == ["train"]
+    backward = torch.autograd.backward
+    for step in (1, 2):
+        worker.watch.step(step)
+        worker.train(checkpoint)
+    assert torch.autograd.backward is backward
+    assert not worker.model._forward_hooks
+    assert not worker.model._forward_pre_hooks
+    report = worker.watch.report(worker.watch.dump())
+    assert report is not None
+    named = [(p["phase"], p["step"]) for p in report["phases"] if p["phase"] != "other"]
+    assert named == [(p, s) for s in (1, 2) for p in ("forward", "backward", "optimizer_step")]
+    assert report["own_peaks"]["gradients"] == 4 * 2 * (WIDTH * WIDTH + WIDTH)
+
+
+def test_a_training_that_fails_leaves_no_hook_behind(tmp_path: Path) -> None:
+    worker = Trainer(str(tmp_path))
+    worker.watch.methods(worker, train="train")
+    backward = torch.autograd.backward
+    worker.batch = -1
+    with pytest.raises(RuntimeError):
+        worker.train()
+    assert torch.autograd.backward is backward
+    assert worker.watch._recorder.session.phases.depth == 0
+
+
+def test_methods_that_are_awaited_are_phases_too(tmp_path: Path) -> None:
+    class Server:
+        async def wake_up(self) -> int:
+            await asyncio.sleep(0.01)
+            self.kept = torch.ones(64)
+            return 7
+
+    watch, server = attach(output_dir=tmp_path, role="rollout", device="cpu"), Server()
+    assert watch.methods(server, wake_up="wake") == ["wake_up"]
+    assert asyncio.run(server.wake_up()) == 7
+    report = watch.report(watch.dump())
+    assert report is not None
+    (span,) = [p for p in report["phases"] if p["phase"] == "wake"]
+    assert span["end_us"] - span["start_us"] >= 0
+    assert [s["phase"] for s in report["switches"]] == ["wake"]
+    watch.detach(dump=False)
+    assert "wake_up" not in vars(server)
+
+
+def test_pages_an_engine_gave_back_are_not_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's pool, by its structure: it does not run here."""
+    data = [SimpleNamespace(handle=(0, 5 << 30, 1, 2), cpu_backup_tensor=None) for _ in range(2)]
+    pool = SimpleNamespace(pointer_to_data=dict(enumerate(data)))
+    module = SimpleNamespace(CuMemAllocator=SimpleNamespace(instance=pool))
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    residency, state = Residency(), {"allocated": 1 << 30, "reserved": 12 << 30}
+    residency.note(1, "sleep", 1, state, 3 << 30)
+    residency.note(2, "weight_sync", 1, state, 3 << 30)
+    data[0].cpu_backup_tensor = object()
+    residency.note(3, "wake", 1, state, 8 << 30)
+    data[0].cpu_backup_tensor = None
+    residency.note(4, "wake", 1, state, 13 << 30)
+    assert [row[5] >> 30 for row in residency.rows] == [10, 10, 5, 0]
+    assert residency.notes == []
+    del module.CuMemAllocator.instance.pointer_to_data  # as another release may have it
+    assert residency.unmapped_bytes() == 0
+    assert "its pool has changed" in residency.notes[0]
+    monkeypatch.delitem(sys.modules, "vllm.device_allocator.cumem")
+    paused = (
+        Residency()
+    )  # another allocator's pages: only the driver knows that the process holds less than torch counts
+    paused.note(1, "sleep", 1, state, 6 << 30, own=4 << 30)
+    assert paused.rows[0][5] >> 30 == 8
+    from memprof.analysis.outside_torch import switches_report
+
+    assert [(s["resident_bytes"] or 0) >> 30 for s in switches_report(residency.rows)] == [2, 2, 7, 12]
+
+
+def test_a_request_through_a_file(tmp_path: Path) -> None:
+    worker = Worker(str(tmp_path))
+    worker.cycle(1)
+    assert worker.watch.snapshots == []
+    request_dump(tmp_path)
+    future = worker.watch._asked + 5
+    os.utime(tmp_path / "dump.request", (future, future))
+    worker.cycle(2)
+    (path,) = worker.watch.snapshots
+    assert read_memprof_json(path.with_suffix(".json")) is not None
+    worker.cycle(2)
+    assert worker.watch.snapshots == [path]  # once
+    with pytest.raises(InputError, match="cannot be written to"):
+        request_dump(path)
+
+
+def test_out_of_memory_is_written_and_passes_on(tmp_path: Path) -> None:
+    worker = Worker(str(tmp_path))
+    worker.cycle(1)
+    failure = torch.OutOfMemoryError("CUDA out of memory.")
+    worker.watch.step(2)
+    with pytest.raises(torch.OutOfMemoryError) as caught, worker.watch.phase("forward"):
+        raise failure
+    assert caught.value is failure
+    (path,) = worker.watch.snapshots
+    report = read_memprof_json(path.with_suffix(".json"))
+    assert report is not None
+    assert any("memory ran out" in note for note in report["notes"])
+    with pytest.raises(ValueError), worker.watch.phase("forward"):
+        raise ValueError
+    assert worker.watch.snapshots == [path]
+
+
+def test_watching_changes_nothing_and_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_it = Worker(str(tmp_path))
+    losses = [with_it.cycle(i) for i in range(3)]
+    assert with_it.watch.detach() is not None
+    assert "generate" not in vars(with_it)
+    assert attached() is None
+    monkeypatch.setenv("MEMPROF", "0")
+    without = Worker(str(tmp_path / "off"))
+    assert without.wrapped == []
+    assert [without.cycle(i) for i in range(3)] == losses
+    assert without.watch.dump() is None
+    assert not (tmp_path / "off").exists()
+
+
+def test_a_detached_model_is_freed_with_its_last_reference(tmp_path: Path) -> None:
+    """Before a worker loads the next model: a reference cycle would keep this one until Python collects."""
+    torch.optim.SGD([torch.zeros(1)], lr=1)  # the first one imports torch._dynamo, which keeps its callers' frames
+    gc.collect()
+    gc.disable()
+    try:
+        worker = Worker(str(tmp_path))
+        worker.generate()
+        worker.update(1)
+        assert worker.watch.detach() is not None
+        model = weakref.ref(worker.model)
+        del worker
+        assert model() is None
+    finally:
+        gc.enable()
+
+
+def test_roles_stand_apart_and_mistakes_are_named(tmp_path: Path) -> None:
+    actor, critic = Worker(str(tmp_path)), Worker(str(tmp_path), role="critic")
+    assert attached("critic") is critic.watch
+    critic.cycle(1)
+    path = critic.watch.dump()
+    assert path is not None
+    assert analyze(path).own_peaks[Category.VALUE_MODEL.value] > 0
+    with pytest.raises(UsageError, match="attached already"):
+        Worker(str(tmp_path))
+    with pytest.raises(UsageError, match="role='boss'"):
+        memprof.attach(role="boss")
+    with pytest.raises(UsageError, match="'rollout' is not a phase"):
+        actor.watch.methods(actor, generate="rollout")
+
+
+@pytest.mark.slow
+def test_two_ray_actors(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root])
+    ray.init(
+        num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=80 << 20,
+        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
+    )  # fmt: skip
+    try:
+        actor = ray.remote(num_cpus=1)(Worker)
+        workers = [actor.remote(str(tmp_path), rank, 3, 4096 if rank else 8) for rank in (0, 1)]
+        ray.get([w.cycle.remote(4) for w in workers])
+        report = memprof.collect(workers, tmp_path / "together")
+    finally:
+        ray.shutdown()
+    validate(report)
+    assert [r["rank"] for r in report["ranks"]] == [0, 1]
+    assert report["across_ranks"]["missing"] == [{"rank": 2, "last_step": None, "peak_allocated_bytes": None}]
+    assert report["source"]["rank"] == 1  # whose batch is the larger one
+    for rank, summary in enumerate(report["ranks"]):
+        own = analyze(tmp_path / "actor" / f"step-000004.rank-{rank}.pickle")
+        assert summary["peak"]["active_bytes"] == own.peak.active_bytes
+    assert 'id="ranks"' in (tmp_path / "together" / "report.html").read_text()

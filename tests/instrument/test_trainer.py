@@ -1,0 +1,54 @@
+"""A script with TRL's trainer in it, as it is, under ``memprof run`` and under accelerate's launcher."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import forked
+from tests.instrument.programs import environment, left_in, python
+from tests.integrations.runs import checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.append({root!r})
+from tests.integrations.runs import grpo, outcome
+import torch
+torch.set_num_threads(1)
+trainer = grpo(Path(sys.argv[1]), Path("out"), questions=8, max_completion_length=6)
+trainer.train()
+print(outcome(trainer))
+"""
+
+
+@pytest.mark.trl
+def test_a_grpo_script_under_accelerate_launch_is_watched_and_computes_the_same(tmp_path: Path) -> None:
+    model = str(checkpoint(tmp_path))
+    (tmp_path / "train.py").write_text(SCRIPT.format(root=str(ROOT)))
+    alone = forked.python(["train.py", model], tmp_path, environment())
+    assert alone.returncode == 0, alone.stderr
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1")
+    precision = ("--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1")
+    run = ("-m", "memprof", "run", "--steps", "2")
+    earlier = tmp_path / "out" / "_memprof" / "report.html"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("an earlier run's")
+    watched = python(*launch, *precision, *run, "train.py", model, cwd=tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    assert watched.stdout == alone.stdout
+    assert "Peak tensor memory" in watched.stderr
+    assert left_in(earlier.parent) == ["report.html"]
+    assert earlier.read_text() == "an earlier run's"
+    assert f"memprof: {Path('out') / '_memprof'} holds an earlier run; this one" in watched.stderr
+    folder = tmp_path / "out" / "_memprof-2"
+    assert left_in(folder) == [
+        "counters.rank-0.jsonl", "report.html", "step-000002.rank-0.json", "step-000002.rank-0.pickle"
+    ]  # fmt: skip
+    report = json.loads((folder / "step-000002.rank-0.json").read_text())
+    assert report["source"]["config"]["trainer"] == "GRPOTrainer"
+    assert {p["phase"] for p in report["phases"]} >= {"generate", "reward", "forward", "backward", "optimizer_step"}
+    assert left_in(tmp_path / "_memprof") == []  # the loop's own recording stood aside
