@@ -21,7 +21,7 @@ from memprof.oom.framework_settings import frameworks, names_in
 from memprof.oom.knowledge_files import MESSAGE_FILES, table
 from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY, TRIGGERS, answer_of
 from memprof.oom.message_form import Form
-from memprof.oom.reading import engine_share, fields, find, frames, hits, unbend
+from memprof.oom.reading import engine_share, fields, find, frames, matches, normalize
 from memprof.oom.wording import choose, fill
 from tests.oom.examples import EXAMPLES
 
@@ -106,7 +106,7 @@ def test_templates_drop_what_is_not_known() -> None:
 
 # ------------------------------------------------------------------------------------------------- linear time
 
-READERS = (fields, frames, unbend, find, hits, engine_share, evidence, stack, explain)
+READERS = (fields, frames, normalize, find, matches, engine_share, evidence, stack, explain)
 
 
 def texts(value: object) -> Iterator[str]:
