@@ -24,8 +24,10 @@ _POLICY = (
 
 
 # One function's parts, in the order they run; a page has at most one of those that draw with plotly.
-_SCRIPTS = ("page", "rows", "copying", "address", "categories", "stacks", "allocations", "icicle", "timeline", "front")
-_DRAWING = ("timeline", "front")
+_SCRIPTS = (
+    "page", "rows", "copying", "address", "categories", "stacks", "allocations", "icicle", "timeline", "pareto_front",
+)  # fmt: skip
+_DRAWING = ("timeline", "pareto_front")
 _READY = 'root.dataset.ready = "yes";'
 
 

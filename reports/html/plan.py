@@ -21,7 +21,7 @@ def render_plan(plan: PlanDocument) -> str:
     sections = (_best(plan), _chart(plan), _prices(plan), rows, notes_section(plan.notes))
     subtitle = ("simulated, nothing was run on a GPU", room)
     data = {"report": plan.data, **({"front": _points(plan)} if plan.priced else {})}
-    return render_page(plan.title, subtitle, sections, data, "front" if plan.priced else None)
+    return render_page(plan.title, subtitle, sections, data, "pareto_front" if plan.priced else None)
 
 
 def _best(plan: PlanDocument) -> Markup:
