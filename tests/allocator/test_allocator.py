@@ -88,6 +88,7 @@ def test_a_freed_block_is_used_again_and_not_freed_twice() -> None:
     address, size = allocator.malloc(1000)
     assert (allocator.active, allocator.allocated, allocator.requested) == (size, size, 1000)
     allocator.free(address)
+    assert (allocator.active, allocator.allocated, allocator.requested) == (0, 0, 0)
     for unused in (address, 12345):
         with pytest.raises(UsageError):
             allocator.free(unused)
