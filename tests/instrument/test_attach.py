@@ -290,8 +290,9 @@ def test_roles_stand_apart_and_mistakes_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ray_actors(tmp_path: Path) -> None:
+def test_two_ray_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's 15 makes them wait for everything else on a busy machine
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root])
     ray.init(
