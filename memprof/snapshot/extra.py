@@ -107,7 +107,7 @@ _LIMITS: dict[str, _Kinds] = {
 _INNER: dict[str, _Kinds] = {
     "versions": _TEXT,
     "notes": (str,),
-    "buckets": (int,),
+    "buckets": (_BYTES,),
     "stack": (str,),
     "offloaded": (_BYTES,),
 }

@@ -208,6 +208,7 @@ def test_entries_of_the_memprof_key(raw: dict[str, Any]) -> None:
         "oom": {"phase": "forward"},
         "versions": {"torch": 3, "trl": "1.16"},
         "notes": ["a", 1],
+        "buckets": [512, -1, 2**63 - 1],
     }
     snapshot = snapshot_from_raw({**raw, "memprof": extra})
     assert snapshot.extra == {
@@ -218,6 +219,7 @@ def test_entries_of_the_memprof_key(raw: dict[str, Any]) -> None:
         "recorded": {"start_us": 1, "thinned": [[1, 2]]},
         "versions": {"trl": "1.16"},
         "notes": ["a"],
+        "buckets": [512],
     }
     assert len(snapshot.notes) == len(extra)
     assert snapshot.notes[0] == "memprof key: 4 entries of 'phases' are not as documented, ignored"
