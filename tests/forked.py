@@ -36,8 +36,9 @@ def _server() -> Any:
 
 def run(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], streams: Mapping[int, Any]) -> None:
     """Be ``python ARGUMENTS``: in a process that was forked for it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND  # two streams may share a file
     for number, stream in streams.items():
-        os.dup2(stream.fileno() if isinstance(stream, Connection) else os.open(stream, os.O_RDWR | os.O_CREAT), number)
+        os.dup2(stream.fileno() if isinstance(stream, Connection) else os.open(stream, flags), number)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
     os.chdir(folder)
     os.environ.clear()
@@ -106,11 +107,16 @@ def found_by_two_ranks(module: str, folder: Path, *arguments: str) -> list[Any]:
     """
     port = _free_port()
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]
-    words = (str(folder), *arguments)
-    ranks = [
-        _server().Process(target=_rank, args=(rank, port, logs[rank], dict(os.environ), module, words))
-        for rank in range(2)
-    ]
+    words = ("-m", module, str(folder), *arguments)
+    given = {
+        **os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
+    }  # fmt: skip
+    ranks = []
+    for rank, log in enumerate(map(str, logs)):
+        environment = {**given, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        streams = {0: os.devnull, 1: log, 2: log}
+        ranks.append(_server().Process(target=run, args=(words, _ROOT, environment, streams)))
     for process in ranks:
         process.start()
     try:
@@ -131,22 +137,6 @@ def _wait_for_all(ranks: list[Any]) -> None:
     while running and time.monotonic() < until and not any(process.exitcode for process in ranks):
         wait([process.sentinel for process in running], timeout=until - time.monotonic())
         running = [process for process in running if process.exitcode is None]
-
-
-def _rank(
-    rank: int, port: int, log: Path, environment: dict[str, str], module: str, arguments: tuple[str, ...]
-) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.chdir(_ROOT)
-    os.environ.clear()
-    os.environ.update(
-        environment, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true",
-    )  # fmt: skip
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _free_port() -> int:
