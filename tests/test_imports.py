@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -222,3 +224,31 @@ def test_the_files_that_begin_first_are_there() -> None:
     from tests.conftest import SLOWEST
 
     assert [name for name in SLOWEST if not (Path(__file__).parent / name).is_file()] == []
+
+
+_SCRIPTED = re.compile(r"^[ \t]*from (memprof(?:\.\w+)*) import ([\w, ]+)$", re.MULTILINE)
+
+
+def test_programs_kept_as_text_import_what_there_is() -> None:
+    """A benchmark's or a test's child is a string: no linter follows a module that was renamed into it."""
+    wrong, seen = [], 0
+    for path in (path for top in ("tests", "benchmarks", "examples") for path in (ROOT / top).rglob("*.py")):
+        for text in (
+            n.value for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Constant)
+        ):
+            for module, names in _SCRIPTED.findall(text) if isinstance(text, str) else ():
+                seen += 1
+                found = find_spec(module) if _is_there(module.rpartition(".")[0]) else None
+                source = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
+                for name in (word.split(" as ")[0].strip() for word in names.split(",")):
+                    if not (found and (re.search(rf"\b{name}\b", source) or _is_there(f"{module}.{name}"))):
+                        wrong.append(f"{path.relative_to(ROOT)}: from {module} import {name}")
+    assert not wrong
+    assert seen > 20
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return not module or find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

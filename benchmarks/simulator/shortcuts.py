@@ -49,17 +49,17 @@ _CHILD = """
 import json, resource, sys
 settings, search, off, limit = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
-from memprof.simulate import own_process, plain
-own_process.take_process()
+from memprof.simulate import fast_start, shortcut_switches
+fast_start.take_process()
 from memprof.config.gpus import gpu_of
 from memprof.config.settings import Settings
 from memprof.simulate.evaluate import evaluate
-load, taken = plain.import_module, set()
-plain.import_module = lambda name: taken.add(name) or load(name)
-with plain.without(*off):
+load, taken = shortcut_switches.import_module, set()
+shortcut_switches.import_module = lambda name: taken.add(name) or load(name)
+with shortcut_switches.without(*off):
     told = evaluate(Settings(**settings), gpu_of("H100"), growth=not search, again=not search).raw["memprof"]
 used = resource.getrusage(resource.RUSAGE_SELF)
-names = [name for name, module in plain.SHORTCUTS.items() if any(path.endswith(f".{module}") for path in taken)]
+names = [name for name, module in shortcut_switches.SHORTCUTS.items() if any(path.endswith(f".{module}") for path in taken)]
 highest = told["highest"]
 print(json.dumps([used.ru_utime + used.ru_stime, highest["allocated_bytes"], highest["reserved_bytes"], names]))
 """
