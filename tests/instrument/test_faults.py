@@ -159,8 +159,9 @@ dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
 model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(1, 4):
-    if step == 2 and dist.get_rank() == 1 and "kill" in sys.argv:
-        # torchrun ends rank 0 as soon as rank 1 is gone: not before rank 0 has written its first step.
+    if step == 3 and dist.get_rank() == 1 and "kill" in sys.argv:
+        # torchrun ends rank 0 as soon as rank 1 is gone: not before rank 0 has written its first step, which it does
+        # as its second begins. In that second step both ranks meet, so a kill in it would wait for gloo's timeout.
         until = time.monotonic() + 60
         while not os.path.exists("_memprof/step-000001.rank-0.pickle") and time.monotonic() < until:
             time.sleep(0.05)
