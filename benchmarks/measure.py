@@ -11,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["environment", "interleaved", "ratio", "write_result"]
-
 _PACKAGES = ("grpo-memprof", "torch", "transformers", "trl", "peft", "liger-kernel", "numpy", "click")
 
 

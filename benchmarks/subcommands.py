@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-__all__ = ["group_of"]
-
 
 class _Group(click.Group):
     """Import a subcommand's module when it is asked for, so that a group's help needs none of what they need."""

@@ -20,8 +20,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SHELLS", "Block", "blocks_of", "commands_in", "documented_pages", "memprof_commands"]
-
 ROOT = Path(__file__).resolve().parents[1]
 SHELLS = ("sh", "bash", "console", "shell")
 

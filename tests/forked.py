@@ -21,8 +21,6 @@ from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 from typing import IO, Any, NoReturn
 
-__all__ = ["Worker", "found_by_two_ranks", "python", "write_and_leave"]
-
 _ROOT = Path(__file__).resolve().parents[1]
 _SECONDS = 600
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tests.forked import python
 
-__all__ = ["Workspace", "shortened"]
-
 ROOT = Path(__file__).resolve().parents[1]
 
 # Two narrow layers under a vocabulary as wide as a tile of TRL's loss, so that the ways to compute it differ.

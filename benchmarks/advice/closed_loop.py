@@ -25,8 +25,6 @@ from benchmarks.advice.results import ONLY, OUT, known, save
 from benchmarks.simulator.emulated.device import Asked
 from benchmarks.tabling import ROOT
 
-__all__ = ["CASES", "Runs", "follow", "main"]
-
 _MIB = 2**20
 # What the first run has room for, of what all of it reserves.
 _SHARES = (0.9, 0.8, 0.7, 0.5)

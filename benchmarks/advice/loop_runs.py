@@ -23,8 +23,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Applied", "applied", "main"]
-
 STEPS = 3
 _ENVIRONMENT = re.compile(r"[A-Z_]+=\S+")
 # Arguments of the trainer; the others are of its config.

@@ -12,8 +12,6 @@ import click
 
 from benchmarks.measure import environment
 
-__all__ = ["FIRST", "ONLY", "OUT", "Rows", "fill", "known", "row_of", "save", "summary"]
-
 Rows = list[dict[str, Any]]
 
 ONLY = click.option("--only", multiple=True, help="Runs whose name holds this word; may be given more than once.")

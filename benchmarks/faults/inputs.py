@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["counters", "lengths", "model_config", "rules", "settings", "snapshot", "texts"]
-
 
 def snapshot() -> dict[str, Any]:
     """Make a snapshot with a step, an allocation that failed, and every part of memprof's own key."""

@@ -7,8 +7,6 @@ from pathlib import Path
 from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import read_plain
 
-__all__ = ["without_key"]
-
 
 def without_key(snapshot: Path) -> Path:
     """Write a copy beside the file without the ``"memprof"`` key."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from memprof.config.settings import Settings
 
-__all__ = ["LEAN", "OOM", "SIMULATED", "TRUTH", "Case", "shrunk"]
-
 _05B, _15B = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
 _LLAMA_1B, _LLAMA_8B = "meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 _QWEN3_4B = "Qwen/Qwen3-4B"

@@ -20,8 +20,6 @@ from typing import Any
 from benchmarks.gpu.cases import LEAN, OOM, SIMULATED, TRUTH, Case, shrunk
 from benchmarks.gpu.real_run import RECORDED
 
-__all__ = ["CHECKS"]
-
 PAIRS = 5
 
 

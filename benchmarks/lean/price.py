@@ -11,8 +11,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Price", "pricing"]
-
 
 @dataclass
 class Price:

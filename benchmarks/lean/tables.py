@@ -17,8 +17,6 @@ from benchmarks.lean.memory import training_bytes
 from benchmarks.tabling import read, table
 from memprof.units import GIB
 
-__all__ = ["PRINTED", "TABLES"]
-
 _PETA = 1e15
 
 

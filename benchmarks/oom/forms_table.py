@@ -9,8 +9,6 @@ from memprof.oom import explain_log
 from memprof.oom.known_messages import FORMS
 from tests.oom.examples import EXAMPLES
 
-__all__ = ["TABLES"]
-
 
 def forms() -> str:
     """Name the programs whose messages are read, by the kind of the first, with how many there are."""

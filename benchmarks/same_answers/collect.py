@@ -18,8 +18,6 @@ import click
 
 from .questions import Question, questions, snapshots_below
 
-__all__ = ["ABOUT", "collect", "read_answer", "write_answer"]
-
 ABOUT = "about.json"
 
 # Prints the folders of the package's own code: integrations/ and reports/ lie beside memprof/ in a checkout.

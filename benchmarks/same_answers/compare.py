@@ -14,8 +14,6 @@ import click
 
 from .collect import ABOUT, read_answer
 
-__all__ = ["IGNORED", "Comparison", "Difference", "Presence", "compare", "differences", "lines", "without_places"]
-
 # Named where they stand, each with its reason. Nothing else is left out: the questions name files relative to one
 # folder, so no answer holds a path of the snapshots, and no report says when it was written.
 IGNORED = {

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-__all__ = ["DEMO_RUNS", "KINDS", "Question", "questions", "snapshots_below"]
-
 KINDS = ("report", "compare", "explain", "simulate", "demo")
 DEMO_RUNS = ("full", "lora")
 

@@ -16,8 +16,6 @@ from benchmarks.tabling import RESULTS
 from memprof.config.expected_error import CAPTURED, PUBLISHED, TRACED, class_of, model_parts, parts_of, stated_range
 from memprof.config.settings import Settings
 
-__all__ = ["class_table", "gathered", "inside"]
-
 _ORDER = ("gpu", "emulated", "cpu", "published")
 
 

@@ -20,8 +20,6 @@ from benchmarks.tabling import RESULTS
 from memprof.config.settings import Settings
 from memprof.units import GIB
 
-__all__ = ["ROWS", "TEXTS", "Published", "main"]
-
 FILE = RESULTS / "published_rows.json"
 _GB = 10**9
 _LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -18,8 +18,6 @@ import click
 
 from benchmarks.measure import write_result
 
-__all__ = ["CASES", "TRAINING", "births", "compare", "peaks", "run_real"]
-
 TRAINING = ("reference_logprobs", "old_logprobs", "forward", "backward", "optimizer_step")
 LENGTHS = {"per_device_train_batch_size": 4, "num_generations": 4, "prompt_length": 64, "completion_length": 64}
 CASES: dict[str, dict[str, Any]] = {

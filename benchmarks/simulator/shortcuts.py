@@ -24,8 +24,6 @@ from benchmarks.measure import interleaved, write_result
 from benchmarks.tabling import ROOT, table
 from memprof.simulate.shortcut_switches import SHORTCUTS
 
-__all__ = ["main", "table_of"]
-
 _LLAMA = {"model": "meta-llama/Llama-3.1-8B-Instruct", "dtype": "bfloat16", "lora_r": 16, "prompt_length": 512}
 _SMALL = {"model": "Qwen/Qwen2.5-0.5B-Instruct"}
 #: Settings by workload. One of a search leaves out what :func:`memprof.simulate.evaluate.run_row` does.
@@ -49,17 +47,17 @@ _CHILD = """
 import json, resource, sys
 settings, search, off, limit = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
-from memprof.simulate import fast_start, shortcut_switches
+from memprof.simulate import fast_start, shortcut_switches as switches
 fast_start.take_process()
 from memprof.config.gpus import gpu_of
 from memprof.config.settings import Settings
 from memprof.simulate.evaluate import evaluate
-load, taken = shortcut_switches.import_module, set()
-shortcut_switches.import_module = lambda name: taken.add(name) or load(name)
-with shortcut_switches.without(*off):
+load, taken = switches.import_module, set()
+switches.import_module = lambda name: taken.add(name) or load(name)
+with switches.without(*off):
     told = evaluate(Settings(**settings), gpu_of("H100"), growth=not search, again=not search).raw["memprof"]
 used = resource.getrusage(resource.RUSAGE_SELF)
-names = [name for name, module in shortcut_switches.SHORTCUTS.items() if any(path.endswith(f".{module}") for path in taken)]
+names = [name for name, module in switches.SHORTCUTS.items() if any(path.endswith(f".{module}") for path in taken)]
 highest = told["highest"]
 print(json.dumps([used.ru_utime + used.ru_stime, highest["allocated_bytes"], highest["reserved_bytes"], names]))
 """

@@ -21,8 +21,6 @@ import click
 
 from benchmarks.tabling import ROOT
 
-__all__ = ["main"]
-
 _LONG = ("--lora-r", "16", "--prompt-length", "512", "--completion-length", "19968", "--dtype", "bfloat16")
 _LLAMA = ("simulate", "--model", "meta-llama/Llama-3.1-8B-Instruct", *_LONG)
 #: Command lines of memprof.

@@ -7,8 +7,6 @@ from typing import Any
 
 from benchmarks.truth.models import Shapes
 
-__all__ = ["CASES", "Case"]
-
 LLAMA_1B = Shapes("Llama-3.2-1B", "llama", 16, 32, 8, 64, 2048, 8192, 128256, True, tiny_hidden=64, extra={19: 16})
 TINY_LLAMA = Shapes("TinyLlama-1.1B", "llama", 22, 32, 4, 64, 2048, 5632, 32000, False, tiny_hidden=64)
 QWEN3_06B = Shapes("Qwen3-0.6B", "qwen3", 28, 16, 8, 128, 1024, 3072, 151936, True)

@@ -9,8 +9,6 @@ from benchmarks.truth.scale import Scale
 from benchmarks.truth.trace.stacks import Context, context_of
 from benchmarks.truth.trace.tracer import Storage, Tracer
 
-__all__ = ["Label", "label_all"]
-
 Label = tuple[str, str]
 _OWNED = ("weights", "adapters", "reference_model", "reward_model")
 

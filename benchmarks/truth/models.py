@@ -7,8 +7,6 @@ from pathlib import Path
 
 from benchmarks.truth.scale import Scale
 
-__all__ = ["Shapes", "save_model", "save_tokenizer", "scale_for"]
-
 TILE = 32768  # vocabulary columns of one tile of TRL's chunked log-probabilities
 
 

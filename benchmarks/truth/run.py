@@ -13,8 +13,6 @@ from benchmarks.truth.models import save_model, scale_for
 from benchmarks.truth.replay.emit import Stream, build_stream
 from benchmarks.truth.scale import Scale
 
-__all__ = ["run_case"]
-
 
 def run_case(case: Case, layers: int | None = None) -> tuple[Stream, dict[str, Any]]:
     """Run a case and return the labelled stream with what the truth file says about it.

@@ -23,8 +23,6 @@ from memprof.plan.lower_bound import least_bytes
 from memprof.units import format_gib
 from memprof.vocabulary import CATEGORY_LABELS, Category, Phase
 
-__all__ = ["CHOSEN", "Choice", "Cost", "Tried", "choose", "cost_of", "describe", "ladder", "needed_bytes", "sentences"]
-
 #: The settings that are chosen, by their names in ``Settings``; all others stay as given.
 CHOSEN = ("gradient_checkpointing", "max_tokens_per_piece", "tiled_mlp", "generation_batch")
 

@@ -14,8 +14,6 @@ from memprof import files
 from memprof._version import __version__
 from memprof.files import cache_is_off, write_whole
 
-__all__ = ["cache_folder", "key_of", "load", "store"]
-
 _SCHEMA = 5  # raise this when a change of the simulator changes its figures
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 

@@ -9,8 +9,6 @@ from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
-__all__ = ["METHODS", "Method", "methods_for"]
-
 
 @dataclass(frozen=True)
 class Method:

@@ -10,8 +10,6 @@ from memprof.config.trl_arguments import assumed_words
 from memprof.units import amount, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, phase_words
 
-__all__ = ["headline_of_plan"]
-
 _LABELS = {str(category): label.lower() for category, label in CATEGORY_LABELS.items()}
 # What the methods set themselves, where nobody gave it; the dtype is told with its values.
 _OWN = {"lora_r": "adapter", "gradient_checkpointing": "checkpointing", "optim": "optimizer"}

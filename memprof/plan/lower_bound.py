@@ -12,8 +12,6 @@ from typing import Any
 from memprof.config.model_shape import DTYPE_BYTES, FAMILIES, ModelShape
 from memprof.config.settings import Settings
 
-__all__ = ["least_bytes"]
-
 
 def least_bytes(settings: Settings, config: Mapping[str, Any], piece_tokens: int) -> tuple[int, int]:
     """Return bytes that training and generation hold at least, each beside the weights.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from memprof.plan.search import Row
 
-__all__ = ["ALIKE", "fastest_of", "front_of", "pace_of"]
-
 #: Times that differ by less than this share are a tie: estimates are not better than that.
 ALIKE = 0.10
 

@@ -15,8 +15,6 @@ from memprof.config.settings import Settings, TrainerSettings
 from memprof.plan.sizes import ENOUGH, choices, place_of, size_of, step_back
 from memprof.plan.subprocess_runner import Runner
 
-__all__ = ["ROUNDS", "Row", "largest_of_each", "row_of"]
-
 #: So many more simulations a method gets at most.
 ROUNDS = 4
 

@@ -15,8 +15,6 @@ from memprof.config.model_shape import ModelShape
 from memprof.errors import UsageError
 from memprof.units import GIB, format_bytes
 
-__all__ = ["SCHEMA", "Serving", "plan_serving"]
-
 SCHEMA = "memprof.serving/1"
 
 _BLOCK = 16  # tokens of a block of vLLM's pool

@@ -10,8 +10,6 @@ from memprof.config.catalogue import find_config
 from memprof.config.model_shape import positions_of
 from memprof.config.settings import Settings, TrainerSettings
 
-__all__ = ["ENOUGH", "MAXIMIZE", "choices", "end_of_search", "halved", "most_of", "place_of", "size_of", "step_back"]
-
 MAXIMIZE = ("context", "num_generations", "batch")
 #: A search ends when this share of what may be used is; the rest is not worth another simulation.
 ENOUGH = 0.97

@@ -25,8 +25,6 @@ from memprof.errors import InputError, MemprofError, UsageError
 from memprof.executors import cores, free_memory, open_executor
 from memprof.plan import cache
 
-__all__ = ["Runner", "runner", "simulated_there"]
-
 _ONE = 1_200_000_000  # bytes a worker takes while it simulates, as measured and with some reserve
 _MOST_WORKERS = 4  # more only share a machine's memory bandwidth
 # Names that every row has: a file of the cache without them is none.

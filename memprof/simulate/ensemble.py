@@ -26,19 +26,6 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = [
-    "BY_TOKENS",
-    "Ensemble",
-    "Variant",
-    "all_fit",
-    "allocator_of",
-    "ensemble_of",
-    "fits_within",
-    "margin_kept",
-    "reserved_within",
-    "variants_of",
-]
-
 #: What grows with the sequences.
 BY_TOKENS = (
     Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.KV_CACHE, Category.INPUTS,

@@ -19,8 +19,6 @@ from memprof.snapshot.unpickle import collector_paused
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Advisor, Analysis
 
-__all__ = ["Outcome", "analyse", "evaluate", "judge", "run_row", "summary_of"]
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import os
 
-__all__ = ["NO_MLFLOW", "take_process"]
-
 #: transformers' own switch, which TRL follows.
 NO_MLFLOW = "DISABLE_MLFLOW_INTEGRATION"
 

@@ -21,8 +21,6 @@ from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
 from memprof.snapshot.remote import place_of
 
-__all__ = ["LengthReport", "Lengths", "Point", "lengths_of_steps", "read_lengths", "study"]
-
 _PERCENTILES = {"p50": 0.5, "p95": 0.95}
 _SAMPLES = 1000  # of a mean and a deviation: its own quantiles, so that nothing is drawn by chance
 _CLOSE = 16  # tokens: lengths nearer to one another than this are not executed apart

@@ -28,8 +28,6 @@ from memprof.vocabulary import Category, Phase
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["Resizable", "largest_fitting"]
-
 I64 = NDArray[np.int64]
 Changes = dict[str, Any]
 

@@ -25,8 +25,6 @@ from memprof.simulate.shortcut_switches import SHORTCUTS, shortcut, unloaded, wi
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["features_of", "model_facts", "simulate", "simulate_settings"]
-
 
 def simulate(
     fn: Callable[[FakeSession], Any],

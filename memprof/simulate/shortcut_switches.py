@@ -11,8 +11,6 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
-__all__ = ["SHORTCUTS", "shortcut", "unloaded", "without"]
-
 _ROOM = "memprof.simulate.shortcuts"
 #: What each leaves out, and its module in :mod:`memprof.simulate.shortcuts`.
 SHORTCUTS = {

@@ -9,8 +9,6 @@ from memprof.config.gpus import Gpu
 from memprof.config.speeds import Speed, speed_of
 from memprof.simulate.recorder.flops import Tally
 
-__all__ = ["estimated_time"]
-
 # Shares of the published peaks that kernels reach in practice, and what one operator costs the process that launches it
 # (torch in eager mode, called from Python). They are assumptions, and the report says so.
 _COMPUTE, _MEMORY, _HOST_LINK = 0.65, 0.80, 0.80

@@ -15,8 +15,6 @@ from memprof.vocabulary import EXPANDABLE_SEGMENTS
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["GenerationNeed", "HostNeed", "PhaseNeed", "Verdict", "host_need", "verdict_of"]
-
 
 @dataclass(frozen=True)
 class PhaseNeed:

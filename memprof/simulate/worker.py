@@ -19,8 +19,6 @@ from memprof.errors import InputError, MemprofError
 from memprof.simulate.evaluate import run_row
 from memprof.simulate.fast_start import take_process
 
-__all__ = ["serve"]
-
 
 def serve(questions: IO[str], answers: IO[str]) -> None:
     """Answer every line of ``questions`` in order; an error of any library becomes a sentence."""

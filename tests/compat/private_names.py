@@ -11,8 +11,6 @@ import ast
 from collections.abc import Iterator, Set
 from typing import NamedTuple
 
-__all__ = ["Found", "defined_names", "is_private", "private_names"]
-
 #: Calls whose text arguments are names of attributes.
 _BY_NAME = ("attrgetter", "delattr", "getattr", "hasattr", "put", "replacing", "setattr", "wrap")
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from memprof.oom.knowledge_files import MESSAGE_FILES, table
 
-__all__ = ["EXAMPLES", "NOT_MEMORY_EXAMPLES", "Example"]
-
 
 class Example(NamedTuple):
     text: str

@@ -14,8 +14,6 @@ from memprof.analysis.published_tables import published_columns
 from memprof.vocabulary import GROUP_OF, Category, Group
 from tests.reports.sample import HOSTILE, MIB, hostile, sample
 
-__all__ = ["as_run", "hostile_comparison", "leaner", "published_comparison", "sample_comparison"]
-
 CAPACITY = 7 * 2**30
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from memprof.vocabulary import GROUP_OF, Category, Evidence, Group
 
-__all__ = ["MIB", "PEAK", "Run", "sample"]
-
 MIB = 2**20
 
 # At the peak of the story: four layers of weights, and the second micro-batch's backward with its logits twice.

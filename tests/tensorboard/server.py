@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["get", "listing", "tensorboard"]
-
 
 @contextmanager
 def tensorboard(logdir: Path | str, *options: str, log: Path, prefix: str = "") -> Iterator[str]:

@@ -23,8 +23,6 @@ import click
 from benchmarks.simulator.emulated.device import ask
 from benchmarks.simulator.emulated.matrix import RESULTS, read_rows
 
-__all__ = ["main", "table"]
-
 SHORTAGES = (2, 5, 10, 20)
 _LORA: dict[str, Any] = {"lora": {}}
 CASES: dict[str, dict[str, Any]] = {

@@ -7,8 +7,6 @@ from typing import Any
 
 from memprof.config.settings import Settings
 
-__all__ = ["CASES", "Case"]
-
 _QWEN, _QWEN_LARGER = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
 _QWEN3, _LLAMA_1B, _LLAMA_3B = "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct"
 _LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -10,8 +10,6 @@ from typing import Any
 
 from benchmarks.tabling import ROOT
 
-__all__ = ["Asked", "ask"]
-
 _ENVIRONMENT = """
 import json, sys
 from memprof.emulate.launch import environment

@@ -20,8 +20,6 @@ from typing import Any
 from memprof.config.settings import Settings
 from memprof.config.to_trl_config import four_bit_arguments, grpo_arguments
 
-__all__ = ["build", "completions_of", "counted", "main", "train_here", "write_checkpoint"]
-
 COUNTERS = {
     "allocated_bytes": "allocated_bytes.all.peak",
     "active_bytes": "active_bytes.all.peak",

@@ -21,8 +21,6 @@ from typing import Any
 
 from memprof.config.settings import Settings
 
-__all__ = ["import_without_device", "in_processes", "main"]
-
 _MIB = 2**20
 
 

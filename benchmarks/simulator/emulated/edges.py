@@ -20,8 +20,6 @@ from benchmarks.simulator.emulated.matrix import keep_row, read_rows, settings_o
 from memprof.config.fits import margin_of, room_bytes
 from memprof.config.gpus import CONTEXT_BYTES, Gpu, find_gpu
 
-__all__ = ["main", "table"]
-
 _CHILD = "benchmarks.simulator.emulated.edge_run"
 _MIB = 2**20
 _STEP = 8 * _MIB

@@ -24,8 +24,6 @@ import click
 
 from memprof.config.settings import Settings
 
-__all__ = ["main"]
-
 _CHILD = "benchmarks.simulator.emulated.generation"
 _EVERY_S = 20.0
 _COUNTERS = ("allocated_bytes", "reserved_bytes", "retries", "ooms")

@@ -24,8 +24,6 @@ from benchmarks.simulator.emulated.device import ask
 from benchmarks.tabling import ROOT
 from memprof.config.settings import Settings
 
-__all__ = ["RESULTS", "main", "read", "table"]
-
 RESULTS = ROOT / "benchmarks" / "results" / "emulated-cuda"
 _CHILD = "benchmarks.simulator.emulated.device_run"
 

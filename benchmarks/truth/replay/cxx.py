@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from benchmarks.truth.trace.stacks import Frame
 
-__all__ = ["mixed"]
-
 _HEAP = "c10::cuda::CUDACachingAllocator::Native::"
 _UNWIND = ("torch::unwind::unwind()", "torch::CapturedTraceback::gather(bool, bool, bool)")
 _MALLOC = (f"{_HEAP}DeviceCachingAllocator::malloc(unsigned long, CUstream_st*)",

@@ -17,8 +17,6 @@ from benchmarks.truth.scale import Scale
 from benchmarks.truth.trace.stacks import Frame, public_frames
 from benchmarks.truth.trace.tracer import Tracer
 
-__all__ = ["Stream", "Variant", "build_stream", "replay", "write"]
-
 EPOCH_US = 1_763_000_000_000_000
 WORKSPACE = 32 * 2**20  # cuBLAS, per handle and stream, on compute capability 9
 PHASES = ("load", "generate", "reward", "old_logprobs", "reference_logprobs", "forward", "backward",

@@ -12,8 +12,6 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Block", "Heap", "HeapFull", "Segment"]
-
 MIB = 2**20
 Emit = Callable[[str, int, int], None]
 

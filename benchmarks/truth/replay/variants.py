@@ -7,8 +7,6 @@ from dataclasses import replace
 from benchmarks.truth.replay.emit import Stream, Variant
 from benchmarks.truth.replay.heap import Heap
 
-__all__ = ["live_peak", "repeated", "to_length", "variants_of"]
-
 # What else is written of each run with --variants: the ways a recording can be less than whole.
 _DERIVED: dict[str, tuple[Variant, ...]] = {
     "c1_lora_ckpt": (Variant("after_load", after_load=True), Variant("cxx", cxx=True),

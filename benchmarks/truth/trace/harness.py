@@ -12,8 +12,6 @@ import torch
 from benchmarks.truth.models import Shapes
 from benchmarks.truth.trace.tracer import Tracer
 
-__all__ = ["cuda_like", "moving", "trace_nano", "trace_trl"]
-
 
 class _NoScratch:
     """A stand-in for a Triton kernel: the same numbers by the torch code, whose scratch no GPU would allocate."""

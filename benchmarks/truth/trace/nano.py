@@ -11,8 +11,6 @@ from benchmarks.truth.models import Shapes
 from benchmarks.truth.trace.harness import moving
 from benchmarks.truth.trace.tracer import Tracer
 
-__all__ = ["nano_parameters", "preparing"]
-
 
 def nano_parameters(shapes: Shapes, positions: int) -> int:
     """Count the elements of the loop's own model (closed form, for the tests)."""

@@ -11,8 +11,6 @@ from types import CodeType
 import click
 import torch
 
-__all__ = ["Context", "Frame", "context_of", "public_frames"]
-
 Frame = dict[str, "str | int"]
 Raw = tuple[tuple[CodeType, int], ...]
 

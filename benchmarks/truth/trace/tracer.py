@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Event", "Storage", "Tracer"]
-
 # One event: (kind, storage, stack, phase); kind is "a" (born), "f" (died) or "m" (mark: storage indexes ``marks``).
 Event = tuple[str, int, int, str]
 

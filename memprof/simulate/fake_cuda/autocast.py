@@ -23,8 +23,6 @@ import torch
 
 from memprof.compat import torch as torch_names
 
-__all__ = ["cuda_autocast"]
-
 # Cast to float32, then computed there.
 _FLOAT32 = [
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt"),

@@ -12,8 +12,6 @@ from memprof.compat import torch as torch_names
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.shortcut_switches import shortcut
 
-__all__ = ["Tracking", "scalar_of"]
-
 _DEVICE = torch.ops.prim.device.default
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _PLAIN: Any = torch_names.PLAIN_DISPATCH.get()

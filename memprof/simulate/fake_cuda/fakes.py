@@ -21,8 +21,6 @@ from memprof.simulate.fake_cuda.autocast import cuda_autocast
 from memprof.simulate.fake_cuda.sdpa_kernels import DEFAULT_CAPABILITY, use_cuda_attention
 from memprof.snapshot.unpickle import collector_paused
 
-__all__ = ["as_fakes", "fake_world", "materialize"]
-
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _worlds = count()  # opened so far
 

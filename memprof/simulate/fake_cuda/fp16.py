@@ -14,8 +14,6 @@ from memprof.compat import patching
 from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 
-__all__ = ["losses_scaled"]
-
 
 @contextlib.contextmanager
 def losses_scaled() -> Iterator[None]:

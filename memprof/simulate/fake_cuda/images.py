@@ -19,10 +19,6 @@ from memprof.compat.patching import bind
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
 
-__all__ = [
-    "HostValues", "Images", "fake_images", "images_of", "processor_of", "put_images", "resized", "shapes_unchecked",
-]  # fmt: skip
-
 # Smallest and largest image in pixels where the model's folder has no preprocessor_config.json, as published.
 _QWEN_PIXELS = {"qwen2_vl": (56 * 56, 28 * 28 * 16384), "qwen2_5_vl": (56 * 56, 28 * 28 * 16384)}
 _UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Linear4bit", "Nf4", "quantize", "quantize_nf4", "tell_of_adapters"]
-
 # Values that share a scale, and scales that share one where they are quantised themselves.
 _BLOCK, _SCALES = 64, 256
 # Tokens from which every product unpacks its weight; up to so many none does (``gemm_4bit``).

@@ -18,8 +18,6 @@ from torch.nn import functional
 from memprof.compat import patching
 from memprof.compat import torch as torch_names
 
-__all__ = ["DEFAULT_CAPABILITY", "in_full_because", "sdpa_choice", "use_cuda_attention"]
-
 _FLASH: Any = torch_names.FLASH.get()
 _EFFICIENT: Any = torch_names.EFFICIENT.get()
 _SAFE_SOFTMAX: Any = torch_names.SAFE_SOFTMAX.get()

@@ -12,9 +12,6 @@ from memprof.simulate.recorder.flops import Tally
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["DecodeWork", "token_made"]
-
-
 _next_part: ContextVar[Callable[[], None] | None] = ContextVar("_next_part", default=None)
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from memprof.grpo.paged.schedule import Work
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["generate_lean"]
-
 
 def generate_lean(
     trainer: Any, settings: Settings, session: FakeSession | None, count: int, in_passes: Callable[[int, int], None]

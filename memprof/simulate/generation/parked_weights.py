@@ -12,8 +12,6 @@ from memprof.grpo.techniques.offload import HostPool
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["NEVER_RUN", "ParkedWeights"]
-
 NEVER_RUN = "park_weights was never run with a real engine: parameters and optimizer state were moved, vLLM is modelled"
 
 

@@ -10,8 +10,6 @@ import torch
 
 from memprof.compat import trl as trl_names
 
-__all__ = ["unwrapped_policy"]
-
 
 @contextmanager
 def unwrapped_policy(trainer: Any) -> Iterator[Any]:

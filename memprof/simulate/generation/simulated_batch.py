@@ -23,8 +23,6 @@ from memprof.simulate.recorder.flops import Tally
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["Estimate", "SimulatedBatch", "Stretch", "executed"]
-
 # Numbers of rows whose decode steps are executed to know their work, at most.
 _COUNTS = 6
 

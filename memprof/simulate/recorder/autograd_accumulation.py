@@ -15,8 +15,6 @@ import torch
 
 from memprof.compat import torch as torch_names
 
-__all__ = ["puts_in_place", "sums_in_place"]
-
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _graph_task: Any = torch_names.GRAPH_TASK.get()
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)

@@ -21,8 +21,6 @@ from memprof.simulate.recorder.round_log import RoundLog
 from memprof.simulate.recorder.trace import Trace
 from memprof.vocabulary import Category
 
-__all__ = ["Blocks", "Windows"]
-
 
 class Windows:
     """Keep the highest allocated, reserved, active and requested bytes of each window; windows nest."""

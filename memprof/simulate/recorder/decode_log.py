@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from memprof.recording.trace.snapshot_format import Born
 from memprof.vocabulary import Category
 
-__all__ = ["REHEARSED", "Claim", "Given", "Kernel", "Logged", "Meta", "Rehearsal", "Taken", "Workspace", "plain"]
-
 #: Addresses from here on are a rehearsal's; no device has them.
 REHEARSED = 1 << 60
 

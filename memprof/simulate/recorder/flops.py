@@ -17,8 +17,6 @@ from torch.utils.flop_counter import flop_registry
 from memprof.compat import torch as torch_names
 from memprof.vocabulary import Phase
 
-__all__ = ["Tally", "Work"]
-
 _HALF = (torch.bfloat16, torch.float16)
 _UNSEEN: Any = object()
 _IN_PIECES = {Phase.FORWARD.value, Phase.BACKWARD.value, Phase.OLD_LOGPROBS.value, Phase.REFERENCE_LOGPROBS.value}

@@ -11,8 +11,6 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["PROCESS_BYTES", "HostPool", "HostUse", "host_use"]
-
 # Resident memory of a training process beside the model: interpreter, torch, transformers and CUDA's libraries and
 # host-side context. An estimate, like the device's context: a process that only imported them here measured 0.6 GiB
 # without CUDA. Measure yours.

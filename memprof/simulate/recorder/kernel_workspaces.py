@@ -17,8 +17,6 @@ from memprof.simulate.recorder.blocks import Blocks
 from memprof.simulate.recorder.reductions import Processors, reduction_buffers
 from memprof.vocabulary import Category
 
-__all__ = ["KernelMemory", "hidden_bytes"]
-
 _ATEN = torch.ops.aten
 _graph_task: Any = torch_names.GRAPH_TASK.get()
 # Of every operation is asked whether it is one of these: by identity, since hashing an operator costs a call.

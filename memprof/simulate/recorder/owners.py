@@ -15,8 +15,6 @@ from memprof.recording.owners import OwnerBook, storages_of
 from memprof.simulate.recorder.decode_log import Rehearsal
 from memprof.vocabulary import Category
 
-__all__ = ["FakeOwnerBook"]
-
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _SHARDED = {Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL}
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from memprof.allocator.settings import AllocatorSettings
 
-__all__ = ["PlainHeap"]
-
 
 class PlainHeap:
     """Give every storage exactly the bytes it asks for, at an address of its own."""

@@ -26,8 +26,6 @@ from memprof.simulate.recorder.plain_heap import PlainHeap
 from memprof.simulate.recorder.storages import Storages
 from memprof.vocabulary import History, Kind
 
-__all__ = ["FakeRecorder"]
-
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Frames that own no memory: the simulator's, and the commands', so that two commands' runs have the same stacks; and
 # torch's where the simulator's kernels call operations.

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Processors", "reduction_buffers"]
-
 _MAX_THREADS = 512
 _WARP = 32
 _FEWEST, _MOST = 16, 256  # values a thread sums

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from memprof.simulate.recorder.flops import Tally
 
-__all__ = ["Born", "RoundLog"]
-
 
 class Born(NamedTuple):
     """Keep one allocation: its address and bytes, and the stack and tag it was made under."""

@@ -14,8 +14,6 @@ from memprof.simulate.recorder.host_memory import PROCESS_BYTES
 from memprof.simulate.recorder.owners import FakeOwnerBook
 from memprof.simulate.recorder.recorder import FakeRecorder
 
-__all__ = ["FakeSession"]
-
 
 class FakeSession(Session):
     """Work as :class:`memprof.recording.session.Session`, but raise mistakes: there is no run to protect.

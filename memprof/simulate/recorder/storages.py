@@ -16,8 +16,6 @@ from memprof.simulate.recorder.blocks import Blocks
 from memprof.simulate.recorder.flops import Work
 from memprof.simulate.recorder.host_memory import HostPool
 
-__all__ = ["Storages"]
-
 # In place of an address: host memory, which is counted and has no events; memory that is held in another way.
 _HOST, _ELSEWHERE = -1, -2
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)

@@ -10,8 +10,6 @@ from memprof.allocator.model import CachingAllocator
 from memprof.recording.frames import StackWriter
 from memprof.simulate.recorder.plain_heap import PlainHeap
 
-__all__ = ["Event", "Trace"]
-
 _SETTINGS = ("expandable_segments", "oldest_first")
 
 

@@ -33,9 +33,6 @@ from memprof.vocabulary import Phase
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["ScriptTrainer", "Trained"]
-
-
 # Changes that the simulated device takes, whatever the trainer.
 _OF_EVERY_TRAINER = ("attn", "padding", "alloc_conf")
 

@@ -26,8 +26,6 @@ from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, t
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["NotExecutable", "ScriptRun"]
-
 _HELP = "give its own arguments after --, as in --script train.py -- --config grpo.yaml"
 
 

@@ -20,8 +20,6 @@ from memprof.simulate.run import simulate, simulate_settings
 if TYPE_CHECKING:
     from memprof.simulate.script.run import ScriptRun
 
-__all__ = ["simulate_script"]
-
 _TRAINERS = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "RLOOTrainer", "SFTTrainer")
 
 

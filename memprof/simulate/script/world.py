@@ -24,8 +24,6 @@ from memprof.errors import InputError
 from memprof.simulate.fake_cuda.nf4 import Nf4, quantize_nf4
 from memprof.simulate.trainer.models import load_config
 
-__all__ = ["NoData", "script_world", "tokenizer_of_few_words"]
-
 Note = Callable[[str], None]
 
 

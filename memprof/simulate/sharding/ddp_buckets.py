@@ -9,8 +9,6 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["hold_buckets"]
-
 _FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20  # torch's defaults, in bytes
 
 

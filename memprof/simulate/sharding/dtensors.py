@@ -14,8 +14,6 @@ from memprof.compat.targets import Target
 if TYPE_CHECKING:
     from memprof.simulate.recorder.recorder import FakeRecorder
 
-__all__ = ["count_shards", "shards_planned_unseen"]
-
 
 @contextmanager
 def shards_planned_unseen(recorder: FakeRecorder) -> Iterator[None]:

@@ -19,8 +19,6 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["gathered_owned", "shard"]
-
 
 def shard(model: Any, mesh: Any, settings: TrainerSettings) -> None:
     """Shard a model by accelerate's own code: its layers, its embeddings, its head, and what is left.

@@ -9,8 +9,6 @@ from typing import Any
 from memprof.compat import torch_sharding as sharding_names
 from memprof.errors import UsageError
 
-__all__ = ["fake_group"]
-
 
 @contextmanager
 def fake_group(world: int, name: str = "dp_shard") -> Iterator[Any]:

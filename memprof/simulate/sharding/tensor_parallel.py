@@ -12,8 +12,6 @@ from torch import nn
 from memprof.compat import transformers as transformers_names
 from memprof.errors import UsageError
 
-__all__ = ["shard_tensors"]
-
 _QUERIES, _KEYS = ("q_proj",), ("k_proj", "v_proj")
 
 

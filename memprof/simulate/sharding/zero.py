@@ -28,18 +28,6 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = [
-    "HALF",
-    "Coordinator",
-    "Partition",
-    "Zero3Engine",
-    "ZeroEngine",
-    "ZeroOptimizer",
-    "attach_zero",
-    "gathering_for_zero",
-    "trainable_of",
-]
-
 _ALIGNMENT = 2  # elements a rank's share starts at a multiple of (``nccl_start_alignment_factor``)
 HALF = 2  # bytes of an element
 _SUB_GROUP = 10**9  # elements stage 3 steps at once (``sub_group_size``)

@@ -19,8 +19,6 @@ from memprof.compat import trl as trl_names
 from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.recorder import FakeRecorder
 
-__all__ = ["MOST_RUN", "middle_left_out"]
-
 #: Micro-batches of an optimizer step that are run, the last one included.
 MOST_RUN = 4
 

@@ -18,8 +18,6 @@ import torch
 from memprof.compat import torch as torch_names
 from memprof.compat.check import fault_of
 
-__all__ = ["KnownResults", "known_results"]
-
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _is_symbolic = attrgetter(torch_names.FAKE_SYMBOLIC.name)
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)

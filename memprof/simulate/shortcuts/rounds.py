@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.recorder.round_log import Born, RoundLog
 
-__all__ = ["alike_rounds"]
-
 _EXECUTED = 3  # at most, until one is known to repeat the one before it
 
 

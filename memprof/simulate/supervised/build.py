@@ -9,8 +9,6 @@ from typing import Any
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings, TrainerSettings
 
-__all__ = ["supervised_trainer"]
-
 _DPO_BETA = 0.1  # TRL's default, where the settings leave GRPO's
 
 

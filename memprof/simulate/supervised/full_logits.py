@@ -10,8 +10,6 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import bind
 from memprof.simulate.trainer.recipes import entropy_of
 
-__all__ = ["loss_with_full_logits"]
-
 
 def loss_with_full_logits(trainer: Any) -> None:
     """Make an ``SFTTrainer`` use the model's own loss over ``[rows, tokens, vocabulary]`` logits."""

@@ -24,8 +24,6 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["choose_checkpointing", "offloading_to_host"]
-
 
 def choose_checkpointing(model: Any, kind: str) -> None:
     """Make a model checkpoint in the way named, once its trainer enables it; ``none`` and ``full`` change nothing."""

@@ -16,8 +16,6 @@ import torch
 from memprof.compat import patching
 from memprof.compat import transformers as transformers_names
 
-__all__ = ["LayerShape", "filled_cache", "modelled_quanto", "quantised_every", "shapes_of"]
-
 _GROUP = 64
 _QUANTISED = transformers_names.QUANTIZED_KEYS.name
 

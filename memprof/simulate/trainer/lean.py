@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from memprof.grpo.step.pieces import Piece
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["is_lean", "lean_arguments", "lean_world"]
-
 # Of the pieces a micro-batch is cut into, those executed: gradients are there from the second on. Where gradients are
 # summed apart until the last piece, its sums are there in the second, and a last one closes them.
 _PIECES = 2

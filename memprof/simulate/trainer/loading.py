@@ -13,8 +13,6 @@ from memprof.simulate.trainer.models import build_model
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["ahead_note", "load_model"]
-
 _GIB = 1024**3
 # Releases of transformers whose threads load weights while others are quantised; how many is a matter of time.
 _AHEAD = ((5,), (5, 4))

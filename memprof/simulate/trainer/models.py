@@ -13,11 +13,6 @@ from memprof.errors import InputError
 from memprof.simulate.fake_cuda.fakes import materialize
 from memprof.simulate.fake_cuda.nf4 import Nf4, quantize_nf4
 
-__all__ = [
-    "build_model",
-    "load_config",
-]
-
 
 def load_config(model: str) -> Any:
     """Make a transformers config for a hub id, a folder or a ``config.json``.

@@ -13,8 +13,6 @@ import torch
 
 from memprof.config.optimizers import EXACT_BELOW, PAGED_FROM, optimizer
 
-__all__ = ["modelled_optimizer"]
-
 
 class _BlockwiseAdamW(torch.optim.Optimizer):
     """Two moments in few bits; a step reads and writes in place and allocates nothing."""

@@ -8,8 +8,6 @@ from torch import nn
 
 from memprof.config.model_shape import positions_of
 
-__all__ = ["notes_on_length"]
-
 # Rows of a position table before its first position, in OPT's.
 _OFFSETS = (0, 2)
 

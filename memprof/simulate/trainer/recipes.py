@@ -15,19 +15,6 @@ from memprof.config.to_trl_config import lean_arguments
 from memprof.errors import UsageError
 from memprof.units import format_gib
 
-__all__ = [
-    "apply_recipe",
-    "apply_trl_0_14",
-    "classes_of",
-    "config_of",
-    "entropy_of",
-    "liger_loss",
-    "liger_note",
-    "log_softmax_rows",
-    "logps_from_full_logits",
-    "selected_logprobs",
-]
-
 
 def classes_of(settings: TrainerSettings) -> tuple[Any, Any]:
     """Return the trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""

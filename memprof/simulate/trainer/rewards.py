@@ -10,8 +10,6 @@ import torch
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.simulate.trainer.models import build_model, load_config
 
-__all__ = ["RewardTokenizer", "reward_function", "reward_model", "reward_named"]
-
 
 def reward_function(completions: list[Any], **_: Any) -> list[float]:
     """Score completions alternately 0 and 1, so that a group's differ."""

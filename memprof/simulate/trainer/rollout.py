@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["counted", "cutting", "fake_rollout", "some_tokens"]
-
 # Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
 _DECODED = 2
 _MANY_TOKENS = 2048  # from so many on, the warm-up step's generation is not repeated token by token

@@ -29,8 +29,6 @@ from memprof.vocabulary import Phase
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["run_trl", "selected_of", "steps_callback", "watched"]
-
 
 def selected_of(settings: TrainerSettings) -> Any:
     """Count the positions of a boolean mask that are set: of ``[batch, tokens]`` masks the completions', else all."""

@@ -28,8 +28,6 @@ from memprof.simulate.trainer.rollout import counted, cutting
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["own_accelerate_state", "quiet", "trl_on_fakes"]
-
 
 @contextlib.contextmanager
 def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = None) -> Iterator[None]:

@@ -16,8 +16,6 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["ColocatedEngine"]
-
 
 class ColocatedEngine:
     """Take ``vllm_gpu_memory_utilization`` of the card for its weights, graphs and cache; asleep, it takes nothing.

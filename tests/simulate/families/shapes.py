@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAMILIES", "PAGE", "Family", "four_layers"]
-
 LAYERS = 4
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 _DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-__all__ = ["ATTENTION", "OPERATIONS", "attention_arguments"]
-
 Work = Callable[[], Any]
 
 #: dtype, width of a head, a mask, fewer heads for keys, told of it, gradients wanted

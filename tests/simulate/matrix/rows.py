@@ -10,8 +10,6 @@ from typing import Any
 
 from allpairspy import AllPairs
 
-__all__ = ["CACHES", "FAMILIES", "PAIRS", "TRIPLES", "command"]
-
 FAMILIES = [
     *("qwen2", "llama", "qwen3", "gemma3_text", "mistral", "phi3", "qwen3_moe", "gemma2", "olmo2", "granite"),
     *("smollm3", "gpt_oss"),

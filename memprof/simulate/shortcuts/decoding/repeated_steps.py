@@ -11,8 +11,6 @@ from memprof.allocator.repeated_decoding import DROP, DROP_OLD, TAKE, GrowthRepl
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.shortcuts.decoding.alike_steps import Periods, Span, Steps
 
-__all__ = ["repeat_periods", "repeat_span"]
-
 _TOLD = 24  # how often the trace is told where the blocks of steps that are not told of lie
 
 
