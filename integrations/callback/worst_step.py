@@ -1,10 +1,10 @@
-"""Make a trainer's step at the worst case its configuration allows: what would run out of memory late does so now.
+"""Run a trainer's step at the worst case its configuration allows: what would run out of memory late does so now.
 
 Every prompt is the longest of the dataset, every completion has its full length, the batch is full, gradients of
 earlier micro-batches and the optimizer's state are there.
 
-Functions that score completions are not called (they may count, log, or cost money): they are stood in for. Reward
-*models* run, because they hold memory.
+Functions that score completions are replaced, because they may count, log, or cost money. Reward *models* run, because
+they hold memory.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _worst_batch(trainer: Any, dataloader: Any) -> Worst:
 
 
 def _longest(trainer: Any, dataset: Any) -> tuple[Mapping[str, Any], int]:
-    """Return the example with the most tokens, and how many: of all, or of the first thousand of a stream."""
+    """Return the example with the most tokens, and how many: of all, or of the first 1024 of a stream."""
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         examples: Iterator[Any] = (dataset[i] for i in range(len(dataset)))
     else:
@@ -142,7 +142,7 @@ def _longest(trainer: Any, dataset: Any) -> tuple[Mapping[str, Any], int]:
 
 
 def _characters(example: Any) -> int:
-    """Return a measure by which longer examples come first, without a tokenizer."""
+    """Measure an example without a tokenizer: longer ones come first."""
     if not isinstance(example, Mapping):
         return 0
     if "input_ids" in example:

@@ -28,9 +28,9 @@ class RunRecorder:
         reported: called with each report that is made while the run goes; None: none is made.
 
     Attributes:
-        session: that records; None between recordings.
-        step: after which what is written now is named.
-        failed_step: step whose failure is written.
+        session: the one that records; None between recordings.
+        step: what is written now is named after it.
+        failed_step: the step whose failure is written.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RunRecorder:
 
         Args:
             end: writes what is recorded.
-            report: called with False where a Ctrl-C came: somebody will not wait for a report.
+            report: called with False where a Ctrl-C came: then nobody waits for a report.
         """
         interrupts = Interrupts()
         with self.finishing():
@@ -127,12 +127,12 @@ class RunRecorder:
         return self.writing.snapshots
 
     def say(self, text: str, stream: str) -> None:
-        """Print what there is to say on rank 0 alone."""
+        """Print a text on rank 0 alone."""
         if self.writing.rank == 0 and text:
             say(text, stream)
 
     def say_interrupted(self, stream: str, how: str = "interrupted") -> None:
-        """Say where the recordings are that nobody waited for a report of."""
+        """Say where the recordings are, and that there is no report."""
         say(f"memprof: {how}, no report; recorded: {', '.join(map(str, self.snapshots))}", stream)
 
     def report(

@@ -20,7 +20,7 @@ class Writing:
     """Hold what one rank of a run has written: ``snapshots`` in order, and the ``result`` of their reports.
 
     Args:
-        folder: where to.
+        folder: where the files go.
         rank, world_size: this process's place; the ranks share ``max_disk``.
         max_disk: bytes for the snapshots of the run; None for no bound.
         report: None, or called with each report on the thread that trains.
@@ -68,10 +68,10 @@ class Writing:
         Args:
             session: recorded by CUDA's history, which sees nothing of the writing.
             step: after which the file is named.
-            took: called with the seconds of both when they are over.
+            took: called at the end with the seconds that all of it took.
 
         Raises:
-            InputError: the snapshot before could not be written.
+            InputError: the previous snapshot could not be written.
         """
         self.settle()
         path, began = self.path_of(step), time.monotonic()
@@ -93,7 +93,7 @@ class Writing:
         self._background.start(work, done)
 
     def look(self) -> None:
-        """Take what has been written beside the training, if it is done."""
+        """Take over what was written beside the training, if writing is done."""
         self._background.look()
 
     def settle(self) -> None:

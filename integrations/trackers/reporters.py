@@ -1,4 +1,4 @@
-"""The trackers a trainer reports to (TensorBoard, W&B, MLflow, Trackio, Comet ...), through its own callbacks.
+"""Reach the trackers a trainer reports to (TensorBoard, W&B, MLflow, Trackio, Comet ...), through its own callbacks.
 
 Nothing here opens a writer or a run of its own: TensorBoard would lose points where two writers share a folder.
 """
@@ -19,9 +19,9 @@ _CHARTS = {
 
 
 class Reporters:
-    """What is reached through one trainer's callback handler.
+    """Reach trackers through one trainer's callback handler.
 
-    Made when training begins: some runs are closed before this callback sees the end of training.
+    Make it when training begins: some trackers close their run before this callback sees the end.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -33,7 +33,7 @@ class Reporters:
     def log(self, trainer: Any, values: Mapping[str, float]) -> None:
         """Hand ``values`` to the trackers alone, at the trainer's present step.
 
-        Not through ``trainer.log``: a trainer that averages its own metrics between two logs would average fewer.
+        ``trainer.log`` is left alone: a trainer that averages metrics between two logs would average over fewer steps.
         """
         for callback in self._callbacks:
             callback.on_log(trainer.args, trainer.state, trainer.control, model=trainer.model, logs=dict(values))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def saved_by_growing(analysis: Views) -> int | None:
     """Return the bytes by which the reserved peak would have been lower (below zero: higher); None where not known.
 
-    What was there before the recording is laid out anew, without gaps. How much of what was reserved then had been in
-    use is not known: all of it is taken to be needed.
+    Blocks older than the recording are laid out anew, without gaps. All memory reserved when it began counts as needed:
+    how much of it was in use is not known.
     """
     timeline = analysis.timeline
     if timeline.reserved is None or not timeline.n_events:

@@ -115,14 +115,14 @@ def _held(report: Mapping[str, Any]) -> tuple[dict[str, int], str]:
 
 
 def _taken(report: Mapping[str, Any], held: Mapping[str, int]) -> list[str]:
-    """Return the categories that the first change takes much of, the most last: the cause speaks of the same bytes."""
+    """Return the categories that the first change lowers much, the most last: the cause names the same bytes."""
     takes = (report["advice"][0].get("takes") or {}) if report.get("advice") else {}
     much = [c for c, n in takes.items() if c in held and n >= _MUCH * sum(takes.values())]
     return sorted(much, key=lambda c: takes[c])
 
 
 def missing_bytes(oom: Mapping[str, Any]) -> int:
-    """Return what was missing when memory ran out, for the request or the whole step; 0 where it lay in pieces."""
+    """Return what was missing when memory ran out, for the request or the whole step; 0 where only pieces were free."""
     short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
     if oom.get("device_free_bytes") is None or oom.get("requested_bytes") is None:
         return short
@@ -318,7 +318,7 @@ def _idle_words(report: Mapping[str, Any]) -> str:
 
 
 def _handed_back(report: Mapping[str, Any]) -> bool:
-    """Tell whether much of what was reserved at most was back on the device at the peak: it is not idle there."""
+    """Tell whether torch gave much of the reserved memory back before the peak, so that it does not lie idle there."""
     peak, device = report["peak"], report.get("device_peak") or {}
     if device.get("reserved_bytes") is None or (device.get("time_us") or 0) >= (peak.get("time_us") or 0):
         return False
@@ -356,7 +356,7 @@ def _idle(reserved: int | None, active: int) -> int:
 
 
 def _to_half(held: Mapping[str, int], named: Sequence[str], active: int) -> list[str]:
-    """Return the next largest categories, two at most, where those named hold less than half: that says little."""
+    """Return up to two of the next largest categories, where those named hold less than half of the peak."""
     found: list[str] = []
     for category in sorted(held, key=lambda c: -held[c]):
         if sum(held[c] for c in (*named, *found)) >= active / 2 or len(found) == 2:
@@ -521,7 +521,7 @@ def _most_different(rows: Sequence[Mapping[str, Any]], index: int) -> Mapping[st
 
 
 def _alone(data: Mapping[str, Any], largest: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
-    """List the two largest places of what the run with more of a category holds alone, of the blocks listed."""
+    """List the two largest places of the listed blocks that the run with more of a category holds alone."""
     here, there = (index, 0) if largest["difference"][index] > 0 else (0, index)
     entries = [e for e in data["allocations_only_in"] if (e["in"], e["not_in"]) == (here, there)]
     groups = [group for entry in entries for group in entry["allocations"]]
@@ -569,7 +569,7 @@ def change_words(
 ) -> str:
     """Say ``90 % less``, ``12 % more``, ``9.4× as much`` or ``same``; ``–`` where one is not known.
 
-    What is nothing at one of the peaks may be there at another time: ``0 then, 3.05 at most``, ``0 before, ...``;
+    A category that is 0 at one peak may be there at another time: ``0 then, 3.05 at most``, ``0 before, ...``;
     ``write`` says how a size is written there.
     """
     if first is None or other is None:

@@ -1,1 +1,1 @@
-"""memprof for assistants: a server of the Model Context Protocol over standard input and output."""
+"""Answer assistants over the Model Context Protocol, on standard input and output."""

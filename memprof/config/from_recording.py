@@ -66,9 +66,9 @@ def settings_like(source: Mapping[str, Any]) -> Likeness:
 
 
 def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
-    """Return the card that ran: its name where that is known, for its speed; else its size, where that matters.
+    """Return the card of the run: its name where known, which gives its speed; else its size, where that matters.
 
-    An engine takes a share of the card, and the lean trainer generates as many sequences together as are free on it.
+    An engine takes a share of the card, and the lean trainer generates as many sequences together as fit.
     """
     total = source.get("device_total_bytes")
     if settings.device == "cuda" and (named := _card(str(source.get("device_name") or ""), total)) is not None:
@@ -79,7 +79,7 @@ def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
 
 
 def _card(name: str, total: int | None) -> str | None:
-    """Find the card that a driver calls so and that has that much memory, to 2 %; None where there is none."""
+    """Find the card with this driver's name and, to 2 %, this memory; None where there is none."""
     try:
         card = find_gpu(name)
     except UsageError:

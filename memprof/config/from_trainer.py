@@ -124,7 +124,7 @@ def from_arguments(
         arguments: such a config, or for the lean trainer a lean one.
         model: a model, or the name of one.
         adapter: a ``LoraConfig``, or None: then the adapter that the model has, if any.
-        changes: settings that are to be otherwise, and ``device``.
+        changes: settings to override, and ``device``.
         notes: sentences on what is not simulated as it is are added to it.
         lean: the trainer is the lean one.
         name: where a model was loaded from.

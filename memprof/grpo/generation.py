@@ -72,7 +72,7 @@ def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, til
 
 
 def _evenly(count: int, most: int) -> int:
-    """Return the size of passes over ``count`` sequences that are as few and as equal as ``most`` together allow."""
+    """Split ``count`` sequences into the fewest passes of at most ``most``, as equal as can be; return one's size."""
     return math.ceil(count / math.ceil(count / most))
 
 
@@ -97,7 +97,7 @@ def _most_together(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> in
 def pool_size(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> PoolSize:
     """Choose the pool of a rolling batch: ``generation_batch`` sequences of full length, else what is free on CUDA.
 
-    What is gathered of one layer for a forward counts as the pool's. Elsewhere there is room for all.
+    The pool includes what a forward gathers of one layer. Without CUDA there is room for all.
     """
     longest = max(map(len, prompt_ids)) + step.completion_length
     whole = len(prompt_ids) * longest
@@ -165,10 +165,10 @@ class PassSize:
 
 
 class Generation:
-    """Generates a run's completions, and keeps how: with what it keeps, a seed draws the same ones after a resume.
+    """Generate a run's completions, and keep how: so a seed draws the same ones after a resume.
 
     Attributes:
-        rolling: a rolling batch is what generates now.
+        rolling: whether a rolling batch is generating now.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class Generation:
         return self._pool is not None or _most_together(step, prompt_ids) < len(prompt_ids)
 
     def _in_pool(self, step: StepContext, prompt_ids: Sequence[Sequence[int]], generate: Callable[..., Any]) -> Any:
-        """Generate in a rolling batch; None, with a line in the log, where that is not for this model or settings."""
+        """Generate in a rolling batch; where the model or the settings rule it out, log why and return None."""
         model = step.base_model()
         longest = max(map(len, prompt_ids)) + step.completion_length
         together = step.ranks.forward_together
@@ -249,7 +249,7 @@ class Generation:
             )
 
     def _size(self, step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> PoolSize:
-        """Return the pool that is kept, or a smaller one, with a warning, where that has no room any more."""
+        """Return the pool that is kept; on a GPU without room for it, warn and return a smaller one."""
         now = pool_size(step, prompt_ids)
         if self._pool is None:
             self._pool = now

@@ -1,4 +1,4 @@
-"""Every wording that is known, from the knowledge files; the specific ones before the general ones."""
+"""Load every known wording from the knowledge files, specific ones before general ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def answer_of(row: Form) -> dict[str, Any]:
     """Return a form's own answer, else its event's.
 
     Raises:
-        LookupError: It has none.
+        LookupError: it has no answer.
     """
     for key in (row.id, row.event):
         if (found := ANSWERS.get(key)) is not None:

@@ -1,8 +1,8 @@
-"""What to give a vLLM that shares a card with a trainer: its share, its context, its sequences. Closed forms, modelled.
+"""Say what to give a vLLM that shares a card with a trainer: its share, its context, its sequences.
 
 vLLM's share of a card (``gpu_memory_utilization``) has to hold the weights, the highest activations of a profiled
-forward, the process's own memory outside torch, and what is left becomes the pool of keys and values. The share has to
-be free when the engine starts, so the trainer's part counts too. Nothing here is executed: figures are modelled.
+forward and the process's memory outside torch; the rest becomes the pool of keys and values. The share has to be free
+when the engine starts, so the trainer's part counts too. Nothing is executed: all figures are closed forms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MARGIN = 0.01  # shares are set in hundredths
 
 @dataclass(frozen=True)
 class Serving:
-    """An answer; sizes in bytes.
+    """Hold the answer; sizes are bytes.
 
     Attributes:
         gpu_memory_utilization: the share to set; None where none will do.
@@ -90,7 +90,7 @@ def plan_serving(
         kv_itemsize: bytes of a key's or value's element.
 
     Raises:
-        UsageError: a length or a number of sequences that is none.
+        UsageError: a length or a number of sequences is below 1.
     """
     if max_model_len < 1 or max_num_seqs < 1:
         raise UsageError("a serving plan needs at least one sequence of at least one token.")
@@ -116,7 +116,7 @@ def plan_serving(
 
 
 def _that_fit(shape: ModelShape, itemsize: int, room: float, sequences: int, length: int) -> tuple[int, int]:
-    """Return how many sequences of which length fit ``room``: fewer first, then one that is shorter; length 0: none."""
+    """Return how many sequences of which length fit ``room``: fewer first, then a shorter one; length 0: none fits."""
     one = _pool(shape, length, itemsize)
     if one <= room:
         return min(sequences, int(room // one)), length

@@ -131,7 +131,7 @@ class Runner:
         return cache.key_of(settings.to_dict(), config, self.gpu, sizes)
 
     def _keep(self, settings: Settings, sizes: dict[str, Any] | None, row: dict[str, Any]) -> None:
-        """Keep a row, and where its run was resized the plain row too, for who asks for that alone."""
+        """Keep a row; where its run was resized, also the plain row, for searches that ask for that alone."""
         cache.store(self._key(settings, sizes), row)
         if sizes is not None:
             cache.store(self._key(settings, None), {name: value for name, value in row.items() if name != "largest"})

@@ -91,13 +91,13 @@ def record(
 ) -> Iterator[Session]:
     """Record what the code inside allocates and write it to ``path`` as a torch memory snapshot.
 
-    Written when the block ends, by an exception too. Mark what goes on inside with :func:`memprof.phase`. With
-    ``MEMPROF=0`` in the environment nothing is recorded.
+    It is written when the block ends, also after an exception. Mark what goes on inside with :func:`memprof.phase`.
+    With ``MEMPROF=0`` in the environment nothing is recorded.
 
     Args:
         path: the snapshot to write (a pickle; PyTorch's viewers open it).
         model: the policy; adapters in it are told apart.
-        optimizer: whose state is to be known; optimizers that step while recording are found without it.
+        optimizer: the one whose state is named; optimizers that step while recording are found without it.
         reference_model, reward_models, value_model: other models that hold memory (``reward_models``: one or several).
         config: facts about the run to keep with it, flat names and plain values.
         device: the device to watch; by default the model's, else CUDA's current one, else the CPU.
@@ -115,7 +115,7 @@ def record(
 
     Raises:
         UsageError: arguments that cannot be satisfied.
-        InputError: ``path`` is a folder, or in none. What goes wrong once the block runs is a warning.
+        InputError: ``path`` is a folder, or its folder does not exist. Once the block runs, failures are warnings.
     """
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():

@@ -1,7 +1,7 @@
 """Record who owns which memory: a live tensor *is* a parameter, a gradient, a moment, a cache or an input.
 
-A claim says: at this time the storage at this address was that. It holds for the allocation's whole life, before
-and after, so it is enough to look once while the tensor lives: gradients are read after backward, optimizer state
+A claim says what the storage at an address was at one time. It holds for the allocation's whole life, before and
+after, so it is enough to look once while the tensor lives: gradients are read after backward, optimizer state
 after the step. Claims go by storage: views and tied weights count once, and the first claim stands.
 """
 
@@ -120,7 +120,7 @@ class OwnerBook:
     def claim_shards(self, again: bool = False) -> None:
         """Claim what FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they are made.
 
-        ``again``: only where an earlier look found an engine, which costs nothing where there is none.
+        ``again``: look only where an earlier look found an engine; without one this costs nothing.
         """
         modules = [*(m for m, role in self.models if role == "policy"), *self._alive(self._wrappers)]
         for module in [m for m in modules if m in self._engines] if again else modules:

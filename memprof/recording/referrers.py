@@ -18,7 +18,7 @@ _MOST = 5  # holders named for one tensor
 
 
 def largest_tensors(skip: Callable[[Any], bool], watches: Callable[[str], bool], top: int, at_least: int) -> list[Any]:
-    """Return the ``top`` largest live tensors of at least so many bytes, one a storage, that ``skip`` does not skip."""
+    """Return the ``top`` largest live tensors of at least so many bytes, one a storage; ``skip`` leaves some out."""
     import torch
 
     found: dict[int, Any] = {}

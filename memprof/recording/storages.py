@@ -1,4 +1,4 @@
-"""Find tensors' storages: which are behind a tensor, and what tells one from another."""
+"""Find the storages behind a tensor, and tell one from another."""
 
 from __future__ import annotations
 

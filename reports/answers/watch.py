@@ -1,4 +1,4 @@
-"""The newest counters of a run, by rank, phase and category: what ``memprof watch`` shows."""
+"""Show the newest counters of a run, by rank, phase and category, for ``memprof watch``."""
 
 from __future__ import annotations
 

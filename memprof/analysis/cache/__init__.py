@@ -1,4 +1,4 @@
-"""Keep what was found out of a large snapshot for the next command."""
+"""Keep the analysis of a large snapshot for the next command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST = 4 * 2**20  # bytes of a snapshot; a smaller one is read about as fast a
 def entry_of(path: Any, device: int | None) -> Entry | None:
     """Return the entry that keeps the parts of a snapshot's device; None where nothing is kept.
 
-    Nothing is kept where the cache is switched off, of a small file, and of a file elsewhere.
+    Nothing is kept of a small or remote file, nor where the cache is switched off.
     """
     if cache_is_off() or not isinstance(path, Path) or "://" in str(path):
         return None

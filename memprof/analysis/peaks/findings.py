@@ -37,9 +37,9 @@ def findings(views: Views) -> list[dict[str, Any]]:
 
 
 def _two_copies(views: Views) -> dict[str, Any] | None:
-    """Find weights by a set of sizes that holds each an even number of times.
+    """Find two copies of the weights: nearly every size is there an even number of times.
 
-    A model has its embeddings once and an odd number of norms. Strays of a hundredth of the bytes are no parameters.
+    A model has its embeddings once and an odd number of norms. Sizes with odd counts may hold a hundredth of the bytes.
     """
     rows = views.peak.rows
     found, size = views.attribution, _requested(views)
@@ -68,7 +68,7 @@ def _made_twice(views: Views, rows: I64, total: int) -> str:
 
 
 def _brief_workspace(views: Views) -> dict[str, Any] | None:
-    """Find what a convolution's plan takes at the peak, where all such for a moment are away from it."""
+    """Find a convolution plan's brief workspace at the peak; ``saves_bytes``: without all such workspaces."""
     line, found = views.timeline, views.attribution
     if _PLAN not in found.rules:
         return None

@@ -9,7 +9,7 @@ from memprof.vocabulary import Category, Phase
 
 
 def phases_of_next_step(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the report's phases before the only optimizer step seen, beside the state that it makes; [] elsewhere.
+    """Return the phases before the only optimizer step seen, with the state that it makes added; [] elsewhere.
 
     Where memory ran out, the report's ``oom.ahead`` counts that state; where anything follows that step, its peak shows
     it. Gradients are taken to be freed before the next forward, as in the step seen.

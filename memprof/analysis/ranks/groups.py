@@ -17,9 +17,9 @@ class DumpGroup:
 
     Attributes:
         shown: one of each rank, all of one role.
-        roles: of each recording that was read, its role and how that is known.
-        reports: of each that was read, its report.
-        refused: of each that could not be read, why.
+        roles: the role of each recording that was read, and how it is known.
+        reports: the report of each that was read.
+        refused: why each of the others could not be read.
         from_json: how many were read from a report's JSON.
         notes: what the reader should know.
     """

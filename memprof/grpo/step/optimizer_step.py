@@ -16,11 +16,11 @@ _HOST = torch.device("cpu")
 
 
 class SurvivingStep:
-    """An optimizer's ``step`` that lives through memory that runs out where AdamW's moments are made.
+    """Replace an optimizer's ``step`` by one that survives running out of memory while AdamW's moments are made.
 
-    That is in a run's first step, before anything is changed. It is repeated once the cache has been given back; then
-    the state moves to host memory for the rest of the run, and each parameter steps by itself with its own on the
-    device. The weights are the same: torch's fused AdamW and :class:`StochasticAdamW` treat parameters one by one,
+    That is in a run's first step, before anything is changed. The cache is given back and the step repeated; if that
+    fails, the state moves to host memory for the rest of the run, and each parameter steps by itself with its own on
+    the device. The weights are the same: torch's fused AdamW and :class:`StochasticAdamW` treat parameters one by one,
     and make the state of a group before they update it. Other optimizers, and later steps, end in a sentence.
 
     Args:
@@ -60,9 +60,9 @@ class SurvivingStep:
         return None
 
     def park(self) -> bool:
-        """Move the state to host memory for the rest of the run; tell whether it was elsewhere and can step from there.
+        """Move the state to host memory for the rest of the run; False where it holds none or cannot step there.
 
-        For a piece that has no room beside it.
+        A piece that has no room beside the state asks for this.
         """
         state = self._optimizer.state
         if self._on_host is not None or not state or not _can_repeat(self._optimizer):

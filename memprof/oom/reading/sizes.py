@@ -1,4 +1,4 @@
-"""Sizes as error messages print them. The programs read here divide by 1024, whatever they call the unit."""
+"""Read sizes as error messages print them: the programs divide by 1024, whatever they call the unit."""
 
 from __future__ import annotations
 

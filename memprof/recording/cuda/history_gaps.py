@@ -1,4 +1,4 @@
-"""Close the gaps in a thinned history by what is seen to have changed across them."""
+"""Fill the gaps in a thinned history with what changed across them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PENDING = ("active_pending_free", "active_awaiting_free")
 
 
 class Gap(NamedTuple):
-    """Hold a stretch that was not recorded, and by device the events that lead from its begin to its end."""
+    """Hold a stretch that was not recorded, and by device the events that lead from its beginning to its end."""
 
     begin_us: int
     end_us: int
@@ -21,8 +21,8 @@ def block_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> 
     """Return by device the trace entries, without times, that lead from one state of the allocator to another.
 
     Blocks that are gone were freed and new ones allocated. A block that waits for a stream has been asked to be freed,
-    and its free completes when it is gone: neither is said twice. A block is known by address and requested size; one
-    that was freed and came back alike is taken for the same.
+    and its free completes when it is gone: neither is written twice. A block is known by address and requested size:
+    one that was freed and came back alike counts as the same.
     """
     old, new = _active_blocks(before), _active_blocks(after)
     events: dict[int, list[dict[str, Any]]] = {}

@@ -1,8 +1,7 @@
 """Choose the scaled-dot-product kernel that CUDA would run, and run that one's fake.
 
-``scaled_dot_product_attention`` itself is replaced (not intercepted by a mode, which backward would take off, so that
-a recomputed layer would choose another kernel than its forward). Rules: torch's ``sdp_utils.cpp`` and
-``attention.cpp``.
+``scaled_dot_product_attention`` itself is replaced: backward would take a mode off, and a recomputed layer would then
+choose another kernel than its forward. The rules are those of torch's ``sdp_utils.cpp`` and ``attention.cpp``.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def sdpa_choice(
 
 
 def in_full_because(query: Any, key: Any, mask: Any, enable_gqa: bool, capability: tuple[int, int]) -> str:
-    """Say why torch computes attention in full (``math``) on such a card, with weights of tokens x tokens a head."""
+    """Say why torch computes attention in full (``math``) on this card: tokens x tokens weights a head."""
     major, minor = capability
     card = f"compute capability {major}.{minor}" if major else "a card of unknown capability"
     no_flash = f"{card} has no flash kernel" if capability < _AMPERE else "flash takes no mask and no such heads"
@@ -125,8 +124,8 @@ def _math(
 ) -> Any:
     """Follow ``_scaled_dot_product_attention_math``, which computes half precision in float32.
 
-    What it holds, and in which order it lets go, are the original's: all of its variables live to its end, and the
-    weights' copy in the queries' dtype, its second result, is made before the first.
+    It holds and frees tensors as the original does: all variables live to its end, and its second result (the weights
+    in the queries' dtype) is made before the first.
     """
     kind = query.dtype
     wide_query, wide_key, wide_value = (t.float() if kind in _HALF else t for t in (query, key, value))
@@ -165,12 +164,12 @@ def use_cuda_attention(
     capability: tuple[int, int] = DEFAULT_CAPABILITY,
     tell: Callable[[str], None] = lambda why: None,
 ) -> Iterator[None]:
-    """Run attention as CUDA would choose it on such a card, while open.
+    """Choose attention as CUDA would on a card of this capability, while open.
 
     Args:
         wanted: as in ``--attn``.
         capability: the card's.
-        tell: hears why, each time that attention is computed in full and was not asked for so.
+        tell: called with the reason each time attention is computed in full unasked.
     """
     with patching((torch_names.ATTENTION, _attention(wanted, capability, tell))):
         yield

@@ -1,4 +1,4 @@
-"""Count what a rank holds of models that are divided into DTensors: its shards, and nothing of how torch plans them."""
+"""Count what a rank holds of a model divided into DTensors: its shards, not the tensors that torch plans with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shards_planned_unseen(recorder: FakeRecorder) -> Iterator[None]:
 def _arguments_looked_through_once() -> list[tuple[Target, Any]]:
     """List what is replaced so that torch looks through an operation's arguments once for strided shards.
 
-    It does so for each tensor of each list: an optimizer's step on hundreds of parameters takes seconds.
+    Torch itself looks once for each tensor, which takes seconds in an optimizer's step on hundreds of parameters.
     """
     if fault_of(sharding_names.STRIDED_FLAG) or fault_of(sharding_names.STRIDED_SHARD):
         return []

@@ -49,7 +49,7 @@ def _generates(trainer: Any) -> bool:
 
 
 class _Step:
-    """Count an optimizer step's micro-batches, and what the last of them computed that began with no generation."""
+    """Count an optimizer step's micro-batches, and keep the work of the last one that began with no generation."""
 
     def __init__(self, recorder: FakeRecorder) -> None:
         self._recorder = recorder
@@ -69,7 +69,7 @@ class _Step:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Note what is computed inside, as what a repeated micro-batch computes."""
+        """Take the work done inside for that of a repeated micro-batch."""
         work, (_, step) = self._recorder.work, self._recorder.phase_and_step()
         before = {phase: tally.copy() for phase, tally in work.of_step(step).items()}
         yield
