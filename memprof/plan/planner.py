@@ -14,8 +14,8 @@ from memprof.config.model_shape import positions_of
 from memprof.config.settings import TRAINERS_OWN, Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import UsageError, did_you_mean
-from memprof.plan.grid import methods_for
 from memprof.plan.headline import headline_of_plan
+from memprof.plan.methods import methods_for
 from memprof.plan.pareto_front import fastest_of, front_of
 from memprof.plan.search import ROUNDS, Row, largest_of_each, row_of
 from memprof.plan.sizes import MAXIMIZE, choices, end_of_search, halved

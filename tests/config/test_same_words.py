@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from memprof.cli.simulation_options import settings_of
 from memprof.config.from_recording import settings_like
 from memprof.config.settings import Settings
-from memprof.plan.grid import METHODS, methods_for
 from memprof.plan.headline import headline_of_plan
+from memprof.plan.methods import METHODS, methods_for
 
 FOLLOWED = (
     "trainer", "dtype", "mixed_precision", "prompt_length", "completion_length", "per_device_train_batch_size",

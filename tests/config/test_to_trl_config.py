@@ -13,7 +13,7 @@ from memprof.config.from_trainer import from_arguments
 from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.config.settings import Settings, read_settings
 from memprof.config.to_trl_config import adapter_text, as_python, as_yaml, grpo_arguments, lora_arguments, written
-from memprof.plan.grid import METHODS, Method
+from memprof.plan.methods import METHODS, Method
 
 RUN = Settings(
     model="some/model", dtype="bfloat16", num_generations=6, per_device_train_batch_size=3,

@@ -21,7 +21,7 @@ from memprof.config.settings import Settings
 from memprof.config.to_trl_config import as_python, as_yaml
 from memprof.errors import UsageError
 from memprof.plan import cache, make_plan, planner, search, sizes
-from memprof.plan.grid import METHODS, methods_for
+from memprof.plan.methods import METHODS, methods_for
 from memprof.plan.pareto_front import fastest_of, front_of
 from memprof.plan.planner import Plan
 
