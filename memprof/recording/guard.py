@@ -8,9 +8,11 @@ pass unchanged. ``tests/recording/guard`` refuses a way in that does not go thro
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,6 +24,8 @@ Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Leave = Callable[[Any, Any, "BaseException | None"], None]
 
 _ABSENT = object()
+# What shuts the doors of a child that the run forks.
+_FORKED = RuntimeError("this process was forked from the run, whose recording is the parent's")
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -70,6 +74,21 @@ class Door:
         self._run, self._lost, self._say = run, lost, say
         self._undo: list[Callable[[], Any]] = []
         self._thread = threading.get_ident()
+
+    def stay_behind(self) -> None:
+        """Record nothing in children that the run forks from now on: the run, and what is recorded of it, are the
+        parent's. A child has nothing to lose, so it is told nothing, and what it inherited is undone nowhere."""
+        _leave_children_alone()
+        _DOORS.add(self)
+
+    @property
+    def forked(self) -> bool:
+        """Tell whether this process is such a child."""
+        return self.failure is _FORKED
+
+    def leave(self) -> None:
+        """Shut in a child."""
+        self.failure, self._undo = _FORKED, []
 
     def when_shut(self, undo: Callable[[], Any]) -> None:
         """Call ``undo`` when the door has shut, on the thread that made it and outside operators; last first."""
@@ -195,6 +214,20 @@ class Door:
         return f"memprof failed and stopped watching ({error!r}); {run} goes on. Lost: {self._lost}."
 
 
+_DOORS: weakref.WeakSet[Door] = weakref.WeakSet()
+
+
+@functools.cache
+def _leave_children_alone() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=Door().hook(_leave))
+
+
+def _leave() -> None:
+    for door in _DOORS:
+        door.leave()
+
+
 class _Unguarded(Door):
     """Raise every failure: a simulation has no run to protect."""
 
@@ -216,6 +249,8 @@ def way_in(method: _F) -> _F:
 
     @functools.wraps(method)
     def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.door.forked:
+            return None
         try:
             return method(self, *args, **kwargs)
         except Exception as error:

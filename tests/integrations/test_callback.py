@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import warnings
 from collections import defaultdict
@@ -367,6 +368,30 @@ def test_an_interrupt_is_an_exception_too(model: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert trainer.compute_loss is compute_loss
+    assert snapshots(tmp_path / "r") == ["step-000002.rank-0.pickle"]
+
+
+@pytest.mark.parametrize("way", ["raises", "goes on"])
+def test_a_forked_child_leaves_the_recording_to_the_run(model: Path, tmp_path: Path, way: str) -> None:
+    run, left = os.getpid(), []
+
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        if trainer.state.global_step == 1 and os.getpid() == run:
+            if (child := os.fork()) != 0:
+                os.waitpid(child, 0)
+                left.extend(snapshots(tmp_path / "r"))
+            elif way == "raises":
+                raise SystemExit
+        return original(*args, **kwargs)
+
+    trainer = plain(model, tmp_path / "a", [quiet(tmp_path / "r")])
+    original, trainer.compute_loss = trainer.compute_loss, loss
+    try:
+        trainer.train()
+    finally:
+        if os.getpid() != run:
+            os._exit(0)
+    assert left == []
     assert snapshots(tmp_path / "r") == ["step-000002.rank-0.pickle"]
 
 
