@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
 import pickle
+import sys
 import warnings
 from collections import defaultdict
 from pathlib import Path
@@ -544,6 +546,14 @@ def test_the_table_the_json_and_the_page(model: Path, tmp_path: Path, capsys: py
     assert "Reference" in printed
     assert str(callback.result.page) in printed
     assert "report.html" in callback._repr_html_()
+
+
+def test_a_table_has_stand_ins_where_the_terminal_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memprof.integrations.run_recorder.output import say
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    say("2 × 3 GiB … █ 字")
+    assert sys.stdout.buffer.getvalue() == "2 x 3 GiB ... # ?\n".encode()  # type: ignore[attr-defined]
 
 
 def test_a_report_that_fails_costs_one_warning(
