@@ -82,6 +82,7 @@ class TrainingRun:
         except Exception:
             self._seams.restore()
             raise
+        door.stay_behind()
         door.when_shut(self._undo)
 
     # -- events of the trainer ---------------------------------------------------------------------------------

@@ -135,8 +135,11 @@ def _peak(report: dict[str, Any]) -> int:
 
 def say(text: str, stream: str = "stdout") -> None:
     """Print for the person who runs the training."""
+    from memprof.reports.terminal.screen import writable
+
+    file = sys.stderr if stream == "stderr" else sys.stdout
     with suppress(OSError, ValueError):  # a full disk, a closed terminal
-        print(text, file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+        print(writable(text, file), file=file, flush=True)
 
 
 def say_oom(result: Result) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
 from memprof._version import __version__
-from memprof.errors import MemprofError
+from memprof.errors import InputError, MemprofError
 
 #: What a command finds as its context's ``obj`` where the process was started for it alone.
 OWN_PROCESS = "own process"
@@ -76,6 +76,7 @@ class _LazyGroup(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         code: Any = 0
+        closed = _stand_in_for_closed_streams()
         try:
             # Without standalone mode click returns the code of --help and --version instead of exiting with it.
             extra.setdefault("obj", OWN_PROCESS if args is None else None)
@@ -86,29 +87,46 @@ class _LazyGroup(click.Group):
         except click.exceptions.Abort:
             sys.exit(130)
         except click.ClickException as error:
-            error.show()
-            sys.exit(error.exit_code)
+            _fail(error.show, error.exit_code)
         except MemprofError as error:
             _fail(f"memprof: {error}", error.exit_code)
         except BrokenPipeError:
-            _quiet_pipe()
+            # No error is printed when the reader of the pipe is gone, now or while Python flushes at the end.
+            _silence(sys.stdout)
+            sys.exit(141)
+        except OSError as error:
+            # What is left to be written, now or while Python flushes at the end, would fail as well.
+            _fail(f"memprof: {InputError(f'cannot go on: {error.strerror or error}')}.", InputError.exit_code)
         except KeyboardInterrupt:
             sys.exit(130)
         except MemoryError:
             _fail("memprof: not enough memory on this machine to do that.", 3)
+        for name in closed:
+            setattr(sys, name, None)
         code()  # a script under memprof run: it ends in its own way
 
 
-def _fail(sentence: str, code: int) -> NoReturn:
-    sys.stdout.flush()
-    click.echo(sentence, err=True)
+def _fail(sentence: str | Callable[[], None], code: int) -> NoReturn:
+    say = sentence if callable(sentence) else lambda: click.echo(sentence, err=True)
+    for step, stream in ((sys.stdout.flush, sys.stdout), (say, sys.stderr)):
+        try:
+            step()
+        except OSError:  # a full disk
+            _silence(stream)
     sys.exit(code)
 
 
-def _quiet_pipe() -> NoReturn:
-    """Print no error when the reader of the pipe is gone, now or while Python flushes its streams at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(141)
+def _silence(stream: TextIO) -> None:
+    """Let what still is to be written to a stream of this process go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _stand_in_for_closed_streams() -> list[str]:
+    """Open nothing in the place of standard streams that the caller has closed (``>&-``); return their names."""
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for name in closed:
+        setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+    return closed
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

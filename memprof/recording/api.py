@@ -148,7 +148,8 @@ def record(
     try:
         yield session
     finally:
-        Door(lost=str(target)).tidy(session.stop, lambda: session.write(target))
+        write = [] if session.door.forked else [lambda: session.write(target)]
+        Door(lost=str(target)).tidy(session.stop, *write)
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:

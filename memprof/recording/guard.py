@@ -8,10 +8,14 @@ pass unchanged. ``tests/recording/guard`` refuses a way in that does not go thro
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from memprof.compat.patching import Patches
@@ -22,6 +26,8 @@ Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Leave = Callable[[Any, Any, "BaseException | None"], None]
 
 _ABSENT = object()
+# What shuts the doors of a child that the run forks.
+_FORKED = RuntimeError("this process was forked from the run, whose recording is the parent's")
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -33,9 +39,12 @@ def meant(error: _Error) -> _Error:
 
 
 def as_warning(sentence: str) -> None:
-    """Warn; on stderr where warnings are errors."""
+    """Warn, of every recording and not of the first only; on stderr where warnings are errors."""
     try:
-        warnings.warn(sentence, stacklevel=4)
+        caller = sys._getframe(4)
+        warnings.warn_explicit(sentence, UserWarning, caller.f_code.co_filename, caller.f_lineno)
+    except RecursionError:
+        raise
     except Exception:
         on_stderr(sentence)
 
@@ -44,8 +53,23 @@ def on_stderr(sentence: str) -> None:
     """Print for the person who runs the training; a closed or full stream ends nothing."""
     try:
         print(sentence, file=sys.stderr, flush=True)
+    except RecursionError:
+        raise
     except Exception:
         return
+
+
+def _raised_by_a_signal(error: BaseException) -> bool:
+    """Tell whether a signal's handler raised it, which the run has installed: a time limit of the run's, say, that
+    passed while memprof worked."""
+    if isinstance(error, RecursionError):
+        return False  # nothing more can be called
+    handlers = [handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))]
+    codes = [getattr(h, "__code__", None) or getattr(type(h).__call__, "__code__", None) for h in handlers]
+    step = error.__traceback__
+    while step is not None and (step.tb_frame.f_code not in codes or step.tb_frame.f_code.co_filename == __file__):
+        step = step.tb_next
+    return step is not None
 
 
 class Door:
@@ -69,7 +93,23 @@ class Door:
         self.failure: BaseException | None = None
         self._run, self._lost, self._say = run, lost, say
         self._undo: list[Callable[[], Any]] = []
+        self._unsaid = False
         self._thread = threading.get_ident()
+
+    def stay_behind(self) -> None:
+        """Record nothing in children that the run forks from now on: the run, and what is recorded of it, are the
+        parent's. A child has nothing to lose, so it is told nothing, and what it inherited is undone nowhere."""
+        _leave_children_alone()
+        _DOORS.add(self)
+
+    @property
+    def forked(self) -> bool:
+        """Tell whether this process is such a child."""
+        return self.failure is _FORKED
+
+    def leave(self) -> None:
+        """Shut in a child."""
+        self.failure, self._undo, self._unsaid = _FORKED, [], False
 
     def when_shut(self, undo: Callable[[], Any]) -> None:
         """Call ``undo`` when the door has shut, on the thread that made it and outside operators; last first."""
@@ -159,31 +199,49 @@ class Door:
         """Shut after a mistake of memprof's own, and say so once.
 
         Raises:
-            BaseException: ``error``, where it is one that the run is to see (:func:`meant`).
+            BaseException: ``error``, where it is one that the run is to see: :func:`meant`, or of its signal's handler.
         """
-        if getattr(error, "_memprof_meant", False):
+        if getattr(error, "_memprof_meant", False) or _raised_by_a_signal(error):
             raise error
         if self.failure is not None:
             return
-        self.failure = error
+        self.failure, self._unsaid = error, True
+        try:
+            self._tell(error)
+        except RecursionError:
+            return  # :meth:`settle` tells it, from where the run has called less
+
+    def _tell(self, error: BaseException) -> None:
         try:
             self._say(self._sentence(error))
+        except RecursionError:
+            raise
         except Exception:
             on_stderr(f"memprof failed and stopped watching ({type(error).__name__}).")
+        self._unsaid = False
 
     def tidy(self, *steps: Callable[[], Any]) -> None:
         """Run every step of an end, whether or not others fail and whether or not the door is shut."""
+        theirs: list[BaseException] = []
         for step in steps:
             try:
                 step()
             except Exception as error:
-                self.shut(error)
+                try:
+                    self.shut(error)
+                except Exception as raised:
+                    theirs.append(raised)
+        if theirs:
+            raise theirs[0]
 
     def settle(self) -> None:
         """Undo what was wrapped, once the door is shut, on the door's own thread.
 
         Hooks do not call this: torch is going through a list of hooks then.
         """
+        if self._unsaid and self.failure is not None:
+            with suppress(RecursionError):
+                self._tell(self.failure)
         if self._undo and self.failure is not None and threading.get_ident() == self._thread:
             undo, self._undo = self._undo, []
             self.tidy(*reversed(undo))
@@ -192,7 +250,22 @@ class Door:
         if isinstance(error, MemprofError):
             return f"memprof does not watch this {self._run}, which goes on: {error} Lost: {self._lost}."
         run = self._run if self._run == "training" else f"the {self._run}"
-        return f"memprof failed and stopped watching ({error!r}); {run} goes on. Lost: {self._lost}."
+        what = str(error) if isinstance(error, OSError) else repr(error)  # the one names the file
+        return f"memprof failed and stopped watching ({what}); {run} goes on. Lost: {self._lost}."
+
+
+_DOORS: weakref.WeakSet[Door] = weakref.WeakSet()
+
+
+@functools.cache
+def _leave_children_alone() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=Door().hook(_leave))
+
+
+def _leave() -> None:
+    for door in _DOORS:
+        door.leave()
 
 
 class _Unguarded(Door):
@@ -216,6 +289,8 @@ def way_in(method: _F) -> _F:
 
     @functools.wraps(method)
     def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.door.forked:
+            return None
         try:
             return method(self, *args, **kwargs)
         except Exception as error:

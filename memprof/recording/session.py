@@ -108,6 +108,7 @@ class Session:
     def start(self) -> None:
         """Begin to record. Raise what goes wrong, with everything undone: nothing runs yet."""
         self._started = True
+        self.door.stay_behind()
         self.door.when_shut(self.stop)
         try:
             self.recorder.start()

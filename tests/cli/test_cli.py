@@ -350,6 +350,24 @@ print("LOADED", sorted(names & {heavy!r}), file=sys.stderr)
 
 
 @pytest.mark.parametrize(
+    ("words", "streams", "code", "says"),
+    [
+        ("report {}", ">&-", 0, ""),
+        ("report no.pickle", ">&-", 3, "memprof: no.pickle: cannot be read (No such file or directory).\n"),
+        ("report {}", ">/dev/full", 3, "memprof: cannot go on: No space left on device.\n"),
+        ("report --nope", "2>/dev/full", 2, ""),
+        ("oom -", "<&-", 3, "memprof: standard input holds no out-of-memory message."),
+    ],
+)
+def test_closed_and_full_streams(snapshot: Path, words: str, streams: str, code: int, says: str) -> None:
+    command = f"exec {sys.executable} -m memprof {words.format(snapshot)} {streams}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == code
+    assert done.stderr.startswith(says)
+    assert done.stderr.count("\n") == (1 if says else 0)
+
+
+@pytest.mark.parametrize(
     ("arguments", "heavy"),
     [
         (["--help"], {"torch", "plotly", "numpy", "rich", "fastjsonschema", "transformers"}),

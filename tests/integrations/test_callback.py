@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import os
 import pickle
+import sys
 import warnings
 from collections import defaultdict
 from pathlib import Path
@@ -370,6 +373,30 @@ def test_an_interrupt_is_an_exception_too(model: Path, tmp_path: Path) -> None:
     assert snapshots(tmp_path / "r") == ["step-000002.rank-0.pickle"]
 
 
+@pytest.mark.parametrize("way", ["raises", "goes on"])
+def test_a_forked_child_leaves_the_recording_to_the_run(model: Path, tmp_path: Path, way: str) -> None:
+    run, left = os.getpid(), []
+
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        if trainer.state.global_step == 1 and os.getpid() == run:
+            if (child := os.fork()) != 0:
+                os.waitpid(child, 0)
+                left.extend(snapshots(tmp_path / "r"))
+            elif way == "raises":
+                raise SystemExit
+        return original(*args, **kwargs)
+
+    trainer = plain(model, tmp_path / "a", [quiet(tmp_path / "r")])
+    original, trainer.compute_loss = trainer.compute_loss, loss
+    try:
+        trainer.train()
+    finally:
+        if os.getpid() != run:
+            os._exit(0)
+    assert left == []
+    assert snapshots(tmp_path / "r") == ["step-000002.rank-0.pickle"]
+
+
 def test_running_out_of_memory_is_told(model: Path, tmp_path: Path) -> None:
     def reward(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
         if trainer_state.global_step == 1:
@@ -519,6 +546,14 @@ def test_the_table_the_json_and_the_page(model: Path, tmp_path: Path, capsys: py
     assert "Reference" in printed
     assert str(callback.result.page) in printed
     assert "report.html" in callback._repr_html_()
+
+
+def test_a_table_has_stand_ins_where_the_terminal_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memprof.integrations.run_recorder.output import say
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    say("2 × 3 GiB … █ 字")
+    assert sys.stdout.buffer.getvalue() == "2 x 3 GiB ... # ?\n".encode()  # type: ignore[attr-defined]
 
 
 def test_a_report_that_fails_costs_one_warning(

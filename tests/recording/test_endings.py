@@ -80,6 +80,20 @@ print("alive")
     assert run(body, tmp_path) == (0, ["15", "alive"], "")
 
 
+def test_a_forked_child_keeps_somebody_elses_wakeup(tmp_path: Path) -> None:
+    body = """
+watch.stop()
+theirs = os.pipe()[1]
+os.set_blocking(theirs, False)
+signal.set_wakeup_fd(theirs)
+child = os.fork()
+if child == 0:
+    os._exit(signal.set_wakeup_fd(-1) == theirs)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run(f"watch.start(){body}", tmp_path) == (0, ["1"], "")
+
+
 def test_an_owners_handler_and_wakeup_are_left_alone(tmp_path: Path) -> None:
     body = """
 watch.stop()

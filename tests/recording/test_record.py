@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -67,6 +68,18 @@ def test_gradients_are_known_without_any_mark(tmp_path: Path) -> None:
     owned = [row[2] for row in load_snapshot(tmp_path / "run.pickle").extra["owners"]]
     assert owned.count("gradients") == 2
     assert owned.count("optimizer_state") == 2
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    path, run = tmp_path / "run.pickle", os.getpid()
+    with record(path):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            assert not path.exists()
+    if os.getpid() != run:
+        os._exit(0)
+    assert path.exists()
 
 
 def fail(then: Callable[[], Any] = lambda: None) -> None:

@@ -47,7 +47,9 @@ def command(log: Path, output: Output, redact: bool) -> None:
 def _read(log: Path) -> str:
     try:
         if str(log) == "-":
-            data = sys.stdin.buffer.read()
+            data = b""
+            while more := sys.stdin.buffer.read(_MOST_BYTES):
+                data = (data + more)[-_MOST_BYTES:]
         else:
             refuse_special(log)
             with log.open("rb") as file:

@@ -27,6 +27,8 @@ from memprof.recording.guard import Door, way_in
 # How long the main thread may take to notice a signal before it counts as stuck.
 _PATIENCE_S = 2.0
 _LOOKS = 20
+# The ends of our pipes that Python writes signals to.
+_OURS: set[int] = set()
 
 
 class Interrupts:
@@ -97,6 +99,7 @@ class Terminations:
         if self._pipe is not None:
             if (now := signal.set_wakeup_fd(-1)) not in (-1, self._pipe[1]):
                 signal.set_wakeup_fd(now)  # somebody else's by now
+            _OURS.discard(self._pipe[1])
             os.close(self._pipe[1])  # the thread reads the end of it, closes its own and leaves
             self._pipe = None
 
@@ -120,6 +123,7 @@ class Terminations:
             os.close(write)
             return
         self._pipe = (read, write)
+        _OURS.add(write)
         _leave_children_alone()
         threading.Thread(target=self.door.hook(self._wait), args=(read,), name="memprof-signals", daemon=True).start()
 
@@ -160,7 +164,12 @@ class Terminations:
 def _leave_children_alone() -> None:
     """Forget the pipe in a forked child: it shares it, and its signals are not ours."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=Door().hook(lambda: signal.set_wakeup_fd(-1)))
+        os.register_at_fork(after_in_child=Door().hook(_forget_pipe))
+
+
+def _forget_pipe() -> None:
+    if (now := signal.set_wakeup_fd(-1)) not in (-1, *_OURS):
+        signal.set_wakeup_fd(now)  # somebody else's
 
 
 def _main_thread() -> bool:

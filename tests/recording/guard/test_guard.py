@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import signal
+import warnings
 from typing import Any
 
 import pytest
@@ -87,3 +89,72 @@ def test_a_wrapper_wrapped_by_somebody_else_stays_and_sleeps() -> None:
     assert thing.work is theirs
     assert thing.work(1) == 102
     assert log.calls == []
+
+
+def test_what_failed_where_nothing_more_could_be_called_is_told_later() -> None:
+    door = Door("training", "all of it")
+
+    def step(more: int = 5) -> None:
+        if more:
+            step(more - 1)
+
+    def deeper() -> None:
+        hook()
+        deeper()
+
+    hook = door.hook(step)
+    with pytest.raises(RecursionError):
+        deeper()
+    with pytest.warns(UserWarning, match=r"RecursionError.*training goes on\. Lost: all of it\."):
+        door(None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        door(None)
+
+
+def test_every_recording_that_fails_is_told_of(capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *_: print(message)
+        for _ in range(2):
+            Door()(lambda: 1 / 0)
+    assert capfd.readouterr().out.count("Lost: ") == 2
+
+
+class OutOfTime(Exception):
+    pass
+
+
+class Handler:
+    def __call__(self, *_: Any) -> None:
+        raise OutOfTime
+
+    def method(self, *_: Any) -> None:
+        raise OutOfTime
+
+
+@pytest.mark.parametrize("handler", [Handler(), Handler().method], ids=["object", "method"])
+def test_what_a_signals_handler_raises_is_the_runs(handler: Any) -> None:
+    door, done = Door(), []
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for way in (door, lambda step: door.hook(step)(), lambda step: door.tidy(step, lambda: done.append(1))):
+            with pytest.raises(OutOfTime):
+                way(interrupted)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert door.failure is None
+    assert done == [1]
+
+
+def test_a_mistake_under_a_handler_of_ours_is_ours() -> None:
+    before = signal.signal(signal.SIGUSR1, Door().hook(lambda *_: None))
+    try:
+        with pytest.warns(UserWarning, match="ValueError"):
+            Door().hook(lambda: signal.Signals(-1))()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
