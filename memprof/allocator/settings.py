@@ -110,7 +110,7 @@ def _read(key: str, value: str) -> Any:
 
         near = get_close_matches(key, _READERS, 1)
         hint = f" (near it: {near[0]})" if near else ""
-        raise UsageError(f"torch has no allocator setting {key}{hint}, and refuses it.")
+        raise UsageError(f"torch has no allocator setting {key}{hint}, and refuses it: drop it.")
     try:
         return _READERS[key](value)
     except ValueError:

@@ -254,7 +254,7 @@ _REFUSED = {
 _SCALED = (
     "TRL 1.16 keeps a 4-bit model's adapters in bfloat16, and the loss scaler of fp16: true fails on their gradients: "
     "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'. Use bf16: true, or "
-    "--dtype float16 --mixed-precision no."
+    "--dtype float16 with fp16: false and bf16: false."
 )
 
 

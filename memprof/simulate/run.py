@@ -145,6 +145,11 @@ _ADVICE = {
     "models with only full attention layers": " Drop --cache-implementation quantized: a real run fails as well.",
     # PEFT's adapter of grouped experts
     "does not work with lora_dropout": " Drop --lora-dropout, or name other modules (--lora-target-modules).",
+    # PEFT's and TRL's own words for a name that no module has, and for modules that cannot be adapted
+    **dict.fromkeys(
+        ("not found in the base model", "Applying a PEFT adapter to `lm_head`", "incompatible with Mamba"),
+        " Name other modules with --lora-target-modules.",
+    ),
     # FSDP2 takes the dtype of gradients from its first forward, in which PEFT has the adapter frozen
     "grad_dtype": " A real run fails too where its first forward is that of the reference, the adapter switched off: "
     "drop --beta, or let the model generate (--generation hf).",

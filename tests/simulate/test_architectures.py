@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memprof.errors import InputError
+from memprof.errors import InputError, MemprofError
 from tests.simulate.conftest import TINY
 
 MOE = {**TINY, "model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
@@ -51,6 +51,22 @@ def test_losses_of_old_releases_have_no_part_of_the_router(settings_for: Callabl
 def test_what_torch_cannot_fake_is_a_sentence(settings_for: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot be simulated with these settings \(.*BF16.*--dtype bfloat16"):
         _simulate(_settings(settings_for, tmp_path, MOE, dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora_target_modules": ("nothing",)},
+        {"lora_target_modules": ("lm_head",)},
+        {"recipe": "lean", "tiled_mlp": 8},
+    ],
+    ids=str,
+)
+def test_what_peft_or_the_lean_trainer_refuses_says_what_to_change(
+    settings_for: Callable[..., Any], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(MemprofError, match=r"Name other modules with --lora-target-modules\.$|: drop tiled_mlp\.$"):
+        _simulate(_settings(settings_for, tmp_path, MOE, dtype="bfloat16", lora_r=4, **changes))
 
 
 def test_an_unknown_architecture_is_a_sentence(settings_for: Callable[..., Any], tmp_path: Path) -> None:

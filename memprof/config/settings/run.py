@@ -55,7 +55,7 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
             raise UsageError(
                 f"the generation batch ({batch} = per-device batch {self.per_device_train_batch_size} x "
                 f"{self.replicas} GPU(s) x {self.generation_steps} steps per generation) is not a multiple of "
-                f"--num-generations {self.num_generations}, which TRL refuses."
+                f"--num-generations {self.num_generations}, which TRL refuses: make it one."
             )
 
     def _check_generation(self) -> None:

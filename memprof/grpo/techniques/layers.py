@@ -32,18 +32,24 @@ def text_config(model: Any) -> Any:
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Find the decoder layers in order: the longest list of transformers' layers that have an attention.
+    """Find the decoder layers in order: the language model's longest list of transformers' layers with an attention.
+
+    Beside it a vision tower may have as many, or more (SmolVLM 2.2B).
 
     Raises:
         UsageError: there is none.
     """
     kind, found = DECODER_LAYER.get(), list[nn.Module]()
-    for module in model.modules():
+    language: Any = next((module for module in model.modules() if hasattr(module, "get_decoder")), None)
+    for module in (model if language is None else language.get_decoder()).modules():
         longer = isinstance(module, nn.ModuleList) and len(module) > len(found)
         if longer and all(isinstance(layer, kind) and attention_of(layer) is not None for layer in module.children()):
             found = list(module.children())
     if not found:
-        raise UsageError(f"{type(model).__name__} has no list of transformers decoder layers with attention.")
+        raise UsageError(
+            f"{type(model).__name__} has no list of transformers decoder layers with attention: leave checkpointing at "
+            "auto, which is transformers' own, and drop tiled_mlp."
+        )
     return found
 
 

@@ -36,7 +36,7 @@ def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
     networks = [mlp_of(layer) for layer in decoder_layers(model)]
     for network in networks:
         if why := why_not_tiled(network):
-            raise UsageError(f"tiled_mlp: {type(network).__name__} {why}, which is not tiled.")
+            raise UsageError(f"tiled_mlp: {type(network).__name__} {why}, which is not tiled: drop tiled_mlp.")
     # Inside a checkpoint of the network: outside, each tile would be checkpointed again.
     undo = [replace_forward(network, partial(_tiled, _tile=tile_tokens), innermost=True) for network in networks]
 

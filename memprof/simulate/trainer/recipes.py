@@ -195,7 +195,7 @@ def liger_loss(self: Any, model: Any, inputs: dict[str, Any]) -> Any:
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
     keep = inputs["completion_ids"].size(1)
     with self.accelerator.autocast():
-        hidden = inner.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        hidden = inner.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
         hidden = hidden[:, :-1, :][:, -keep:, :]
         head = inner.get_output_embeddings()
         value, _ = loss(

@@ -160,10 +160,23 @@ def test_runs_on_fake_tensors(kind: str) -> None:
         assert all(p.grad is not None for p in body_of(model).parameters())
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "smolvlm"])
+def test_a_vision_tower_with_more_layers_is_left_alone(kind: str) -> None:
+    """SmolVLM 2.2B has 24 layers, and 27 in its tower: ``full`` checkpointed the tower and switched its own off."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    parts = {"text_config": {**sizes, "num_hidden_layers": 2, "vocab_size": 64, "pad_token_id": 0}}
+    parts["vision_config"] = {**sizes, "num_hidden_layers": 3}
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(kind, **parts))
+    assert [type(layer).__name__[-12:] for layer in decoder_layers(torch.nn.Sequential(model))] == ["DecoderLayer"] * 2
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(UsageError, match="none, mlp, selective, full, offloaded"):
         apply_checkpointing(build(), "some")
-    with pytest.raises(UsageError, match="no list of transformers decoder layers"):
+    with pytest.raises(UsageError, match=r"no list of transformers decoder layers.*: leave checkpointing at auto"):
         apply_checkpointing(torch.nn.Linear(2, 2), "full")
     eager = build()
     eager.config._attn_implementation = "eager"

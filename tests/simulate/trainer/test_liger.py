@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +58,16 @@ def test_a_run_of_that_recipe_says_so_or_what_it_lacks(settings_for: Callable[..
 
     notes = simulate_settings(settings_for(recipe="liger", generation="none"), stacks=False)["memprof"]["notes"]
     assert any("its layers (use_liger_kernel" in note for note in notes)
+
+
+def test_a_model_whose_inner_part_has_another_name_is_simulated(
+    settings_for: Callable[..., Any], tmp_path: Path
+) -> None:
+    """GPT-2's is its ``transformer``, Mamba's its ``backbone``."""
+    pytest.importorskip("liger_kernel")
+    from memprof.simulate.run import simulate_settings
+
+    shapes = {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 6, "vocab_size": 1000, "n_positions": 256}
+    (tmp_path / "config.json").write_text(json.dumps(shapes))
+    raw = simulate_settings(settings_for(model=str(tmp_path), recipe="liger", generation="none"), stacks=False)
+    assert raw["memprof"]["highest"]["allocated_bytes"] > 0
