@@ -4,12 +4,17 @@ root.classList.add("js");
 const $$ = (id) => document.getElementById(id);
 const all = (selector, inside) => Array.from((inside || document).querySelectorAll(selector));
 const GIB = 2 ** 30;
+/** A number with so many decimals; of two as near, the one with an even last digit, as Python has it. */
+const fixed = (value, digits) => {
+  const scaled = value * 10 ** digits, below = Math.floor(scaled);
+  return (scaled - below === 0.5 && below % 2 === 0 ? below / 10 ** digits : value).toFixed(digits);
+};
 /** Bytes with their unit, as the page's text has them. */
 const amountOf = (bytes) => {
   const mib = bytes / 2 ** 20;
-  if (mib >= 1023.5) return (bytes / GIB).toFixed(2) + " GiB";
-  if (bytes >= 1023.5 * 1024) return mib.toFixed(mib >= 99.95 ? 0 : mib >= 9.995 ? 1 : 2) + " MiB";
-  return bytes >= 1024 ? (bytes / 1024).toFixed(0) + " KiB" : bytes ? bytes + " B" : "0";
+  if (mib >= 1023.5) return fixed(bytes / GIB, 2) + " GiB";
+  if (bytes >= 1023.5 * 1024) return fixed(mib, mib >= 99.95 ? 0 : mib >= 9.995 ? 1 : 2) + " MiB";
+  return bytes >= 1024 ? fixed(bytes / 1024, 0) + " KiB" : bytes ? bytes + " B" : "0";
 };
 const colour = (name) => getComputedStyle(root).getPropertyValue("--c-" + name).trim() || "#8c9196";
 const ink = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();

@@ -12,13 +12,14 @@ import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.html.report import write_html
 
-from memprof.units import gib
+from memprof.units import amount, gib
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import MIB, hostile, sample
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")]
 
 PEAK = "6.78"
+SCRIPTS = Path(__file__).resolve().parents[3] / "reports" / "scripts"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,15 @@ def test_opens_from_disk_quietly_quickly_and_alone(browser: Any, file: Path) -> 
         assert page.requested == [file.as_uri()]
         assert page.locator("#peak-gib").inner_text() == PEAK
     assert took < 15  # starting Chromium included; a hang, not a benchmark
+
+
+def test_scripts_write_sizes_as_the_text_does(page: Any) -> None:
+    """Half-way cases too: 1.125 GiB is 1.12 GiB in both."""
+    sizes = [eighths * 2**unit for unit in (7, 17, 27) for eighths in (1, 3, 5, 7, 9, 65, 161, 1001, 8188, 8190, 8193)]
+    script = (SCRIPTS / "page.js").read_text(encoding="utf-8")
+    begin, end = script.index("const GIB"), script.index("const colour")
+    written = page.evaluate(f"sizes => {{ {script[begin:end]} return sizes.map(amountOf); }}", sizes)
+    assert written == [amount(size) for size in sizes]
 
 
 def test_the_peak_is_drawn_at_every_width_and_zoom(page: Any) -> None:
