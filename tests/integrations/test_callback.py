@@ -553,7 +553,7 @@ def test_a_table_has_stand_ins_where_the_terminal_lacks_characters(monkeypatch: 
 
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
     say("2 × 3 GiB … █ 字")
-    assert sys.stdout.buffer.getvalue() == "2 x 3 GiB ... # ?\n".encode()  # type: ignore[attr-defined]
+    assert sys.stdout.buffer.getvalue() == b"2 x 3 GiB ... # ?\n"  # type: ignore[attr-defined]
 
 
 def test_a_report_that_fails_costs_one_warning(
