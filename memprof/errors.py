@@ -55,6 +55,12 @@ def did_you_mean(word: str, names: Iterable[str], most: int = 2) -> str:
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
+def one_line(text: object) -> str:
+    """Return text as one line, such as a file's name, with control characters shown instead of obeyed."""
+    words = " ".join(str(text).splitlines())
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)
+
+
 class MemprofError(Exception):
     """Tell the user in one clear sentence what is wrong; ``exit_code`` is the exit code of the process.
 
@@ -65,8 +71,7 @@ class MemprofError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        words = " ".join(super().__str__().splitlines())
-        return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)
+        return one_line(super().__str__())
 
 
 class AboveLimit(MemprofError):

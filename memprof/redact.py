@@ -26,7 +26,7 @@ _ENVIRONMENTS = r"env(?:iron(?:ment)?)?|argv|cmd(?:line)?|command(?:_?line)?"
 # Settings whose value is hidden whatever it looks like: secrets, people and places.
 _PRIVATE_KEY = re.compile(
     r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth(?:orization)?|cookie"
-    r"|host(?:name)?|user(?:_?name)?|login|e?mail|entity|organi[sz]ation|cwd"
+    r"|host(?:name)?|node(?:name|list)|user(?:_?name)?|login|logname|e?mail|entity|organi[sz]ation|cwd"
     rf"|{_ENVIRONMENTS}|master_addr|ip(?:_?address)?)(?:$|[_.-])"
 )
 _ENVIRONMENT = re.compile(rf"(?i){_ENVIRONMENTS}")
@@ -41,7 +41,8 @@ _SECRETS = re.compile(
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_[A-Za-z0-9_]{20,}\b|\bglpat-[A-Za-z0-9_-]{16,}\b"
     r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}"
     r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bey[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{5,}"
-    r"|\b(?:wandb_v1_)?[0-9a-f]{40}\b"
+    r"|\b(?:wandb_v1_)?[0-9a-f]{40}\b|\bya29\.[A-Za-z0-9_-]{10,}|\bnpm_[A-Za-z0-9]{30,}|\bdckr_pat_[A-Za-z0-9_-]{10,}"
+    r"|-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[A-Za-z0-9+/=\s\\]{0,8000}"
     r"|(?i:\bbearer\s+)[A-Za-z0-9._~+/-]{8,}=*"
 )
 # Addresses of mail, and of logins: a name at a machine.
@@ -51,11 +52,14 @@ _ADDRESS = re.compile(
     r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"
     r"|(?<![\w:])(?=[0-9a-fA-F:]{0,39}(?:[0-9a-fA-F]::[0-9a-fA-F]*\d|(?::[0-9a-fA-F]{1,4}){4}))[0-9a-fA-F:]{4,39}(?![\w:])"
 )
-# A name and its value, as in a command line or an environment: NAME=value, --name value, "name": "value".
+# A name and its value, as in a command line or an environment: NAME=value, --name value, "name": "value"; of names
+# that stand for nothing else also Name: value.
 _VALUE = r"([^\s,;\"'{\[(-][^\s,;\"']{0,400})"
+_ONLY_SECRET = r"passw(?:or)?d|(?:api|access|private)[_-]?key|secret|_token|authorization|cookie|hostname|user_?name"
 _SETTING = re.compile(
     rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,60}})([ =][\"']?){_VALUE}"
     rf"|(?<![\w.-])([A-Za-z_][\w.]{{0,60}})([\"']?\s?(?:=\s?|:\s?(?=[\"']))[\"']?){_VALUE}"
+    rf"|(?<![\w.-])((?i:[\w.-]{{0,40}}(?:{_ONLY_SECRET})))(:[ \t]+(?i:basic )?){_VALUE}"
 )
 # The name of a user's folder.
 _HOME = re.compile(
@@ -117,8 +121,8 @@ def _number_nodes(cleaned: dict[str, Any], report: dict[str, Any]) -> None:
 
 
 def redact_text(text: str) -> str:
-    """Return one string, cleaned."""
-    return _cleaner()(text)
+    """Return one string, cleaned; whose homes it names is hidden too."""
+    return _cleaner(_HOME.findall(text))(text)
 
 
 # Parts of memprof's own key that are figures.

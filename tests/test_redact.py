@@ -39,6 +39,12 @@ from tests.reports.sample import sample
         ("ada@example.org", HIDDEN),
         ("see https://wandb.example.com/ada/run now", f"see https://{HIDDEN} now"),
         ("10.1.2.3:29500", HIDDEN),
+        ("/home/ada99 is outside /home/ada99/runs", f"…/{HIDDEN} is outside …/runs"),
+        ("password: hunter2x9", f"password: {HIDDEN}"),
+        ("wandb_api_key: abcd1234", f"wandb_api_key: {HIDDEN}"),
+        ("Authorization: Basic YWRhOnNlY3JldA==", f"Authorization: Basic {HIDDEN}"),
+        ("hostname: gpu-17, SLURMD_NODENAME=nid77", f"hostname: {HIDDEN}, SLURMD_NODENAME={HIDDEN}"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIEvg==\n-----END", f"{HIDDEN}-----END"),
     ],
 )
 def test_who_and_where_go(text: str, left: str) -> None:
@@ -101,6 +107,9 @@ def test_a_snapshot_is_cleaned_where_it_holds_paths_and_words() -> None:
     [
         "hf_" + "a1B2" * 8,
         "sk-proj-" + "x" * 24,
+        "ya29.a0AfH6SMBxyz1234567890",
+        "npm_" + "a1B2" * 9,
+        "dckr_pat_abcdefghijk1234567",
         "ghp_" + "A1" * 18,
         "AKIA" + "A" * 16,
         "0123456789abcdef" * 2 + "01234567",
@@ -121,6 +130,8 @@ def test_tokens_go_wherever_they_stand(secret: str) -> None:
         "step-000002.rank-0.pickle",
         "rule trl.chunked_logprob matched its stack",
         "2 / 3 of it, and/or more",
+        "eos_token: </s>, pad_token: <pad>",
+        "host: 3.00 GiB of 24.00 GiB; user: temporaries; 512 tokens: 3 MiB",
     ],
 )
 def test_what_a_report_is_for_stays(text: str) -> None:

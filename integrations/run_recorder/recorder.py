@@ -10,6 +10,7 @@ from typing import Any
 from memprof.integrations.run_recorder.output import Result, say, say_oom, summarise
 from memprof.integrations.run_recorder.writing import Writing
 
+from memprof.errors import one_line
 from memprof.recording import phases
 from memprof.recording.guard import Door
 from memprof.recording.phases import PhaseMark
@@ -133,7 +134,7 @@ class RunRecorder:
 
     def say_interrupted(self, stream: str, how: str = "interrupted") -> None:
         """Say where the recordings are, and that there is no report."""
-        say(f"memprof: {how}, no report; recorded: {', '.join(map(str, self.snapshots))}", stream)
+        say(f"memprof: {how}, no report; recorded: {', '.join(map(one_line, self.snapshots))}", stream)
 
     def report(
         self,
@@ -161,6 +162,6 @@ class RunRecorder:
         for line in [result.table, *(f"memprof: {note}" for note in notes)] if table else []:
             self.say(line, stream)
         if page and result.page is not None:
-            self.say(f"memprof: {result.page}", stream)
+            self.say(f"memprof: {one_line(result.page)}", stream)
         say_oom(result)
         return result

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from memprof.cli.progress import working
-from memprof.errors import UsageError
+from memprof.errors import UsageError, one_line
 from memprof.files import refuse_unwritable
 from memprof.reports.renderers import Answer, formats_of, render
 
@@ -85,6 +85,9 @@ def output_options(kind: str, page: str | None = None, json_file: bool = True) -
             output = Output.asked(style, json_file, page)
             for file in filter(None, (output.json_file, output.page)):
                 refuse_unwritable(file)
+                _refuse_inputs(file, given)
+            if output.json_file is not None and output.json_file == output.page:
+                raise UsageError(f"-o and --json both name {output.page}; give two names.")
             return function(*args, output=output, **given)
 
         wrapped: Callable[..., Any] = command
@@ -93,6 +96,14 @@ def output_options(kind: str, page: str | None = None, json_file: bool = True) -
         return wrapped
 
     return add
+
+
+def _refuse_inputs(file: Path, given: dict[str, Any]) -> None:
+    """Refuse to write over what the command reads."""
+    values = [one for value in given.values() for one in (value if isinstance(value, tuple) else (value,))]
+    for path in (value for value in values if isinstance(value, Path)):
+        if file.is_file() and path.exists() and file.samefile(path):
+            raise UsageError(f"{file} is what this command reads; write to another file.")
 
 
 def emit(answer: Answer, output: Output, verdict: str = "", fits: bool = True) -> None:
@@ -109,11 +120,11 @@ def emit(answer: Answer, output: Output, verdict: str = "", fits: bool = True) -
 
     if output.json_file is not None:
         write_text(output.json_file, render(answer, "json"))
-        click.echo(f"JSON: {output.json_file}", err=True)
+        click.echo(f"JSON: {one_line(output.json_file)}", err=True)
     if output.page is not None:
         with working("Writing the page"):
             write_text(output.page, render(answer, "html"))
-        click.echo(f"Page: {output.page}", err=True)
+        click.echo(f"Page: {one_line(output.page)}", err=True)
     if answer.caption and output.style != "json":
         click.echo(answer.caption, err=True)
     _print(answer, output.style)

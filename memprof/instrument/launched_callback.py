@@ -60,8 +60,11 @@ def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callabl
 
     def with_callback(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         nonlocal built
-        bound = signature.bind(*args, **kwargs)
-        given = list(bound.arguments.get("callbacks") or [])
+        try:
+            bound = signature.bind(*args, **kwargs)
+            given = list(bound.arguments.get("callbacks") or [])
+        except TypeError:
+            return args, kwargs  # the trainer refuses them: the script may try others
         if not any(isinstance(c, MemProfCallback) for c in given):
             built += 1
             bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, folder, **_options(options, built))]

@@ -73,9 +73,10 @@ class Script:
             _guarded(after, None)
             del before_us
             sys.exit(0)
-        # The hook is asked here, and with the script's own frames only: a script may have set one of its own.
-        sys.excepthook(type(ending), ending, shown_traceback(ending))
-        _guarded(after, ending)
+        try:
+            _show(ending)
+        finally:
+            _guarded(after, ending)
         if isinstance(ending, KeyboardInterrupt):
             # Unhandled, it makes Python end by the signal itself, which shells and launchers look at.
             sys.excepthook = lambda *_: None
@@ -121,25 +122,47 @@ class Script:
             sys.path[0] = first
 
 
-def shown_traceback(error: BaseException, seen: set[int] | None = None) -> TracebackType | None:
+def _show(ending: BaseException) -> None:
+    """Show what ended the script as Python does, by a hook that the script may have set, with its own frames only."""
+    shown = type(ending), ending, shown_traceback(ending)
+    try:
+        sys.excepthook(*shown)
+    except SystemExit as error:  # the hook chose the exit code
+        raise error.with_traceback(None) from None
+    except BaseException as error:
+        if hasattr(sys, "excepthook"):
+            print("Error in sys.excepthook:", file=sys.stderr)
+            sys.__excepthook__(type(error), error, shown_traceback(error))
+            print("\nOriginal exception was:", file=sys.stderr)
+        else:
+            print("sys.excepthook is missing", file=sys.stderr)
+        sys.__excepthook__(*shown)
+
+
+def shown_traceback(error: BaseException) -> TracebackType | None:
     """Return the traceback without memprof's frames; so are those of the exceptions it came from."""
-    seen = seen if seen is not None else set()
-    seen.add(id(error))
-    for other in (error.__cause__, error.__context__):
-        if other is not None and id(other) not in seen:
-            shown_traceback(other, seen)
-    frames = []
-    step = error.__traceback__
-    while step is not None:
-        frames.append(step)
-        step = step.tb_next
-    theirs = [tb for tb in frames if not _is_ours(tb.tb_frame.f_code.co_filename)]
-    following = None
-    for tb in reversed(theirs):
-        tb.tb_next = following
-        following = tb
-    error.__traceback__ = following
+    seen, waiting = {id(error)}, [error]
+    while waiting:
+        one = waiting.pop()
+        one.__traceback__ = _theirs(one.__traceback__)
+        for other in (one.__cause__, one.__context__):
+            if other is not None and id(other) not in seen:
+                seen.add(id(other))
+                waiting.append(other)
     return error.__traceback__
+
+
+def _theirs(step: TracebackType | None) -> TracebackType | None:
+    frames = []
+    while step is not None:
+        if not _is_ours(step.tb_frame.f_code.co_filename):
+            frames.append(step)
+        step = step.tb_next
+    following = None
+    for frame in reversed(frames):
+        frame.tb_next = following
+        following = frame
+    return following
 
 
 def _is_ours(filename: str) -> bool:

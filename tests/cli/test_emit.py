@@ -15,6 +15,7 @@ from memprof.cli import main
 from memprof.cli.emit import Output, emit
 from memprof.cli.simulating import emit_simulated
 from memprof.errors import UsageError
+from tests.cli.test_cli import call
 
 GIB = 2**30
 ANSWER = Answer("oom", {"failures": [], "notes": ["×"]}, lambda: {"failures": [], "notes": ["×"]}, caption="above")
@@ -38,6 +39,27 @@ def test_only_the_answer_goes_to_standard_output(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr()
     assert said.out == file.read_text()
     assert said.err == ""
+
+
+@pytest.mark.parametrize("way", ["-o", "--json"])
+def test_what_is_read_is_not_written_over(way: str, tmp_path: Path) -> None:
+    (file := tmp_path / "run.pickle").write_bytes(b"a recording")
+    (tmp_path / "link").symlink_to(file)
+    for command in ("report", "compare"):
+        for name in (file, tmp_path / "link"):
+            done = call(command, str(file), way, str(name))
+            assert (done.exit_code, done.output) == (
+                2,
+                f"memprof: {name} is what this command reads; write to another file.\n",
+            )
+    done = call("report", str(file), "-o", str(tmp_path / "x"), "--json", str(tmp_path / "x"))
+    assert (done.exit_code, "both name" in done.output) == (2, True)
+    assert file.read_bytes() == b"a recording"
+
+
+def test_names_of_files_are_shown_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    emit(ANSWER, Output("json", tmp_path / "a\x1b[31m.json"))
+    assert "a\\x1b[31m.json" in capsys.readouterr().err
 
 
 def test_characters_the_terminal_lacks_have_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:

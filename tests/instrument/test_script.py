@@ -53,6 +53,8 @@ ENDINGS = {
     "syntax": "x = = 1",
     "interrupt": "raise KeyboardInterrupt",
     "own hook": "import sys\nsys.excepthook = lambda t, e, tb: print('mine', t, tb.tb_frame.f_code.co_filename)\n1 / 0",
+    "hook that exits": "import sys\nsys.excepthook = lambda *_: sys.exit(5)\n1 / 0",
+    "hook that fails": "import sys\nsys.excepthook = lambda *_: {}[1]\n1 / 0",
     "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()",
     "exit handler": "import atexit\natexit.register(print, 'bye')\nraise SystemExit(3)",
     "os._exit": "import os\nos._exit(9)",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -52,3 +55,22 @@ def test_a_grpo_script_under_accelerate_launch_is_watched_and_computes_the_same(
     assert report["source"]["config"]["trainer"] == "GRPOTrainer"
     assert {p["phase"] for p in report["phases"]} >= {"generate", "reward", "forward", "backward", "optimizer_step"}
     assert left_in(tmp_path / "_memprof") == []  # the loop's own recording stood aside
+
+
+def test_arguments_that_a_trainer_refuses_are_no_mistake_of_memprofs() -> None:
+    from memprof.instrument.launched_callback import LaunchedCallback, give_callback
+    from memprof.instrument.run_folder import RunFolder
+
+    class Trainer:
+        def __init__(self, model: Any = None, callbacks: Any = None) -> None:
+            self.callbacks = list(callbacks)
+
+    module = ModuleType("trainer")
+    module.Trainer = Trainer  # type: ignore[attr-defined]
+    give_callback(module, {}, lambda: None, RunFolder())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for wrong in ({"tokenizer": 1}, {"callbacks": 5}):  # a script tries names of other versions
+            with pytest.raises(TypeError):
+                Trainer(**wrong)
+    assert [type(c) for c in Trainer(1).callbacks] == [LaunchedCallback]
