@@ -194,6 +194,7 @@ _NOT_VARIED = {
     "gpu": "a plan is for one card; make one for each",
     "device": "a plan is for a GPU",
     "left_out": "what it names is not simulated",
+    "assumed": "it names what nobody gave",
 }
 
 

@@ -80,9 +80,17 @@ def command(
         raise UsageError(
             f"-o {output.page}: a plan is written as a page; give a name that ends in .html, or use --json."
         )
+    search = {
+        "maximize": maximize != "context", "vary": vary, "no_search": no_search, "yaml": with_yaml, "workers": workers,
+        "no_cache": no_cache,
+    }  # fmt: skip
     if serve_beside is None and (max_model_len, max_num_seqs) != (None, None):
         raise UsageError("--max-model-len and --max-num-seqs are the engine's: add --serve-beside SIZE.")
+    if maximize in ("num_generations", "batch") and (no_search or vary is not None):
+        other = "--vary" if vary is not None else "--no-search"
+        raise UsageError(f"--maximize {maximize} changes nothing without a search: drop it, or {other}.")
     if serve_beside is not None:
+        _refuse_idle({**given, **search})
         _serve(settings_of(config_file, given), gpu, serve_beside, max_model_len, max_num_seqs, output)
         return
     varied = _vary(vary)
@@ -102,6 +110,21 @@ def command(
             workers=workers, use_cache=not no_cache, progress=told, executor=executor,
         )  # fmt: skip
     emit(_answer(plan, with_yaml), output, fits=any(row.fits for row in plan.rows) or plan.best is not None)
+
+
+def _refuse_idle(given: dict[str, Any]) -> None:
+    """Refuse what changes nothing in a plan of an engine, which takes the model, the lengths and the batch."""
+    idle = [f"--{name.replace('_', '-')}" for name, value in given.items() if value and name not in _OF_AN_ENGINE]
+    if idle:
+        raise UsageError(
+            f"--serve-beside plans an engine alone, in which these change nothing: drop {', '.join(idle)}."
+        )
+
+
+_OF_AN_ENGINE = (
+    "model", "prompt_length", "completion_length", "max_length", "trainer", "num_generations",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
+)  # fmt: skip
 
 
 def _serve(

@@ -56,6 +56,8 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
     """
     session.setup = {"model_config": plain_config(config)}
     session.notes += [f"{LEFT_OUT[name]}." for name in settings.left_out]
+    if settings.dtype != (taken := _trained_dtype(settings)) and "dtype" not in settings.assumed:
+        session.notes.append(f"dtype {settings.dtype} is not taken: {settings.sharding} trains weights in {taken}.")
     if settings.recipe == "liger":
         session.notes.append(liger_note(settings, config))
     with contextlib.ExitStack() as stack:
@@ -85,6 +87,12 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         stack.enter_context(watched(trainer, session))
         trainer.train()
         session.look_again()
+
+
+def _trained_dtype(settings: Settings) -> str:
+    """Return the dtype of the weights that are trained: accelerate's own under FSDP2, DeepSpeed's under ZeRO."""
+    accelerates = settings.sharding == "fsdp2" and settings.lora_r is None and settings.mixed_precision != "no"
+    return "float32" if accelerates else settings.weights_dtype
 
 
 @contextlib.contextmanager
