@@ -88,6 +88,9 @@ class SettingsRun:
 
     def judged(self) -> Outcome:
         """Simulate once, and once more where only cached memory is too much."""
+        from memprof.config.catalogue import find_config
+
+        find_config(self.settings.model)  # a mistyped name is refused before the trainers are imported
         from memprof.advice.estimate import estimated_advice
         from memprof.simulate.evaluate import evaluate
 

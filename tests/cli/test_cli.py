@@ -343,7 +343,7 @@ from memprof.cli import main
 try:
     main({arguments!r})
 except SystemExit as end:
-    assert not end.code, end.code
+    assert (end.code or 0) == {code}, end.code
 names = {{name.partition('.')[0] for name in sys.modules}}
 print("LOADED", sorted(names & {heavy!r}), file=sys.stderr)
 """
@@ -375,11 +375,12 @@ def test_closed_and_full_streams(snapshot: Path, words: str, streams: str, code:
         (["report", "{file}", "--format", "json"], {"torch", "plotly", "rich", "fastjsonschema", "transformers"}),
         (["report", "{file}", "-o", "{page}"], {"torch", "transformers", "trl", "pandas"}),
         (["explain", "{file}"], {"torch", "plotly", "transformers"}),
+        (["simulate", "--model", "no-such-model"], {"torch", "transformers", "trl", "plotly"}),
     ],
 )
 def test_nothing_needless_is_loaded(snapshot: Path, tmp_path: Path, arguments: list[str], heavy: set[str]) -> None:
     filled = [a.format(file=snapshot, page=tmp_path / "p.html") for a in arguments]
-    code = LOADED.format(arguments=filled, heavy=heavy)
+    code = LOADED.format(arguments=filled, heavy=heavy, code=3 if "no-such-model" in filled else 0)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip().splitlines()[-1] == "LOADED []"
