@@ -25,8 +25,8 @@ HIDDEN = "<redacted>"
 _ENVIRONMENTS = r"env(?:iron(?:ment)?)?|argv|cmd(?:line)?|command(?:_?line)?"
 # Settings whose value is hidden whatever it looks like: secrets, people and places.
 _PRIVATE_KEY = re.compile(
-    r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth(?:orization)?|cookie"
-    r"|host(?:name)?|node(?:name|list)|user(?:_?name)?|login|logname|e?mail|entity|organi[sz]ation|cwd"
+    r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|passphrase|pwd|api_?key|access_?key|private_?key|credentials?"
+    r"|auth(?:orization)?|cookie|host(?:name)?|node(?:name|list)|user(?:_?name)?|login|logname|e?mail|entity|organi[sz]ation|cwd"
     rf"|{_ENVIRONMENTS}|master_addr|ip(?:_?address)?)(?:$|[_.-])"
 )
 _ENVIRONMENT = re.compile(rf"(?i){_ENVIRONMENTS}")
@@ -54,8 +54,12 @@ _ADDRESS = re.compile(
 )
 # A name and its value, as in a command line or an environment: NAME=value, --name value, "name": "value"; of names
 # that stand for nothing else also Name: value.
-_VALUE = r"([^\s,;\"'{\[(-][^\s,;\"']{0,400})"
-_ONLY_SECRET = r"passw(?:or)?d|(?:api|access|private)[_-]?key|secret|_token|authorization|cookie|hostname|user_?name"
+# Between quotes a value may hold spaces.
+_VALUE = r"((?<=')[^'\n]{1,4000}|(?<=\")[^\"\n]{1,4000}|[^\s,;\"'{\[(-][^\s,;\"']{0,400})"
+_ONLY_SECRET = (
+    r"passw(?:or)?d|passphrase|pwd|(?:api|access|private)[_-]?key|secret|_token"
+    r"|authorization|cookie|hostname|user_?name"
+)
 _SETTING = re.compile(
     rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,60}})([ =][\"']?){_VALUE}"
     rf"|(?<![\w.-])([A-Za-z_][\w.]{{0,60}})([\"']?\s?(?:=\s?|:\s?(?=[\"']))[\"']?){_VALUE}"
@@ -216,7 +220,7 @@ def _private(key: str, value: Any) -> bool:
 def _setting_in_text(match: re.Match[str]) -> str:
     name, between, value = filter(None, match.groups())
     hidden = _private(name.replace("-", "_"), value) and not value.isdecimal()
-    return f"{name}{between}{HIDDEN}" if hidden else match.group()
+    return f"{name}{between}{HIDDEN if hidden else _SETTING.sub(_setting_in_text, value)}"
 
 
 def _cleaner(told: Iterable[str] = ()) -> Callable[[str], str]:
