@@ -50,7 +50,7 @@ SECONDS = 300
 def shortened(command: str) -> str:
     """The same command on a model of two narrow layers, without the searches that take minutes."""
     command = re.sub(r"(memprof (?:simulate|plan)\b.*?--model )[\w.-]+/[\w.-]+", r"\1tiny.json", command)
-    if command.startswith("memprof plan") and "--vary" not in command and "--no-search" not in command:
+    if command.startswith("memprof plan") and not re.search("--(vary|no-search|serve-beside)", command):
         command += " --no-search"
     advises = command.startswith("memprof advise") or " --advise" in command
     if advises and "--estimate" not in command and "--seconds" not in command:

@@ -144,7 +144,7 @@ def shown_traceback(error: BaseException) -> TracebackType | None:
     seen, waiting = {id(error)}, [error]
     while waiting:
         one = waiting.pop()
-        one.__traceback__ = _theirs(one.__traceback__)
+        one.with_traceback(_theirs(one.__traceback__))
         for other in (one.__cause__, one.__context__):
             if other is not None and id(other) not in seen:
                 seen.add(id(other))

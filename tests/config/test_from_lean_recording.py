@@ -34,7 +34,13 @@ def _trained(folder: Path, **settings: Any) -> dict[str, Any]:
     return analyze(next((folder / "watched").glob("*.pickle"))).to_dict()
 
 
-@pytest.mark.parametrize("given", [{}, {"checkpointing": "full", "max_tokens_per_piece": 134, "generation_batch": 2}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({}, marks=pytest.mark.heavy),
+        {"checkpointing": "full", "max_tokens_per_piece": 134, "generation_batch": 2},
+    ],
+)
 def test_a_recorded_lean_run_is_simulated_as_it_was(tmp_path: Path, given: dict[str, Any]) -> None:
     from memprof.advice.candidates import candidates_for
     from memprof.advice.recorded_run import run_of

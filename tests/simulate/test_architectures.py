@@ -37,6 +37,7 @@ def test_a_mixture_of_experts_is_executed(settings_for: Callable[..., Any], tmp_
     assert any("grouped_mm" in event["user_metadata"] for event in raw["device_traces"][0])
 
 
+@pytest.mark.heavy  # trainers of two releases
 def test_losses_of_old_releases_have_no_part_of_the_router(settings_for: Callable[..., Any], tmp_path: Path) -> None:
     settings = _settings(settings_for, tmp_path, MOE, dtype="bfloat16", beta=0)
 

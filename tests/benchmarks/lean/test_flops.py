@@ -80,6 +80,7 @@ def test_a_shared_prompt_is_computed_once(model: str) -> None:
     assert total(found) == pytest.approx(_LAYERS * (3 * 2 * _LINEAR * count + 3.5 * over) + head, rel=1e-9)
 
 
+@pytest.mark.heavy  # tests/plan/test_short_steps.py has its subject
 def test_micro_batches_passed_over_change_no_peak_and_no_time(model: str) -> None:
     from memprof import analyze
     from memprof.config.gpus import find_gpu

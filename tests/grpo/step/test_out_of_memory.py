@@ -89,7 +89,9 @@ def gradients_of(trainer: Any, inputs: Any, times: int) -> Any:
     return loss, found
 
 
-@pytest.mark.parametrize("case", ["lora", "offloaded, tiled", "shared, checkpointed, LoRA"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("lora", marks=pytest.mark.heavy), "offloaded, tiled", "shared, checkpointed, LoRA"]
+)
 def test_the_gradient_is_that_of_the_step_that_had_room(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

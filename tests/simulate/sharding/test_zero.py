@@ -111,7 +111,9 @@ def test_it_says_that_it_is_modelled(zero: Callable[..., Any]) -> None:
     assert any("modelled, not executed" in note for note in zero(2).to_dict()["notes"])
 
 
-@pytest.mark.parametrize(("sharding", "taken"), [("zero2", "bfloat16"), ("fsdp2", "float32")])
+@pytest.mark.parametrize(
+    ("sharding", "taken"), [pytest.param("zero2", "bfloat16", marks=pytest.mark.heavy), ("fsdp2", "float32")]
+)
 def test_a_dtype_that_is_not_taken_is_said(settings_for: Callable[..., Any], sharding: str, taken: str) -> None:
     settings = settings_for(generation="none", gpus=WORLD, sharding=sharding, dtype="float16")
     said = f"dtype float16 is not taken: {sharding} trains weights in {taken}."

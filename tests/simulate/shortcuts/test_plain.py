@@ -96,6 +96,7 @@ def test_a_shortcut_that_cannot_be_loaded_is_told_of(
     assert "'results' (ModuleNotFoundError: No module named 'a_library_nobody_has')" in note
 
 
+@pytest.mark.heavy  # three simulations; a script that is executed whole is tried in ../script
 def test_a_recorded_run_is_executed_whole_too(tiny: str, tmp_path: Path, loaded: list[str]) -> None:
     from memprof.cli import main
     from tests.simulate.test_cli import SMALL

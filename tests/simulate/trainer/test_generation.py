@@ -151,7 +151,7 @@ def simulated(settings: Any, heap: CachingAllocator, *, whole: bool = True) -> A
 
 
 # The others differ from these by what one of these has too.
-_HEAVY = ("static sliding window", "fp8")
+_HEAVY = ("static sliding window", "fp8", "static", "linear attention")
 
 
 @pytest.mark.parametrize(

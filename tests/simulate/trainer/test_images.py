@@ -25,7 +25,7 @@ from tests.simulate.trainer.vision_models import written
         ),
         ("qwen2_5_vl", {"lora_r": 3, "beta": 0.1}),
         pytest.param("gemma3", {}, marks=pytest.mark.heavy),
-        ("gemma3", {"lora_r": 3, "num_iterations": 2}),
+        pytest.param("gemma3", {"lora_r": 3, "num_iterations": 2}, marks=pytest.mark.heavy),
     ],
 )
 def test_a_step_with_images_holds_what_trls_does(

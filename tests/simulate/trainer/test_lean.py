@@ -117,7 +117,7 @@ def test_a_named_kind_of_checkpointing_is_that_and_no_more(
     assert {kind for kind, tiled in tiles.items() if tiled} == {"auto"}
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.heavy)])
 def test_generation_holds_what_the_card_has_room_for(
     settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
