@@ -128,9 +128,15 @@ def prepare(folder: Path) -> None:
 
 def watched(folder: Path, report: bool = True) -> list[Any]:
     """Return the callback that is broken: it records the first step, on the CPU, and reports (most of the time)."""
+    return [_callback()(folder / "out" / "_memprof", steps=[1], report=report)]
+
+
+@functools.cache
+def _callback() -> Any:
+    """Import it once, before any run: an import statement that fails is its reader's to see."""
     from memprof import MemProfCallback
 
-    return [MemProfCallback(folder / "out" / "_memprof", steps=[1], report=report)]
+    return MemProfCallback
 
 
 def name_of(code: types.CodeType) -> str:
@@ -380,6 +386,7 @@ def injections(
     """Prepare, and yield the outcome of each injection that is not ``done``."""
     prepare(folder)
     Door.leave = _nothing  # type: ignore[method-assign]  # a fork made here stands for the run, and is no child of it
+    _callback()
     expected = train(folder, [])
     known = ways(folder)
     assert train(folder, watched(folder)) == expected, "watching alone changes the run"

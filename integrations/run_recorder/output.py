@@ -138,8 +138,9 @@ def say(text: str, stream: str = "stdout") -> None:
     from memprof.reports.terminal.screen import writable
 
     file = sys.stderr if stream == "stderr" else sys.stdout
+    shown = writable(text, file)
     with suppress(OSError, ValueError):  # a full disk, a closed terminal
-        print(writable(text, file), file=file, flush=True)
+        print(shown, file=file, flush=True)
 
 
 def say_oom(result: Result) -> None:

@@ -556,6 +556,17 @@ def test_a_table_has_stand_ins_where_the_terminal_lacks_characters(monkeypatch: 
     assert sys.stdout.buffer.getvalue() == b"2 x 3 GiB ... # ?\n"  # type: ignore[attr-defined]
 
 
+def test_a_mistake_in_what_is_printed_is_not_taken_for_a_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memprof.integrations.run_recorder.output import say
+
+    def wrong(*_: Any) -> str:
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr("memprof.reports.terminal.screen.writable", wrong)
+    with pytest.raises(ValueError, match="of ours"):
+        say("a table")
+
+
 def test_a_report_that_fails_costs_one_warning(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
