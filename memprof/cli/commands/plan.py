@@ -80,16 +80,16 @@ def command(
         raise UsageError(
             f"-o {output.page}: a plan is written as a page; give a name that ends in .html, or use --json."
         )
-    search = {
-        "maximize": maximize != "context", "vary": vary, "no_search": no_search, "yaml": with_yaml, "workers": workers,
-        "no_cache": no_cache,
-    }  # fmt: skip
     if serve_beside is None and (max_model_len, max_num_seqs) != (None, None):
         raise UsageError("--max-model-len and --max-num-seqs are the engine's: add --serve-beside SIZE.")
     if maximize in ("num_generations", "batch") and (no_search or vary is not None):
         other = "--vary" if vary is not None else "--no-search"
         raise UsageError(f"--maximize {maximize} changes nothing without a search: drop it, or {other}.")
     if serve_beside is not None:
+        search = {
+            "maximize": maximize != "context", "vary": vary, "no_search": no_search, "yaml": with_yaml,
+            "workers": workers, "no_cache": no_cache,
+        }  # fmt: skip
         _refuse_idle({**given, **search})
         _serve(settings_of(config_file, given), gpu, serve_beside, max_model_len, max_num_seqs, output)
         return
