@@ -10,6 +10,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,19 @@ def _imports_are_not_looked_through() -> Iterator[None]:
             patch.setattr("memprof.recording.trace.tensor_trace._is_collector_frozen", lambda: False)
         yield
     gc.unfreeze()
+
+
+# A collection takes a second where all that was imported meanwhile is looked through; this takes one in twenty files.
+_FILES_UNTIL_FROZEN = 20
+_files_run = count(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _late_imports_are_not_looked_through() -> Iterator[None]:
+    yield
+    if next(_files_run) % _FILES_UNTIL_FROZEN == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

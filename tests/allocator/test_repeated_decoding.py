@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -106,9 +109,16 @@ def state(heap: CachingAllocator) -> dict[str, object]:
 _CONFS = ["", "expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:8"]
 
 
-@pytest.mark.parametrize("conf", [*_CONFS, "garbage_collection_threshold:0.6"])
-@pytest.mark.parametrize("token", [300, 8192, 70_000, 300_000])
-@pytest.mark.parametrize(("alike", "spare"), [(True, 0), (False, 0), (True, 20)])
+def _cases() -> Iterator[Any]:
+    """Each two of settings, sizes and layers stand together in `make test`; all three do in `make test-all`."""
+    settings, tokens = [*_CONFS, "garbage_collection_threshold:0.6"], (300, 8192, 70_000, 300_000)
+    layers = ((True, 0), (False, 0), (True, 20))
+    for (n, conf), (m, token), (k, (alike, spare)) in itertools.product(*map(enumerate, (settings, tokens, layers))):
+        often = (n + m) % len(layers) == k
+        yield pytest.param(conf, token, alike, spare, marks=[] if often else [pytest.mark.heavy])
+
+
+@pytest.mark.parametrize(("conf", "token", "alike", "spare"), list(_cases()))
 def test_replayed_as_one_by_one(conf: str, token: int, alike: bool, spare: int) -> None:
     """On a device with room for all, and on ever smaller ones, down to where it is out of memory."""
     loop = _Loop(random.Random(token), 9, token, 4096, alike=alike, scores=40 * (spare > 0))

@@ -41,7 +41,7 @@ _GRPO = {
         pytest.param({**_GRPO, "lora_r": 8}, id="adapter", marks=pytest.mark.heavy),
         pytest.param(
             {**_GRPO, "steps_per_generation": 14, "num_generations": 14}, id="two steps a generation",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.heavy,
         ),
         pytest.param({"trainer": "sft", "max_length": 32, "generation": "none"}, id="sft"),
     ],

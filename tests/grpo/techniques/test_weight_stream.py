@@ -26,7 +26,7 @@ def total(stream: WeightStream, weights: Any, stop: int = 99) -> list[Any]:
     for number, copies in enumerate(stream.over(weights)):
         found.append(sum((copy * 2).sum() for copy in copies))
         del copies
-        gc.collect()
+        gc.collect(1)
         if number == stop:
             break
     return found

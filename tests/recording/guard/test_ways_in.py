@@ -204,5 +204,5 @@ def test_a_callback_that_cannot_be_made_watches_nothing(monkeypatch: pytest.Monk
 
 def test_a_run_never_notices_a_function_of_ours_that_fails() -> None:
     """In a process of its own, which forks for each injection."""
-    done = forked.python(["-m", "benchmarks.faults", "inject", "--sample", "60"], ROOT, os.environ)
+    done = forked.python(["-m", "benchmarks.faults", "inject", "--sample", "30"], ROOT, os.environ)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -86,8 +86,10 @@ def _phases(raw: dict[str, Any]) -> dict[tuple[int | None, str], int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "changes"),
-    [(["--lora", "3"], {"lora_r": 3}), (["--given"], {"dtype": "bfloat16"})],
-    ids=["a name and an adapter", "a loaded model"],
+    [
+        pytest.param(["--lora", "3"], {"lora_r": 3}, id="a name and an adapter"),
+        pytest.param(["--given"], {"dtype": "bfloat16"}, id="a loaded model", marks=pytest.mark.heavy),
+    ],
 )
 def test_the_scripts_own_trainer_needs_what_its_settings_need(
     script: Path,

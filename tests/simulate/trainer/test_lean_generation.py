@@ -119,6 +119,7 @@ def test_the_trainers_own_rule_decides(
     assert any("rolling batch" in note for note in notes) == rolls
 
 
+@pytest.mark.heavy
 def test_a_rolling_batch_takes_the_time_of_its_steps(settings_for: Callable[..., Any]) -> None:
     """Little room takes more decode steps than much, and more time; less than as many passes."""
     from memprof.config.gpus import find_gpu
