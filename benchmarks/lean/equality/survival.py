@@ -91,7 +91,12 @@ def table() -> str:
         for run in row["runs"]
         if not run["lived"]
     ]
-    text = f"The others: {'; '.join(names['the others'])}. Ended in a sentence: {', '.join(ended)} below."
+    kinds: dict[str, list[str]] = {}
+    for name in names["the others"]:
+        base, _, rest = name.partition(" with " if " with " in name else ", ")
+        kinds.setdefault(base, []).append(rest or "plain")
+    tried = "; ".join(f"{base} ({', '.join(own)})" for base, own in kinds.items())
+    text = f"The others: {tried}. Ended in a sentence: {', '.join(ended)} below."
     return "\n".join([*lines, "", *textwrap.wrap(text, 120)])
 
 

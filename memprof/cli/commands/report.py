@@ -39,7 +39,7 @@ _LISTED = 50
 )  # fmt: skip
 @click.option(
     "--capacity", metavar="NAME|SIZE",
-    help="Say how far the run was from out of memory on this card (4090, 24GB); default: the card it ran on.",
+    help="Say how far the run was from out of memory on this card (4090, 24GB); default: its own.",
 )  # fmt: skip
 @click.option(
     "--role", metavar="NAME", help="Report this role of a folder (actor, reference, ...); default: who trains."
