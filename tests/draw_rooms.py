@@ -97,12 +97,8 @@ def _box(x: float, y: float, width: float, text: str) -> str:
 
 
 def listing() -> str:
-    """The table as Markdown, the highest room first."""
-    rows = [
-        f"| `{room}` | {what} | {', '.join(f'`{other}`' for other in below) or 'the first floor only'} |"
-        for room, (what, below) in reversed(ROOMS.items())
-    ]
-    return "\n".join(["| room | what it does | imports |", "|---|---|---|", *rows])
+    """The rooms as Markdown, the highest first."""
+    return "\n".join(f"- `{room}`: {what}" for room, (what, _) in reversed(ROOMS.items()))
 
 
 def page_with_listing(text: str) -> str:

@@ -22,10 +22,9 @@ PAGE = ROOT / "docs" / "report-json.md"
 HEAD = """\
 # The JSON, field by field
 
-`memprof report SNAPSHOT --json FILE` (`-` for standard output, alone) writes one object of schema `memprof.report/1`.
-The other commands write `memprof.explain/1`, `memprof.compare/1`, `memprof.plan/1` and `memprof.serving/1`. The package
-holds their JSON Schema (`memprof/analysis/report.schema.json`): what memprof reads is held against it, and
-`python -m benchmarks.docs json-reference` writes this page from it.
+`memprof report SNAPSHOT --json FILE` (`-`: standard output) writes one object of `memprof.report/1`; other commands
+write `memprof.explain/1`, `memprof.compare/1`, `memprof.plan/1` and `memprof.serving/1`. `python -m benchmarks.docs
+json-reference` writes this page from their JSON Schema (`memprof/analysis/report.schema.json`).
 
 Sizes are bytes, integers. Times are microseconds on the recording's own clock (0, 1, 2 ... for snapshots without
 times). `null` means not known, never zero. A `stack` is a list of `"file:line function"`, innermost frame first. Keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 
 from memprof.oom import explain_log
 from memprof.oom.known_messages import FORMS
@@ -11,13 +10,12 @@ from tests.oom.examples import EXAMPLES
 
 
 def forms() -> str:
-    """Name the programs whose messages are read, by the kind of the first, with how many there are."""
+    """Name the programs whose messages are read, by the kind of the first."""
     kinds: dict[str, list[str]] = {}
-    counts = Counter(form.program for form in FORMS)
     firsts = {form.program: form for form in reversed(FORMS)}
-    for program, count in counts.items():
+    for program in dict.fromkeys(form.program for form in FORMS):
         (failure,) = explain_log(EXAMPLES[firsts[program].id].text)["failures"]
-        kinds.setdefault(failure["kind"], []).append(program if count == 1 else f"{program} ({count})")
+        kinds.setdefault(failure["kind"], []).append(program)
     lines = (f"- `{kind}`: {', '.join(programs)}." for kind, programs in sorted(kinds.items()))
     return "".join(textwrap.fill(line, 120, subsequent_indent="  ") + "\n" for line in lines)
 

@@ -86,12 +86,17 @@ def table() -> str:
         lines.append(_line(label, [run for name in own for run in rows[name]["runs"] if "pieces" not in run]))
     lines.append(_line("QLoRA with room, smaller pieces", [run for run in rows["QLoRA"]["runs"] if "pieces" in run]))
     ended = [
-        f"*{name}* at {run['shortage']} % below ({_told(run)})"
+        f"*{name}* at {run['shortage']} %" + ("" if run["sentence"] else ", which died")
         for name, row in rows.items()
         for run in row["runs"]
         if not run["lived"]
     ]
-    text = f"The others: {'; '.join(names['the others'])}. Ended: {', '.join(ended)}."
+    kinds: dict[str, list[str]] = {}
+    for name in names["the others"]:
+        base, _, rest = name.partition(" with " if " with " in name else ", ")
+        kinds.setdefault(base, []).append(rest or "plain")
+    tried = "; ".join(f"{base} ({', '.join(own)})" for base, own in kinds.items())
+    text = f"The others: {tried}. Ended in a sentence: {', '.join(ended)} below."
     return "\n".join([*lines, "", *textwrap.wrap(text, 120)])
 
 

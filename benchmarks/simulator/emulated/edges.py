@@ -187,8 +187,8 @@ _FAR = 0.05  # above the edge, of known make or by size: a row of its own in the
 def table(rows: dict[str, Any]) -> str:
     """Write the table of docs/measurements.md: every run whose verdict stands out, and the range of the others."""
     head = [
-        "| run | compute capability of | survives from | fits from, make known | above | fits from, by size | above |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "| run | survives from | fits from, make known | above | fits from, by size | above |",
+        "|---|--:|--:|--:|--:|--:|",
     ]
     said = {name: max(row["said"][kind] or 0 for kind in ("by_make", "by_size")) for name, row in rows.items()}
     far = [name for name, card in said.items() if card > (1 + _FAR) * rows[name]["real"]["edge_bytes"]]
@@ -198,7 +198,7 @@ def table(rows: dict[str, Any]) -> str:
         pairs = [(row["said"][kind], row["real"]["edge_bytes"]) for row in others if row["said"][kind]]
         least, most = (pick(pairs, key=lambda pair: pair[0] / pair[1]) for pick in (min, max))
         spans.append(f"{_above(*least)} to {_above(*most)}")
-    last = f"| {len(others)} others | | | | {spans[0]} | | {spans[1]} |"
+    last = f"| {len(others)} others | | | {spans[0]} | | {spans[1]} |"
     return "\n".join([*head, *(line(name, rows[name]) for name in far), last])
 
 
@@ -208,7 +208,8 @@ def line(name: str, row: dict[str, Any]) -> str:
     cells = [f"{edge / _MIB:,.0f}"]
     for kind in ("by_make", "by_size"):
         cells += [f"{verdict[kind] / _MIB:,.0f}" if verdict[kind] else "–", _above(verdict[kind], edge)]
-    return f"| {name} | {row['card']} | {' | '.join(cells)} |"
+    shown = name if row["card"] in name else f"{name}, {row['card']}"
+    return f"| {shown} | {' | '.join(cells)} |"
 
 
 def _above(card: int | None, edge: int) -> str:

@@ -41,8 +41,8 @@ def command(
     """Find what would lower a run's peak: changes to its settings, the one that saves most first, with what each costs
     and whether gradients stay the same.
 
-    memprof simulates each changed run. A run that it cannot simulate is estimated, and the answer says so. Of DIR
-    memprof takes the recording with the highest peak.
+    memprof simulates each changed run, or estimates one that it cannot simulate, and says so. Of DIR it takes the
+    recording with the highest peak.
 
     Exit code 4: no set of changes was found that makes the run fit --gpu.
     """

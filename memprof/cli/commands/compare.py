@@ -58,8 +58,8 @@ def command(
 ) -> None:
     """Put runs side by side and show what differs; the others are compared with the first.
 
-    Each of A B... is a snapshot, a report's JSON (memprof report --json), a folder (the recording with the highest
-    peak), a simulation, or a comparison's JSON, whose runs are taken one by one. One file is enough beside --published.
+    Each of A B... is a snapshot, a report's JSON, a folder (its recording with the highest peak) or a comparison's JSON
+    (each of its runs). One is enough beside --published.
     """
     from memprof.analysis.compare import compare, over_limit
     from memprof.analysis.headline import headline_of_comparison

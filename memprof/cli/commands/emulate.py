@@ -48,8 +48,8 @@ def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[
     """Run COMMAND (such as `python train.py`) on an NVIDIA card that is not there, and report its memory. Experimental.
 
     torch's own CUDA allocator runs on host memory that is counted against the card: peaks, reserved memory and
-    out-of-memory errors are the real ones. Kernels do not run: small tensors' values are computed on the CPU, and no
-    time is a GPU's. The script is unchanged, torchrun works too, and the exit code is COMMAND's.
+    out-of-memory errors are the real ones. Kernels do not run: small tensors' values are computed on the CPU, and
+    no time is a GPU's. torchrun works too; the exit code is COMMAND's.
 
     Needs a CUDA build of torch (a checkout's `make cuda` installs one), a C and a C++ compiler. --setup says what is
     missing. `memprof simulate` is faster and needs neither.

@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """List the allocations of SNAPSHOT alive at one instant, alike ones folded, the largest sum first.
 
-    Show each one's bytes, category, evidence with the rule's name, other categories it could be, phase, lifetime and
-    stack. The JSON lists them one by one.
+    Show each one's bytes, category, evidence with its rule, alternatives, phase, lifetime and stack. The JSON lists
+    them one by one.
     """
     if everything and top is not None:
         raise UsageError("--all and --top exclude each other; give one.")

@@ -27,8 +27,8 @@ def command(log: Path, output: Output, redact: bool) -> None:
     cause, and what to try, in order.
 
     LOG is any text that holds one: a pasted message, a whole log, several ranks' output, a notebook's page. memprof
-    reads torch's messages on every device, those of engines and libraries (vLLM, SGLang, NCCL, bitsandbytes, ...), and
-    what Ray, Slurm, Kubernetes, launchers and the kernel say when they kill a process. It needs no torch and no GPU.
+    reads torch's messages, those of engines and libraries (vLLM, SGLang, NCCL, bitsandbytes, ...), and what Ray,
+    Slurm, Kubernetes, launchers and the kernel say when they kill a process. It needs no torch and no GPU.
     """
     from memprof.oom import explain_log
 

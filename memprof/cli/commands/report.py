@@ -39,7 +39,7 @@ _LISTED = 50
 )  # fmt: skip
 @click.option(
     "--capacity", metavar="NAME|SIZE",
-    help="Say how far the run was from out of memory on this card (4090, 24GB); default: the card it ran on.",
+    help="Say how far the run was from out of memory on this card (4090, 24GB); default: its own.",
 )  # fmt: skip
 @click.option(
     "--role", metavar="NAME", help="Report this role of a folder (actor, reference, ...); default: who trains."
@@ -75,14 +75,13 @@ def command(
 ) -> None:
     """Show where the memory of SNAPSHOT went: what for, in which phase, and how that is known.
 
-    SNAPSHOT is a file from memprof or from torch.cuda.memory._dump_snapshot: a pickle (gzip'd or not) or JSON. memprof
-    executes nothing in it. A report's JSON is read too; it has no timeline. Give several, or the folder of a run, to
-    report the ranks of one run: memprof shows the fullest, puts all side by side and names those that are missing. A
-    folder that verl, slime, torchtitan or another framework wrote may hold steps and roles: the page lists every dump,
-    and --step and --role choose.
+    SNAPSHOT is a pickle (gzip'd or not) or JSON, from memprof or torch.cuda.memory._dump_snapshot; memprof executes
+    nothing in it. A report's JSON is read too; it has no timeline. Give several, or the folder of a run, to put its
+    ranks side by side. A folder that verl, slime, torchtitan or another framework wrote may hold steps and roles:
+    --step and --role choose.
 
-    The report estimates what would lower the peak. With --advise it simulates each change instead, which needs TRL and
-    takes minutes. Exit code 4: no changes were found that make the run fit --gpu.
+    The report estimates what would lower the peak; --advise simulates each change instead, which needs TRL and takes
+    minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
     card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from memprof.cli.options import check_folder
+from memprof.cli.options import check_folder, redact_option
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 from memprof.units import parse_size
@@ -64,7 +64,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     "--max-disk", metavar="SIZE", default="10GB", show_default=True,
     help="Let snapshots take at most SIZE; the oldest go first.",
 )  # fmt: skip
-@click.option("--redact", is_flag=True, help="Leave this machine's paths out of what is written.")
+@redact_option
 @click.option("--no-report", is_flag=True, help="Write snapshots only.")
 @click.option("--no-table", is_flag=True, help="Print no table at the end.")
 @click.option("--no-scalars", is_flag=True, help="Log no memory/... beside the loss and keep no counters.")

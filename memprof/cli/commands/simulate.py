@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     "--like",
     type=RECORDING,
     metavar="RUN",
-    help="Start from a recorded run's configuration: a snapshot, the callback's folder or a report's JSON.",
+    help="Start from the settings of a recorded run: a snapshot, folder or report's JSON.",
 )
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="With --like: change a setting.")
 @click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGUMENTS]")
