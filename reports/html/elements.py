@@ -10,14 +10,12 @@ from typing import Union
 from memprof.reports.document.blocks import Cell, Column, Curve, Fact, Figure, Line, Part, Table, Words
 from memprof.reports.document.model import Allocation
 from memprof.reports.document.text import CATEGORY_WORDS, thousands
-from memprof.reports.palette import slug
+from memprof.reports.palette import LOOKS, slug
 
 from memprof.units import amount
 
 # HTML's only: an SVG shape without an end tag would hold every shape that follows.
 _VOID = {"br", "col", "hr", "input", "link", "meta", "wbr"}
-# Parts of a device that have a colour and are no category.
-_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free", "held", "request", "total"}
 
 
 class Markup(str):
@@ -67,7 +65,7 @@ def swatch(identifier: str) -> Markup:
 
 def colour_class(identifier: str) -> str:
     """Name the CSS class that colours a category, one of the parts of a device, or a published row."""
-    return identifier if identifier in _OWN_COLOUR else slug(identifier)
+    return identifier if identifier in LOOKS["part"] else slug(identifier)
 
 
 def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: str = "") -> Markup:
