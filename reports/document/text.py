@@ -28,9 +28,8 @@ def _visible(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
-def size(n_bytes: int) -> str:
-    """Write a size with its unit, the largest that leaves a digit before the point."""
-    return format_bytes(n_bytes)
+#: Write a size with its unit, the largest that leaves a digit before the point.
+size = format_bytes
 
 
 def signed_gib(n_bytes: int) -> str:
