@@ -296,27 +296,6 @@ class Timeline(NamedTuple):
         return 1_000_000 if self.timed else 1
 
 
-@dataclass(frozen=True)
-class PhaseRow:
-    """All runs of one phase, the worst one shown. ``low_bytes`` is the lowest of their peaks.
-
-    ``total_us`` is None where nothing ran and no time is estimated; ``estimated``: it is one step's, at the roofline.
-    """
-
-    phase: str
-    label: str
-    count: int
-    step: int | None
-    total_us: int | None
-    time_share: float | None
-    estimated: bool
-    low_bytes: int
-    peak_bytes: int
-    peak_time_us: int
-    is_peak: bool
-    parts: tuple[Part, ...]
-
-
 class Growth(NamedTuple):
     """Segments one stack made the allocator take from the device while it set new records."""
 
@@ -414,8 +393,7 @@ class Document(NamedTuple):
     oom: Oom | None
     advice: Advised
     rows: tuple[Row, ...]
-    phases: tuple[PhaseRow, ...]
-    phase_table: Table | None
+    phases: Table | None
     timeline: Timeline | None
     icicle: Node
     allocations: tuple[Allocation, ...]
