@@ -308,7 +308,6 @@ def _allocation(
         category_label=plain(category_label(group["category"])),
         detail=plain(humanise(group["detail"] or "")),
         evidence=plain(group["evidence"]),
-        rule=plain(group.get("rule") or ""),
         why=why(group),
         alternatives=tuple(plain(category_label(a)) for a in group.get("alternatives") or []),
         phase=plain(group["phase"] or ""),
