@@ -12,7 +12,6 @@ from memprof._version import __version__
 if TYPE_CHECKING:
     from memprof.advice.analyze_with_advice import analyze
     from memprof.analysis.analysis import Analysis
-    from memprof.analysis.registered_renderer import Drawing
     from memprof.instrument.attach import attach, attached
     from memprof.instrument.dump_requests import collect, request_dump
     from memprof.integrations.callback.callback import MemProfCallback
@@ -64,7 +63,7 @@ def __getattr__(name: str) -> Any:
     return getattr(home, name)
 
 
-def _drawing() -> Drawing:
+def _drawing() -> Any:
     """Load what draws an analysis in a notebook."""
     from memprof.reports import notebook
 

@@ -1,89 +1,23 @@
-"""Colours of categories and phases, light and dark, and the patterns that tell them apart without colour."""
+"""Colours, patterns and letters of categories, phases and parts of a device: those of ``looks.toml``."""
 
 from __future__ import annotations
 
-# Any two differ by at least 11 in CIE Lab, also as seen with protanopia, deuteranopia and tritanopia (tested). Greys do
-# not tell them apart: that is what the patterns are for.
-LIGHT: dict[str, str] = {
-    "weights": "#0b4f8a",
-    "adapters": "#69b2ec",
-    "reference_model": "#523ca1",
-    "reward_model": "#8b84dd",
-    "value_model": "#d4c6f6",
-    "optimizer_state": "#008899",
-    "inference_engine": "#76cda4",
-    "workspace": "#938369",
-    "inputs": "#d9b8c8",
-    "kv_cache": "#067648",
-    "gradients": "#6f4311",
-    "weight_casts": "#9bafcc",
-    "activations": "#f0b429",
-    "loss_logits": "#b82627",
-    "activation_gradients": "#e07b00",
-    "temporaries": "#f6dca6",
-    "communication": "#4d5763",
-    "unattributed": "#8c9196",
-}
-DARK: dict[str, str] = {
-    "weights": "#3584cb",
-    "adapters": "#86c9fb",
-    "reference_model": "#856ae2",
-    "reward_model": "#ae9af2",
-    "value_model": "#dfd6ff",
-    "optimizer_state": "#25a3b0",
-    "inference_engine": "#97e0b9",
-    "workspace": "#a9997f",
-    "inputs": "#e0c3d1",
-    "kv_cache": "#47c877",
-    "gradients": "#b67939",
-    "weight_casts": "#a2bbd7",
-    "activations": "#f0b429",
-    "loss_logits": "#dd5c58",
-    "activation_gradients": "#e07b00",
-    "temporaries": "#f3cc9a",
-    "communication": "#707e8c",
-    "unattributed": "#909291",
-}
+from pathlib import Path
+
+from memprof.files import read_toml
+
+#: The rows of ``looks.toml``, by kind of id.
+LOOKS = read_toml(Path(__file__).with_name("looks.toml"))
 FALLBACK = "#8c9196"
 
-# Plotly's fill patterns; "" is a plain fill.
-PATTERNS: dict[str, str] = {
-    "weights": "",
-    "adapters": "/",
-    "reference_model": "x",
-    "reward_model": "\\",
-    "value_model": "|",
-    "optimizer_state": ".",
-    "inference_engine": "-",
-    "workspace": "+",
-    "inputs": ".",
-    "kv_cache": "|",
-    "gradients": "\\",
-    "weight_casts": "/",
-    "activations": "-",
-    "loss_logits": "x",
-    "activation_gradients": "/",
-    "temporaries": "+",
-    "communication": "|",
-    "unattributed": ".",
-}
 
-PHASES: dict[str, str] = {
-    "load": "#9aa3ad",
-    "generate": "#1f9d76",
-    "reward": "#9aa3ad",
-    "old_logprobs": "#c77fd0",
-    "reference_logprobs": "#8f6bd1",
-    "forward": "#f0b429",
-    "backward": "#e07b00",
-    "optimizer_step": "#6db3ee",
-    "weight_sync": "#4d5763",
-    "sleep": "#4d5763",
-    "wake": "#4d5763",
-    "evaluate": "#76cda4",
-    "save": "#9aa3ad",
-    "other": "#c5cbd2",
-}
+def _of(key: str, *kinds: str) -> dict[str, str]:
+    return {name: row[key] for kind in kinds for name, row in LOOKS[kind].items() if key in row}
+
+
+LIGHT, DARK, PATTERNS = (_of(key, "category") for key in ("light", "dark", "pattern"))
+PHASES = _of("colour", "phase")
+LETTERS, TERMINAL = (_of(key, "category", "part") for key in ("letter", "dark"))
 
 
 def slug(identifier: str) -> str:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from memprof.advice.recorded_run import Effect
 from memprof.config.to_trl_config import written
+from memprof.files import read_toml
+from memprof.oom.expressions import Scope
+from memprof.oom.wording import fill
+
+# The settings as they are written for the trainer; empty where none is changed.
+_PLAIN = "{written|}"
 
 
 class Toll:
@@ -32,7 +40,7 @@ class Candidate:
         exact: whether gradients stay the same (to rounding, where sums are only taken in another order).
         toll: how much it asks of the user.
         changes: settings of the changed run; empty where it cannot be simulated.
-        setting: what to paste; default: the changes as they are written for the trainer.
+        setting: what to paste.
         effect: the estimate; None where only a simulation can tell.
         device: the change is about what the device holds, not about what the program allocates.
     """
@@ -47,9 +55,6 @@ class Candidate:
     effect: Effect | None = None
     device: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "setting", self.setting or written(self.changes))
-
     def entry(self, saves_bytes: int, basis: str) -> dict[str, Any]:
         """Return the change as it stands in a report's ``advice``."""
         return {
@@ -63,3 +68,34 @@ class Candidate:
             "basis": basis,
             "peak": "device" if self.device else "allocated",
         }
+
+
+def proposed(
+    name: str, changes: Mapping[str, Any] | None = None, effect: Effect | None = None, *, id: str = "", **words: Any
+) -> Candidate:
+    """Return a change in the words of ``changes.toml``.
+
+    Args:
+        name: its row.
+        changes, effect: as of :class:`Candidate`.
+        id: where one row stands for several changes; default: ``name``.
+        words: what the row's names stand for.
+    """
+    row, changes = change_rows()[name], changes or {}
+    scope = Scope({**words, "written": written(changes)}, {})
+    texts = (row["action"], row["costs"], row.get("setting", _PLAIN))
+    action, costs, setting = (_filled(text, scope) for text in texts)
+    toll, device = getattr(Toll, row["toll"]), row.get("device", False)
+    return Candidate(id or name, action, costs, row["exact"], toll, changes, setting, effect, device)
+
+
+def _filled(text: str, scope: Scope) -> str:
+    found = fill(text, scope)
+    assert found is not None, f"{text!r} names something that is not known"
+    return found
+
+
+@cache
+def change_rows() -> dict[str, dict[str, Any]]:
+    """Return ``changes.toml``."""
+    return read_toml(Path(__file__).with_name("changes.toml"))

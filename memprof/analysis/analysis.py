@@ -87,7 +87,7 @@ class Analysis(Views):
         return f"Analysis(peak of {format_bytes(peak.active_bytes)}{place}, {self.timeline.n_events:,} events)"
 
     def _repr_html_(self) -> str:
-        return drawing().analysis_fragment(self)
+        return str(drawing().analysis_fragment(self))
 
 
 def analyze(

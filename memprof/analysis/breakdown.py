@@ -48,7 +48,7 @@ class Breakdown:
         return f"Breakdown({self.phase}, step={self.step}, active_bytes={self.active_bytes:,})"
 
     def _repr_html_(self) -> str:
-        return drawing().breakdown_fragment(self)
+        return str(drawing().breakdown_fragment(self))
 
     @cached_property
     def rows(self) -> I64:

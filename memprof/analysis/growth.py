@@ -8,66 +8,42 @@ stays once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from memprof.attribution.result import Attribution
 from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
+from memprof.vocabulary import Category
 
 
-@dataclass(frozen=True)
-class StepMemory:
-    """Hold one optimizer step: its highest allocated bytes, and the bytes left when it ends."""
+def growth(timeline: Timeline, attribution: Attribution, tokens: dict[int, int] | None = None) -> dict[str, Any]:
+    """Return how memory grows over the steps of one recording: a report's ``growth``.
 
-    step: int
-    peak_bytes: int
-    end_bytes: int
-    tokens: int | None
+    ``end_bytes_per_step`` is the growth of the bytes left at the ends of steps; ``None`` with fewer than three steps.
+    ``peak_bytes_per_token`` is the slope of peaks over tokens, and ``explained_by_tokens`` the share of the peaks'
+    variance it accounts for (R²); both are ``None`` where tokens are not known or do not vary. What is
+    ``left_behind`` has the number of its stack and the timeline's ``rows``.
 
-
-@dataclass(frozen=True)
-class Leftover:
-    """Hold the bytes that one stack (interned id) left behind in several steps; ``rows`` are the timeline's."""
-
-    stack: int
-    category: int
-    steps: int
-    bytes: int
-    bytes_per_step: float
-    rows: list[int]
-
-
-@dataclass(frozen=True)
-class Growth:
-    """Hold how memory grows over the steps of a run.
-
-    ``end_slope`` is the growth of the bytes left at the ends of steps, in bytes per step; ``None`` with fewer than
-    three steps. ``peak_per_token`` is the slope of peaks over tokens in bytes, and ``explained`` the share of the
-    peaks' variance it accounts for (R²); both are ``None`` where tokens are not known or do not vary.
+    Args:
+        tokens: the tokens that a step trained on, by its number.
     """
-
-    steps: list[StepMemory]
-    end_slope: float | None
-    peak_per_token: float | None
-    explained: float | None
-    leftovers: list[Leftover]
-
-
-def growth(timeline: Timeline, attribution: Attribution, tokens: dict[int, int] | None = None) -> Growth:
-    """Measure memory over the steps of one recording; ``tokens`` maps a step to the tokens it trained on."""
     steps = _steps(timeline, attribution, tokens or {})
-    ends = np.array([s.end_bytes for s in steps], dtype=np.float64)
-    slope = float(np.polyfit(np.arange(len(ends)), ends, 1)[0]) if len(steps) >= 3 else None
-    known = [s for s in steps if s.tokens is not None]
-    per_token, explained = _regress(
-        np.array([s.tokens for s in known], dtype=np.float64), np.array([s.peak_bytes for s in known], dtype=np.float64)
-    )
-    return Growth(steps, slope, per_token, explained, _leftovers(timeline, attribution))
+    ends = np.array([s["end_bytes"] for s in steps], dtype=np.float64)
+    known = [s for s in steps if s["tokens"] is not None]
+    trained, peaks = (np.array([s[name] for s in known], dtype=np.float64) for name in ("tokens", "peak_bytes"))
+    per_token, explained = _regress(trained, peaks)
+    return {
+        "steps": steps,
+        "end_bytes_per_step": float(np.polyfit(np.arange(len(ends)), ends, 1)[0]) if len(steps) >= 3 else None,
+        "peak_bytes_per_token": per_token,
+        "explained_by_tokens": explained,
+        "left_behind": _left_behind(timeline, attribution),
+    }
 
 
-def _steps(timeline: Timeline, attribution: Attribution, tokens: dict[int, int]) -> list[StepMemory]:
+def _steps(timeline: Timeline, attribution: Attribution, tokens: dict[int, int]) -> list[dict[str, Any]]:
     marks = attribution.track.step
     starts = np.flatnonzero(np.diff(marks, prepend=-2))
     first_of: dict[int, int] = {}
@@ -79,8 +55,8 @@ def _steps(timeline: Timeline, attribution: Attribution, tokens: dict[int, int])
     found = []
     for step in sorted(step for step in first_of if step >= 0):
         first, last = first_of[step], last_of[step]
-        peak = int(timeline.allocated[first : last + 1].max())
-        found.append(StepMemory(step, peak, int(timeline.allocated[last]), tokens.get(step)))
+        peak, end = int(timeline.allocated[first : last + 1].max()), int(timeline.allocated[last])
+        found.append({"step": step, "peak_bytes": peak, "end_bytes": end, "tokens": tokens.get(step)})
     return found
 
 
@@ -93,8 +69,8 @@ def _regress(x: np.ndarray, y: np.ndarray) -> tuple[float | None, float | None]:
     return float(slope), 1.0 - missed / spread if spread else None
 
 
-def _leftovers(timeline: Timeline, attribution: Attribution) -> list[Leftover]:
-    """Return the stacks that left bytes behind in at least two steps, without the last (unfinished) step."""
+def _left_behind(timeline: Timeline, attribution: Attribution) -> list[dict[str, Any]]:
+    """List the stacks that left bytes behind in at least two steps, without the last (unfinished) step."""
     steps = attribution.step
     if not len(steps) or steps.max() < 0:
         return []
@@ -108,5 +84,10 @@ def _leftovers(timeline: Timeline, attribution: Attribution) -> list[Leftover]:
             continue
         total = int(timeline.size[of_stack].sum())
         category = int(attribution.category[of_stack[np.argmax(timeline.size[of_stack])]])
-        found.append(Leftover(stack, category, n_steps, total, total / n_steps, of_stack.tolist()))
-    return sorted(found, key=lambda leftover: -leftover.bytes)
+        found.append(
+            {
+                "bytes": total, "bytes_per_step": total / n_steps, "steps": n_steps,
+                "category": str(list(Category)[category]), "stack": stack, "rows": of_stack.tolist(),
+            }
+        )  # fmt: skip
+    return sorted(found, key=lambda row: -row["bytes"])

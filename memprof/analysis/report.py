@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from memprof.analysis.curves import highest_allocated
@@ -17,7 +16,7 @@ from memprof.analysis.peaks.left_over import pass_returned
 from memprof.frame_paths import short_path
 from memprof.timeline.block_sizes import segment_for
 from memprof.units import format_bytes
-from memprof.vocabulary import Category, Kind
+from memprof.vocabulary import Kind
 
 if TYPE_CHECKING:
     from memprof.analysis.breakdown import Breakdown
@@ -121,29 +120,28 @@ def _alloc_conf(settings: dict[str, Any]) -> str | None:
     return text if isinstance(text, str) else None
 
 
+# What a breakdown says of itself under these names, in the report's order.
+_COMPOSITION = (
+    "allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "time_us", "step", "phase", "categories",
+    "categories_requested", "details", "groups", "evidence", "guessed", "rounding_bytes", "pending_free_bytes",
+)  # fmt: skip
+
+
 def _composition(breakdown: Breakdown) -> dict[str, Any]:
+    return {
+        **{name: getattr(breakdown, name) for name in _COMPOSITION},
+        **_idle(breakdown),
+        "unmapped_bytes": breakdown.unmapped_bytes,
+        "not_in_history_bytes": breakdown.not_in_history_bytes,
+    }
+
+
+def _idle(breakdown: Breakdown) -> dict[str, int]:
     split = breakdown.reserved_split
     return {
-        "allocated_bytes": breakdown.allocated_bytes,
-        "active_bytes": breakdown.active_bytes,
-        "requested_bytes": breakdown.requested_bytes,
-        "reserved_bytes": breakdown.reserved_bytes,
-        "time_us": breakdown.time_us,
-        "step": breakdown.step,
-        "phase": breakdown.phase,
-        "categories": breakdown.categories,
-        "categories_requested": breakdown.categories_requested,
-        "details": breakdown.details,
-        "groups": breakdown.groups,
-        "evidence": breakdown.evidence,
-        "guessed": breakdown.guessed,
-        "rounding_bytes": breakdown.rounding_bytes,
-        "pending_free_bytes": breakdown.pending_free_bytes,
         "cached_bytes": split["cached"],
         "inactive_split_bytes": split["inactive_split"],
         "private_pool_bytes": split["private_pools"],
-        "unmapped_bytes": breakdown.unmapped_bytes,
-        "not_in_history_bytes": breakdown.not_in_history_bytes,
     }
 
 
@@ -192,9 +190,9 @@ def _phase(analysis: Views, breakdown: Breakdown) -> dict[str, Any]:
 
 def _device_peak(analysis: Views) -> dict[str, Any]:
     peak = analysis.device_peak
+    names = ("reserved_bytes", "active_bytes", "non_torch_bytes", "time_us", "step", "phase")
     if peak is None:
-        empty = ("reserved_bytes", "active_bytes", "non_torch_bytes", "time_us", "step", "phase")
-        return {**dict.fromkeys(empty), "grown_by": []}
+        return {**dict.fromkeys(names), "grown_by": []}
     grown = [
         {"bytes": g.bytes, "phase": g.phase, "stack": analysis.stacks.of(g.stack)} for g in peak.grown_by[:_MAX_GROWTH]
     ]
@@ -203,15 +201,7 @@ def _device_peak(analysis: Views) -> dict[str, Any]:
     for rest in peak.grown_by[_MAX_GROWTH:]:
         tail[rest.phase] = tail.get(rest.phase, 0) + rest.bytes
     grown += [{"bytes": n, "phase": phase, "stack": []} for phase, n in tail.items()]
-    return {
-        "reserved_bytes": peak.reserved_bytes,
-        "active_bytes": peak.active_bytes,
-        "non_torch_bytes": peak.non_torch_bytes,
-        "time_us": peak.time_us,
-        "step": peak.step,
-        "phase": peak.phase,
-        "grown_by": grown,
-    }
+    return {**{name: getattr(peak, name) for name in names}, "grown_by": grown}
 
 
 def _oom(analysis: Views) -> dict[str, Any] | None:
@@ -224,7 +214,6 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
         return recorded if recorded is None else {**recorded, **_held_at(analysis, recorded.get("time_us"))}
     trace = analysis.snapshot.traces[line.device]
     at = analysis.breakdown(event + 1)
-    split = at.reserved_split
     requested, told = int(trace.size[event]), int(trace.address[event])
     free = max(told, 0)  # below 0: the event does not say how much was free
     limit = (recorded or {}).get("limit_bytes")
@@ -237,16 +226,14 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
         "limited": limited,
         "reserved_bytes": at.reserved_bytes,
         # Would it fit if that room and the idle parts of torch's segments were one piece?
-        "fits_defragmented": requested <= room + sum(split.values()),
+        "fits_defragmented": requested <= room + sum(at.reserved_split.values()),
         "phase": at.phase,
         "step": at.step,
         "stack": analysis.stacks.of(int(trace.stack[event])),
         "time_us": at.time_us,
         "allocated_bytes": at.allocated_bytes,
         "categories": {category: n for category, n in at.categories.items() if n},
-        "cached_bytes": split["cached"],
-        "inactive_split_bytes": split["inactive_split"],
-        "private_pool_bytes": split["private_pools"],
+        **_idle(at),
         "segment_bytes": segment_for(analysis.snapshot, requested),
     }
 
@@ -312,24 +299,10 @@ def _held_at(analysis: Views, time_us: int | None) -> dict[str, Any]:
 def _growth(analysis: Views) -> dict[str, Any]:
     tokens = {row[0]: row[3] for row in analysis.snapshot.extra.get("steps") or [] if len(row) > 3 and row[3]}
     found = growth(analysis.timeline, analysis.attribution, tokens)
-    categories = list(Category)
-    return {
-        "steps": [asdict(step) for step in found.steps],
-        "end_bytes_per_step": found.end_slope,
-        "peak_bytes_per_token": found.peak_per_token,
-        "explained_by_tokens": found.explained,
-        "left_behind": [
-            {
-                "bytes": leftover.bytes,
-                "bytes_per_step": leftover.bytes_per_step,
-                "steps": leftover.steps,
-                "category": str(categories[leftover.category]),
-                "held_by": sorted({who for row in leftover.rows for who in analysis.holders.get(row, [])}),
-                "stack": analysis.stacks.of(leftover.stack),
-            }
-            for leftover in found.leftovers[:_MAX_LEFTOVERS]
-        ],
-    }
+    for left in (listed := found["left_behind"][:_MAX_LEFTOVERS]):
+        left["held_by"] = sorted({who for row in left.pop("rows") for who in analysis.holders.get(row, [])})
+        left["stack"] = analysis.stacks.of(left.pop("stack"))
+    return {**found, "left_behind": listed}
 
 
 def _notes(analysis: Views) -> list[str]:

@@ -80,11 +80,16 @@ def validate(data: dict[str, Any]) -> None:
     kind = str(data.get("schema"))
     if kind not in _KINDS:
         raise InputError(f"not a report that memprof understands: schema {clean_text(kind, 40)!r} (at schema).")
-    found = _problem(f"#/$defs/{_KINDS[kind]}", data)
+    found = problem(_KINDS[kind], data)
     if found is not None:
         what, path = found
         where = clean_text("/".join(path), 300) or "the top level"
         raise InputError(f"not a report that memprof understands: {clean_text(what, 300)} (at {where}).")
+
+
+def problem(definition: str, data: Any) -> tuple[str, list[str]] | None:
+    """Hold data against one definition of the schema; return what is wrong and the names that lead there, or None."""
+    return _problem(f"#/$defs/{definition}", data)
 
 
 @cache

@@ -33,7 +33,6 @@ class Form:
         line_start: the match has to begin a line, and to end with a word of that line.
         whole_line: the match has to be all of a line.
         weak: a guess that counts only where nothing else was found.
-        hint: a literal that has to be in the text, for speed.
         phase: what the program was doing whenever it words it so, where no frames tell.
         types: the type (``size``, ``int``, ``num``, ``word``) of each named group.
         frames: it counts only where this is found in one of the innermost frames (``path:function code``).
@@ -51,7 +50,6 @@ class Form:
     line_start: bool = False
     whole_line: bool = False
     weak: bool = False
-    hint: str = ""
     phase: str = ""
     types: dict[str, str] = field(default_factory=dict)
     frames: re.Pattern[str] | None = None
@@ -70,36 +68,7 @@ def form(id: str, kind: str, program: str, words: str, *, frames: str = "", aske
     types = {name: kind_of for kind_of, name in _MACRO.findall(squeezed)}
     source = _MACRO.sub(lambda m: f"(?P<{m.group(2)}>{_WHAT[m.group(1)]})", squeezed)
     return Form(
-        id, kind, program, re.compile(source), hint=_longest_literal(squeezed), types=types,
+        id, kind, program, re.compile(source), types=types,
         frames=re.compile(frames) if frames else None, asked_by=re.compile(asked_by) if asked_by else None,
         **{"event": id, **more},
     )  # fmt: skip
-
-
-def _longest_literal(pattern: str) -> str:
-    """Return the longest run of plain characters that every match holds; empty where alternatives leave none."""
-    plain = _MACRO.sub("[]", pattern)
-    runs, run, depth, i = [], "", 0, 0
-    while i < len(plain):
-        char = plain[i]
-        escaped = char == "\\"
-        if escaped:
-            i += 1
-            char = plain[i]
-        if depth == 0 and (
-            (char.isalnum() and not escaped) or (escaped and not char.isalnum()) or char in "_-/:',=`<>\"%"
-        ):
-            run += char
-        else:
-            if char in "?*{" and not escaped:
-                run = run[:-1]
-            runs.append(run)
-            run = ""
-            if not escaped:
-                depth += (char in "([") - (char in ")]")
-                if char == "|" and depth == 0:
-                    return ""
-                if char == "{":
-                    i = plain.index("}", i)
-        i += 1
-    return max([*runs, run], key=len)

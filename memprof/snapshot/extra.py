@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from memprof.files import read_toml
 from memprof.vocabulary import Category, History, Kind, Phase
 
 SCHEMA = "memprof.snapshot/1"
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("schema", "kind", "node", "created"), (str,)),
-    **dict.fromkeys(("rank", "world_size", "non_torch_bytes"), (int,)),
-    **dict.fromkeys(("versions", "device", "config", "setup", "recorded", "outside", "host"), (dict,)),
-    **dict.fromkeys(("devices", "phases", "steps", "owners", "holders", "buckets", "counters", "samples"), (list,)),
-    **dict.fromkeys(("switches", "survived", "notes", "own_folders"), (list,)),
-    **dict.fromkeys(("oom", "overhead"), (dict,)),
-    "redacted": (bool,),
-    # Only in simulated runs; memprof.analysis.prediction checks their content.
-    **dict.fromkeys(("expected_error", "fit", "generation", "lengths"), (dict,)),
-    "estimated_time": (dict, type(None)),
-}
 _MAX_DEPTH = 16
 _MAX_VALUES = 20_000_000
 #: The highest rank, and the most ranks, that a file may name; ``report.schema.json`` allows as many.
@@ -36,81 +27,29 @@ class _Range(NamedTuple):
 
 _Kinds = tuple[type | _Range | frozenset[str], ...]  # a set allows the words in it
 _NONE = type(None)
-_TEXT: _Kinds = (str, _NONE)
-_WHOLE: _Kinds = (int, _NONE)
-_NUMBER: _Kinds = (int, float, _NONE)
-_BYTES = _Range(0, 1 << 60)
-_SIZE: _Kinds = (_BYTES, _NONE)
-_STEP: _Kinds = (_Range(-(1 << 31), (1 << 31) - 1), _NONE)
-_PHASES = frozenset(str(p) for p in Phase)
 _CATEGORIES = frozenset(str(c) for c in Category)
-_SWITCHES = frozenset(("sleep", "wake", "weight_sync"))
+_KINDS: dict[str, _Kinds] = {
+    "text": (str,), "whole": (int,), "number": (int, float), "flag": (bool,), "list": (list,), "record": (dict,),
+    "scalar": (str, int, float, bool),
+    "bytes": (_Range(0, 1 << 60),), "step": (_Range(-(1 << 31), (1 << 31) - 1),), "rank": (_Range(0, MOST_RANKS),),
+    "phase": (frozenset(str(p) for p in Phase),), "history": (frozenset(str(h) for h in History),),
+    "switch": (frozenset(("sleep", "wake", "weight_sync")),),
+}  # fmt: skip
 
-# Types of the entries of each list, or of the values of each dict. A dict's name is required unless its
-# types include None; a name that is not listed may hold anything.
-_RECORDS: dict[str, dict[str, _Kinds]] = {
-    "phases": {"phase": (str,), "start_us": (int,), "end_us": _WHOLE, "step": _STEP, "within": _TEXT, "detail": _TEXT},
-    "counters": {
-        "phase": (_PHASES,),
-        "start_us": (int,),
-        "end_us": (int,),
-        "step": _STEP,
-        **dict.fromkeys(("allocated_peak", "allocated_end", "reserved_peak", "reserved_end"), _SIZE),
-        **dict.fromkeys(("active_peak", "requested_peak"), _SIZE),
-    },
-    "devices": {"index": (int,), "type": _TEXT, "name": _TEXT, "total_bytes": _SIZE},
-    "survived": {
-        "requested_bytes": (_BYTES,),
-        "time_us": (int,),
-        "went_on_us": (int,),
-        "device": _WHOLE,
-        "step": _STEP,
-        "phase": _TEXT,
-    },
-}
-_ROWS: dict[str, tuple[_Kinds, ...]] = {  # the last entry holds for every later column
-    "steps": ((_STEP[0],), (int,), (int,), _SIZE),
-    "owners": ((int,), (int,), (str,), _TEXT),
-    "holders": ((int,), (int,), (str,)),
-    "samples": ((int,), _WHOLE),
-    "switches": ((int,), (_SWITCHES,), _STEP, _SIZE),
-    "own_folders": ((str,), (str,)),
-}
-_FIELDS: dict[str, dict[str, _Kinds]] = {
-    "device": {"index": _WHOLE, "type": _TEXT, "name": _TEXT, "total_bytes": _SIZE},
-    "recorded": {
-        **dict.fromkeys(("start_us", "stop_us"), _WHOLE),
-        **dict.fromkeys(("dropped_events", "max_entries"), _SIZE),
-        "history": (frozenset(str(h) for h in History), _NONE),
-        "thinned": (list, _NONE),
-    },
-    "host": {
-        **dict.fromkeys(("pinned_bytes", "pinned_requested_bytes", "managed_bytes", "rss_bytes"), _SIZE),
-        "offloaded": (dict, _NONE),
-    },
-    "outside": dict.fromkeys(("processes", "allocators"), (list, _NONE)),
-    "overhead": {"seconds_in_memprof": _NUMBER, "bytes_of_history": _WHOLE},
-    "oom": {
-        "requested_bytes": (_BYTES,),
-        **dict.fromkeys(("device_free_bytes", "limit_bytes"), _SIZE),
-        **dict.fromkeys(("time_us", "device"), _WHOLE),
-        "step": _STEP,
-        "phase": (_PHASES, _NONE),
-        "stack": (list, _NONE),
-    },
-}
-_LIMITS: dict[str, _Kinds] = {
-    "non_torch_bytes": (_BYTES,),
-    **dict.fromkeys(("rank", "world_size"), (_Range(0, MOST_RANKS),)),
-}
-# What every entry of a list, or value of a dict, must be.
-_INNER: dict[str, _Kinds] = {
-    "versions": _TEXT,
-    "notes": (str,),
-    "buckets": (_BYTES,),
-    "stack": (str,),
-    "offloaded": (_BYTES,),
-}
+
+@cache
+def documented() -> dict[str, dict[str, Any]]:
+    """Return ``memprof_key.toml`` with tuples of types, ranges and words in the place of its kinds."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: read(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [read(inner) for inner in value]
+        return _KINDS[value.rstrip("?")] + ((_NONE,) if value.endswith("?") else ())
+
+    table: dict[str, Any] = read(read_toml(Path(__file__).with_name("memprof_key.toml")))
+    return table
 
 
 def check_extra(value: Any, notes: list[str]) -> dict[str, Any]:
@@ -140,21 +79,21 @@ def check_extra(value: Any, notes: list[str]) -> dict[str, Any]:
 
 def _usable(key: str, part: Any) -> tuple[Any, int]:
     """Return a documented part without its entries of a wrong type, and how many of those there were."""
-    if key in _RECORDS:
-        kinds = _RECORDS[key]
+    if (kinds := documented()["records"].get(key)) is not None:
         good = [entry for entry in part if _is_record(entry, kinds)]
         if key in ("counters", "survived"):  # a figure that is left out is one that is not known
             good = [{**dict.fromkeys(kinds), **entry} for entry in good]
         return good, len(part) - len(good)
-    if key in _ROWS:
-        good = [entry for entry in part if _is_row(entry, _ROWS[key])]
+    if (columns := documented()["rows"].get(key)) is not None:
+        good = [entry for entry in part if _is_row(entry, columns)]
         return good, len(part) - len(good)
-    if key in _FIELDS:
-        return _fields(key, part, _FIELDS[key])
+    if (kinds := documented()["fields"].get(key)) is not None:
+        return _fields(key, part, kinds)
     return _inner(key, part)
 
 
-def _fits(value: Any, kinds: _Kinds) -> bool:
+def fits(value: Any, kinds: _Kinds) -> bool:
+    """Tell whether a value is of one of the kinds."""
     if type(value) in kinds:
         return True
     if type(value) is int:
@@ -162,32 +101,36 @@ def _fits(value: Any, kinds: _Kinds) -> bool:
     return type(value) is str and any(type(k) is frozenset and value in k for k in kinds)
 
 
+def _type_of(kind: type | _Range | frozenset[str]) -> type:
+    return kind if isinstance(kind, type) else int if isinstance(kind, _Range) else str
+
+
 def _is_record(entry: Any, kinds: dict[str, _Kinds]) -> bool:
-    return type(entry) is dict and all(_fits(entry.get(name), allowed) for name, allowed in kinds.items())
+    return type(entry) is dict and all(fits(entry.get(name), allowed) for name, allowed in kinds.items())
 
 
-def _is_row(entry: Any, kinds: tuple[_Kinds, ...]) -> bool:
+def _is_row(entry: Any, kinds: list[_Kinds]) -> bool:
     if type(entry) is not list or len(entry) < sum(_NONE not in allowed for allowed in kinds):
         return False
-    return all(_fits(value, kinds[min(i, len(kinds) - 1)]) for i, value in enumerate(entry))
+    return all(fits(value, kinds[min(i, len(kinds) - 1)]) for i, value in enumerate(entry))
 
 
 def _inner(name: str, part: Any) -> tuple[Any, int]:
     """Return a list or a dict without what is not documented in it, and how much of that there was."""
     good = part
     if name == "thinned":
-        good = [row[:2] for row in part if _is_row(row, ((int,), (int,)))]
-    elif name in _INNER and isinstance(part, dict):
+        good = [row[:2] for row in part if _is_row(row, [(int,), (int,)])]
+    elif (kinds := documented()["each"].get(name)) is not None and isinstance(part, dict):
         known = _CATEGORIES if name == "offloaded" else part
-        good = {k: v for k, v in part.items() if k in known and _fits(v, _INNER[name])}
-    elif name in _INNER:
-        good = [v for v in part if _fits(v, _INNER[name])]
+        good = {k: v for k, v in part.items() if k in known and fits(v, kinds)}
+    elif kinds is not None:
+        good = [v for v in part if fits(v, kinds)]
     return good, len(part) - len(good) if isinstance(part, (dict, list)) else 0
 
 
 def _fields(key: str, part: dict[str, Any], kinds: dict[str, _Kinds]) -> tuple[dict[str, Any] | None, int]:
     # An error's other figures are computed by the report, never read.
-    good = {n: v for n, v in part.items() if (_fits(v, kinds[n]) if n in kinds else key != "oom")}
+    good = {n: v for n, v in part.items() if (fits(v, kinds[n]) if n in kinds else key != "oom")}
     dropped = len(part) - len(good)
     for name in ("thinned", "stack", "offloaded"):
         if isinstance(good.get(name), (list, dict)):
@@ -207,10 +150,10 @@ def _problem(key: Any, raw: Any, part: Any) -> str:
     name = repr(clean_text(key, 40))
     if part is None:
         return "" if raw is None else f"{name} is not plain data, or is nested too deep"
-    wanted = _TYPES.get(key)
-    if wanted and type(part) not in wanted:  # True is no number
+    wanted = documented()["part"].get(key, (type(part),))
+    if type(part) not in [_type_of(kind) for kind in wanted]:  # True is no number
         return f"{name} is not of the documented type"
-    if key in _LIMITS and not _fits(part, _LIMITS[key]):
+    if not fits(part, wanted):
         return f"{name} is not a number that it can be"
     if key == "kind" and part not in [str(k) for k in Kind]:
         return f"kind {part[:40]!r} is not known"

@@ -57,7 +57,7 @@ def _sheet(document: Document, changes: str) -> Sheet:
     moment = document.summary.moment
     sections = [*_summary(document), *_prediction(document), (component_table(document.rows, moment),)]
     listed = largest(document.allocations, moment)
-    sections += [_recordings(document.recordings), (document.phase_table,), (listed,)]
+    sections += [_recordings(document.recordings), (document.phases,), (listed,)]
     advice = advice_sections(document.advice, changes, nothing="t" if "t" in changes else "")
     if "t" in changes:
         return Sheet((*sections, _closing(document), *advice), **_head(document))

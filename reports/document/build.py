@@ -21,7 +21,6 @@ from memprof.reports.document.tables import (
     evidence_shares,
     group_rows,
     icicle,
-    phase_rows,
     phase_table,
     shown_stack,
     whole_stack,
@@ -119,8 +118,7 @@ def build_document(
         oom=_oom(report.get("oom")),
         advice=advised(report),
         rows=group_rows(report),
-        phases=(phases := phase_rows(report)),
-        phase_table=phase_table(phases),
+        phases=phase_table(report),
         timeline=timeline_of(series, timed=timed) if series and series["time_us"] else None,
         icicle=icicle(report, rows),
         allocations=rows[:_MAX_ROWS],
@@ -239,7 +237,6 @@ def _device_peak(device: Mapping[str, Any] | None) -> DevicePeak | None:
     if not device or device["reserved_bytes"] is None:
         return None
     return DevicePeak(
-        bytes=device["reserved_bytes"] + (device["non_torch_bytes"] or 0),
         reserved_bytes=device["reserved_bytes"],
         non_torch_bytes=device["non_torch_bytes"],
         where=where_words(device["phase"], device["step"]),
@@ -281,7 +278,7 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
         sentence += f" {size(idle)} lay free inside the allocator. {verdict}"
     if ahead:
         sentence += f" The step {plain(ahead_words(ahead))}."
-    return Oom(asked, free, where, sentence, shown_stack(oom.get("stack") or []))
+    return Oom(sentence, shown_stack(oom.get("stack") or []))
 
 
 def _limited(oom: Mapping[str, Any]) -> str:

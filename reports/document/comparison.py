@@ -44,7 +44,7 @@ from memprof.units import amount, gib
 class ComparedRun:
     """One run. ``document`` is ``None`` for published rows; ``facts`` say what it is, ``parts`` what it is made of.
 
-    ``where`` says when it peaked, empty where that is not known; ``room`` how far it was from out of memory.
+    ``room`` says how far it was from out of memory.
     """
 
     label: str
@@ -52,7 +52,6 @@ class ComparedRun:
     document: Document | None
     facts: tuple[str, ...]
     parts: tuple[Part, ...]
-    where: str = ""
     room: Room | None = None
 
 
@@ -169,7 +168,7 @@ def _column(run: Mapping[str, Any], document: Document | None, capacity: Mapping
         return ComparedRun(label, plain(run["badge"]), None, facts, parts)
     made = document or build_document(run["report"], label=label)
     room = room_of({**run["report"], **_card(run["report"], capacity)})
-    return ComparedRun(label, plain(run["badge"]), made, made.subtitle, made.summary.bar, made.summary.where, room)
+    return ComparedRun(label, plain(run["badge"]), made, made.subtitle, made.summary.bar, room)
 
 
 def _card(report: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> dict[str, Any]:

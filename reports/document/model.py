@@ -46,23 +46,18 @@ class Room(NamedTuple):
     """How far a run was from out of memory: one bar of ``scale_bytes``, the card ending at ``capacity_bytes``.
 
     ``parts`` are what torch held, what its allocator cached, what was outside torch, and either the request that failed
-    or what was free; ``needed_bytes`` is all of them but what was free. ``capacity_bytes`` is None where no card is
-    known.
+    or what was free. ``capacity_bytes`` is None where no card is known.
     """
 
     parts: tuple[Part, ...]
     scale_bytes: int
     capacity_bytes: int | None
-    needed_bytes: int
     sentence: str
 
 
 class Oom(NamedTuple):
     """The request that failed."""
 
-    requested_bytes: int
-    device_free_bytes: int | None
-    where: str
     sentence: str
     stack: tuple[str, ...]
 
@@ -112,7 +107,6 @@ class Prediction(NamedTuple):
     fits: bool | None
     verdict: str
     error: str
-    limit_bytes: int | None
     needs: Table | None
     lengths: Table | None
     lengths_sentence: str
@@ -172,10 +166,6 @@ class Ranks:
     phases: Table | None
     nodes: Table | None
     several_nodes: bool
-    median_bytes: int
-    lowest_bytes: int
-    total_bytes: int
-    imbalance: float
 
 
 # ---- what the peak is made of ----------------------------------------------------------------------------------------
@@ -222,7 +212,6 @@ class Allocation:
     category_label: str
     detail: str
     evidence: str
-    rule: str
     why: str
     alternatives: tuple[str, ...]
     phase: str
@@ -265,9 +254,6 @@ class Span(NamedTuple):
     label: str
     short: str
     step: int | None
-    within: str | None
-    start_us: int
-    end_us: int
     start_point: int
     end_point: int
 
@@ -296,27 +282,6 @@ class Timeline(NamedTuple):
         return 1_000_000 if self.timed else 1
 
 
-@dataclass(frozen=True)
-class PhaseRow:
-    """All runs of one phase, the worst one shown. ``low_bytes`` is the lowest of their peaks.
-
-    ``total_us`` is None where nothing ran and no time is estimated; ``estimated``: it is one step's, at the roofline.
-    """
-
-    phase: str
-    label: str
-    count: int
-    step: int | None
-    total_us: int | None
-    time_share: float | None
-    estimated: bool
-    low_bytes: int
-    peak_bytes: int
-    peak_time_us: int
-    is_peak: bool
-    parts: tuple[Part, ...]
-
-
 class Growth(NamedTuple):
     """Segments one stack made the allocator take from the device while it set new records."""
 
@@ -330,7 +295,6 @@ class Growth(NamedTuple):
 class DevicePeak(NamedTuple):
     """The highest reserved (+ outside torch): what decides an OOM."""
 
-    bytes: int
     reserved_bytes: int
     non_torch_bytes: int | None
     where: str
@@ -414,8 +378,7 @@ class Document(NamedTuple):
     oom: Oom | None
     advice: Advised
     rows: tuple[Row, ...]
-    phases: tuple[PhaseRow, ...]
-    phase_table: Table | None
+    phases: Table | None
     timeline: Timeline | None
     icicle: Node
     allocations: tuple[Allocation, ...]

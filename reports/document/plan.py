@@ -78,7 +78,6 @@ class PlanDocument:
     data: dict[str, Any]
     error_band: tuple[float, float] = (0.0, 0.0)
     largest_title: str = ""
-    fastest: str = ""
     fastest_sentence: str = ""
     fastest_code: str = ""
     priced: tuple[dict[str, Any], ...] = ()
@@ -151,7 +150,6 @@ def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
         error=plain(data["expected_error"]["sentence"]),
         notes=tuple(plain(note) for note in [*filter(None, [_varied(data), _room(data)]), *data["notes"]]),
         data=data,
-        fastest=plain(fastest.get("method", "")),
         fastest_sentence=_fastest(data),
         fastest_code="" if same else data.get("fastest_code") or "",
         priced=_priced(data),

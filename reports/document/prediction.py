@@ -21,7 +21,6 @@ def prediction_of(report: Mapping[str, Any]) -> Prediction | None:
         fits=fit["fits"] if fit else None,
         verdict=plain(fit["sentence"]) if fit else "",
         error=plain(error["sentence"]) if error else "",
-        limit_bytes=fit["limit_bytes"] if fit else None,
         needs=_needs(fit) if fit else None,
         lengths=_lengths(lengths["points"]) if lengths else None,
         lengths_sentence=plain(lengths["sentence"]) if lengths else "",

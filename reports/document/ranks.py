@@ -61,10 +61,6 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
         ),
         nodes=table("Node|Ranks|Fullest>|by rank>|Mean>|Together>", [_node(n) for n in nodes], _SPREAD),
         several_nodes=len(nodes) > 1,
-        median_bytes=peak["median_bytes"],
-        lowest_bytes=peak["lowest_bytes"],
-        total_bytes=peak["total_bytes"],
-        imbalance=peak["imbalance"],
     )
 
 

@@ -164,7 +164,6 @@ def room_of(report: Mapping[str, Any]) -> Room | None:
         parts=tuple(p for p in parts if p.bytes > 0),
         scale_bytes=max(needed, capacity or 0, 1),
         capacity_bytes=capacity,
-        needed_bytes=needed,
         sentence=_sentence(report, card, needed, request),
     )
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from memprof.reports.document.blocks import Column, Line, Part, Table, Words, table
-from memprof.reports.document.model import Allocation, EvidenceShare, Node, PhaseRow, Row
+from memprof.reports.document.model import Allocation, EvidenceShare, Node, Row
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
     EVIDENCE_WORDS,
@@ -142,18 +142,24 @@ def _component(row: Row, above: tuple[str, ...], whole: int) -> Iterator[Line]:
         yield from _component(child, path, whole)
 
 
-def phase_rows(report: Mapping[str, Any]) -> tuple[PhaseRow, ...]:
-    """Fill one row a phase, in order of first appearance; repeats are folded and the highest is shown.
+def phase_table(report: Mapping[str, Any]) -> Table | None:
+    """Draw up the phases in order of first appearance: how long, how high, and what was alive then.
 
-    Where no phase is known there are none.
+    Repeats share a row with the highest peak. No time is drawn where the recording has no clock, and nothing where no
+    phase is known.
     """
     if peak_phase(report) is None:
-        return ()
+        return None
     runs: dict[str, list[dict[str, Any]]] = {}
     for phase in report["phases"]:
         runs.setdefault(phase["phase"], []).append(phase)
-    times = _phase_times(report, runs)
-    return tuple(_phase_row(name, group, times, report) for name, group in runs.items())
+    times, estimated = _phase_times(report, runs), report["source"]["kind"] == "simulated"
+    timed = estimated or not times.keys().isdisjoint(runs)
+    share = "of the step" if estimated else "of the run"
+    columns = f"{time_heading(estimated)}>|{share}>~@p|" if timed else ""
+    heads = f"Phase|{columns}Lowest peak>~@p|Peak>|What was alive then~@tp"
+    lines = [_phase_line(name, group, times if timed else None, report) for name, group in runs.items()]
+    return table(heads, lines, "phases", max((p["peak_bytes"] for p in report["phases"]), default=0))
 
 
 def _phase_times(report: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int]:
@@ -166,50 +172,21 @@ def _phase_times(report: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping[
     return {name: round(seconds * 1e6) for name, seconds in estimated.items()}
 
 
-def _phase_row(
-    name: str, runs: Sequence[Mapping[str, Any]], times: Mapping[str, int], report: Mapping[str, Any]
-) -> PhaseRow:
+def _phase_line(
+    name: str, runs: Sequence[Mapping[str, Any]], times: Mapping[str, int] | None, report: Mapping[str, Any]
+) -> Line:
     worst, peak = max(runs, key=lambda p: p["peak_bytes"]), report["peak"]
-    total_us = times.get(name)
     holds_peak = any(name == peak["phase"] and p["start_us"] <= peak["time_us"] <= p["end_us"] for p in runs)
-    return PhaseRow(
-        phase=plain(name),
-        label=plain(phase_label(name)),
-        count=len(runs),
-        step=worst["step"],
-        total_us=total_us,
-        time_share=None if total_us is None else total_us / (sum(times.values()) or 1),
-        estimated=report["source"]["kind"] == "simulated",
-        low_bytes=min(p["peak_bytes"] for p in runs),
-        peak_bytes=worst["peak_bytes"],
-        peak_time_us=worst["peak_time_us"],
-        is_peak=holds_peak,
-        parts=category_parts(worst["categories"]),
-    )
-
-
-def phase_table(phases: Sequence[PhaseRow]) -> Table | None:
-    """Draw up the phases: how long, how high, and what was alive then; repeats share a row with the highest peak.
-
-    No time is drawn where the recording has no clock.
-    """
-    if not phases:
-        return None
-    estimated = phases[0].estimated
-    timed = estimated or any(p.total_us is not None for p in phases)
-    share = "of the step" if estimated else "of the run"
-    times = f"{time_heading(estimated)}>|{share}>~@p|" if timed else ""
-    heads = f"Phase|{times}Lowest peak>~@p|Peak>|What was alive then~@tp"
-    return table(heads, [_phase_line(p, timed) for p in phases], "phases", max(p.peak_bytes for p in phases))
-
-
-def _phase_line(row: PhaseRow, timed: bool) -> Line:
-    badges = ([f"×{row.count}"] if row.count > 1 else []) + (["peak"] if row.is_peak else [])
-    share = "" if row.time_share is None else f"{100 * row.time_share:.0f} %"
-    low = row.low_bytes if amount(row.low_bytes) != amount(row.peak_bytes) else ""
-    name = Words(row.label, badges=tuple(badges), phase=row.phase)
-    times = (time_taken(row.total_us, row.estimated), share) if timed else ()
-    return Line((name, *times, low, row.peak_bytes, row.parts), row.is_peak)
+    badges = ([f"×{len(runs)}"] if len(runs) > 1 else []) + (["peak"] if holds_peak else [])
+    low, high = min(p["peak_bytes"] for p in runs), worst["peak_bytes"]
+    took: tuple[str, ...] = ()
+    if times is not None:
+        us = times.get(name)
+        share = "" if us is None else f"{100 * us / (sum(times.values()) or 1):.0f} %"
+        took = (time_taken(us, report["source"]["kind"] == "simulated"), share)
+    title = Words(plain(phase_label(name)), badges=tuple(badges), phase=plain(name))
+    cells = (title, *took, low if amount(low) != amount(high) else "", high, category_parts(worst["categories"]))
+    return Line(cells, holds_peak)
 
 
 def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:
@@ -331,7 +308,6 @@ def _allocation(
         category_label=plain(category_label(group["category"])),
         detail=plain(humanise(group["detail"] or "")),
         evidence=plain(group["evidence"]),
-        rule=plain(group.get("rule") or ""),
         why=why(group),
         alternatives=tuple(plain(category_label(a)) for a in group.get("alternatives") or []),
         phase=plain(group["phase"] or ""),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
+from memprof.reports.palette import LOOKS
+
 from memprof.units import GIB, format_bytes, format_gib
-from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Group, phase_words
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, phase_words
 
 # Characters that print nothing but change how their neighbours print: controls (ANSI escapes among them), surrogates,
 # bidirectional overrides and the like ("format" characters), line and paragraph separators.
@@ -26,9 +28,8 @@ def _visible(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
-def size(n_bytes: int) -> str:
-    """Write a size with its unit, the largest that leaves a digit before the point."""
-    return format_bytes(n_bytes)
+#: Write a size with its unit, the largest that leaves a digit before the point.
+size = format_bytes
 
 
 def signed_gib(n_bytes: int) -> str:
@@ -81,82 +82,15 @@ def short_path(frame: str, keep: int = 2) -> str:
     return "/".join(parts[-keep:]) + (f" {function}" if function else "")
 
 
-CATEGORY_WORDS: dict[str, str] = {
-    "weights": "Parameters and buffers of the policy.",
-    "adapters": "LoRA and other PEFT parameters, with their modules_to_save copies.",
-    "weight_casts": "Copies of weights in another dtype: autocast's cache, dequantised blocks, an fp32 head.",
-    "reference_model": "Parameters of the frozen reference policy.",
-    "reward_model": "Parameters of reward or judge models.",
-    "value_model": "Parameters of a critic.",
-    "gradients": "Gradients of trainable parameters, in flight or in .grad.",
-    "optimizer_state": "Moments, master weights and other state the optimizer keeps.",
-    "activations": "Outputs of a model's forward: kept for backward, recomputed, or passing through.",
-    "activation_gradients": "Gradients of activations, and scratch inside backward.",
-    "loss_logits": "Tensors as wide as the vocabulary, and the temporaries of log-probs and loss around them.",
-    "kv_cache": "Keys and values kept by generation.",
-    "inference_engine": "Weights, graphs and buffers of an in-process inference engine.",
-    "inputs": "Token ids, masks, rewards and log-probs kept between phases.",
-    "temporaries": "Scratch outside forward and backward: the optimizer, clipping, and the like.",
-    "communication": "Buffers of all-gather and reduce.",
-    "workspace": "cuBLAS and cuDNN workspaces.",
-    "unattributed": "Bytes that no evidence explains; they are never hidden.",
-}
-
-GROUP_WORDS: dict[str, str] = {
-    "training": "Weights, gradients, optimizer state, activations and scratch.",
-    "grpo_loss": "Vocabulary-wide tensors of the GRPO loss and of log-probs.",
-    "reference_and_reward": "Frozen models held beside the policy.",
-    "inference": "An in-process engine: its copy of the weights, graphs and buffers.",
-    "kv_cache": "Keys and values of generation.",
-    "unattributed": "Bytes that no evidence explains.",
-    "total": "Sum of the rows above.",
-}
-
-EVIDENCE_WORDS: dict[str, str] = {
-    "owner": "a live tensor was known to be this",
-    "metadata": "tagged when it was allocated",
-    "stack": "a named rule matched its stack",
-    "lifetime": "when it was born and when it died",
-    "fingerprint": "its set of sizes equals a known one",
-    "shape": "its shape",
-    "none": "nothing explains it",
-}
-
-KIND_WORDS: dict[str, str] = {
-    "cuda": "recorded by the CUDA caching allocator",
-    "trace": "tensor trace (every storage's birth and death, no allocator)",
-    "simulated": "simulated on fake tensors",
-}
-
-HISTORY_WORDS: dict[str, str] = {
-    "complete": "complete: recording covers the whole run it describes",
-    "started_late": "recording began after memory was already in use",
-    "truncated": "the ring buffer overflowed; the oldest events are gone",
-    "none": "no history: the allocator's state only",
-}
-
-# Bottom to top in stacked charts: what stays below, what comes and goes above.
-STACK_ORDER: tuple[str, ...] = (
-    "weights", "adapters", "reference_model", "reward_model", "value_model", "optimizer_state", "inference_engine",
-    "workspace", "inputs", "kv_cache", "gradients", "weight_casts", "activations", "loss_logits",
-    "activation_gradients", "temporaries", "communication", "unattributed",
-)  # fmt: skip
-
-_PHASE_SHORT = {
-    "generate": "gen",
-    "reward": "rew",
-    "old_logprobs": "old lp",
-    "reference_logprobs": "ref lp",
-    "forward": "fwd",
-    "backward": "bwd",
-    "optimizer_step": "opt",
-    "weight_sync": "sync",
-    "evaluate": "eval",
-}
+CATEGORY_WORDS: dict[str, str] = {str(c): LOOKS["category"][c]["words"] for c in Category}
+GROUP_WORDS: dict[str, str] = LOOKS["group"]
+EVIDENCE_WORDS: dict[str, str] = LOOKS["evidence"]
+KIND_WORDS: dict[str, str] = LOOKS["kind"]
+HISTORY_WORDS: dict[str, str] = LOOKS["history"]
+#: Bottom to top in stacked charts.
+STACK_ORDER: tuple[str, ...] = tuple(LOOKS["category"])
 _CATEGORY_LABELS = {str(k): v for k, v in CATEGORY_LABELS.items()}
 _GROUP_LABELS = {str(k): v for k, v in GROUP_LABELS.items()}
-assert set(CATEGORY_WORDS) == set(_CATEGORY_LABELS) == set(STACK_ORDER)
-assert set(GROUP_WORDS) == {str(g) for g in Group}
 
 
 def humanise(identifier: str) -> str:
@@ -171,7 +105,7 @@ def phase_label(phase: str) -> str:
 
 def phase_short(phase: str) -> str:
     """Write a phase in a few letters, for narrow places."""
-    return _PHASE_SHORT.get(phase, humanise(phase))
+    return str(LOOKS["phase"].get(phase, {}).get("short", humanise(phase)))
 
 
 def where_words(phase: str | None, step: int | None) -> str:

@@ -19,7 +19,7 @@ def timeline_of(series: Mapping[str, Any], *, timed: bool = True) -> Timeline:
     n_points = len(series["time_us"])
     total = tuple(map(sum, zip(*categories.values(), strict=True))) if categories else (0,) * n_points
     time_us = tuple(t - start for t in series["time_us"])
-    spans = tuple(_span(s, start) for s in series["phase_spans"] if s["end_point"] > s["start_point"])
+    spans = tuple(_span(s) for s in series["phase_spans"] if s["end_point"] > s["start_point"])
     return Timeline(
         clock_us=start,
         time_us=time_us,
@@ -33,15 +33,12 @@ def timeline_of(series: Mapping[str, Any], *, timed: bool = True) -> Timeline:
     )
 
 
-def _span(span: Mapping[str, Any], start_us: int) -> Span:
+def _span(span: Mapping[str, Any]) -> Span:
     return Span(
         phase=plain(span["phase"]),
         label=plain(phase_label(span["phase"])),
         short=plain(phase_short(span["phase"])),
         step=span["step"],
-        within=span.get("within"),
-        start_us=span["start_us"] - start_us,
-        end_us=span["end_us"] - start_us,
         start_point=span["start_point"],
         end_point=span["end_point"],
     )

@@ -29,10 +29,10 @@ def advice_section(advised: Advised) -> Markup | None:
 def _lists(items: Sequence[Markup]) -> list[Markup]:
     """Show the first changes, fold the rest."""
     shown, rest = items[:_SHOWN], items[_SHOWN:]
-    found = [el("ol", {"class": "advice"}, *shown)] if shown else []
+    found = [el("ol.advice", *shown)] if shown else []
     if rest:
-        more = el("summary", {}, "One more that saves less" if len(rest) == 1 else f"{len(rest)} more that save less")
-        found.append(el("details", {}, more, el("ol", {"class": "advice", "start": str(_SHOWN + 1)}, *rest)))
+        more = el("summary", "One more that saves less" if len(rest) == 1 else f"{len(rest)} more that save less")
+        found.append(el("details", more, el("ol.advice", {"start": str(_SHOWN + 1)}, *rest)))
     return found
 
 
@@ -42,7 +42,7 @@ def _combination(found: Combination | None) -> Markup | None:
     return el(
         "div",
         {"class": "together" if found.fits else "together not"},
-        el("p", {}, el("strong", {}, found.sentence)),
+        el("p", el("strong", found.sentence)),
         copyable(code="\n".join(found.settings)) if found.settings else None,
     )
 
@@ -52,30 +52,23 @@ def _change(change: Advice, all_changes: Sequence[Advice]) -> Markup:
     width = f"width:{100 * change.saves_bytes / most:.2f}%"
     words = " ".join(w for w in (change.costs, change.limit, change.also) if w)
     badges = [
-        el("span", {"class": f"badge {change.basis}"}, "estimate" if change.basis == "estimated" else change.basis),
-        el("span", {"class": "badge exact"}, "same gradients") if change.exact else None,
+        el(f"span.badge {change.basis}", "estimate" if change.basis == "estimated" else change.basis),
+        el("span.badge exact", "same gradients") if change.exact else None,
     ]
     whole = f" of {amount(change.of_bytes)}" if change.of_bytes else ""
     after = f"leaves {amount(change.after_bytes)}{whole}" if change.after_bytes is not None else ""
     return el(
         "li",
-        {},
         el(
-            "div",
-            {"class": "saves"},
-            el("strong", {}, amount(-change.saves_bytes)),
-            el(
-                "div",
-                {"class": "bar thin", "aria-hidden": "true"},
-                el("span", {"class": "seg c-saved", "style": width}),
-            ),
-            el("span", {"class": "muted"}, after),
+            "div.saves",
+            el("strong", amount(-change.saves_bytes)),
+            el("div.bar thin", {"aria-hidden": "true"}, el("span.seg c-saved", {"style": width})),
+            el("span.muted", after),
         ),
         el(
-            "div",
-            {"class": "change"},
-            el("div", {}, el("strong", {}, change.action), " ", *badges),
+            "div.change",
+            el("div", el("strong", change.action), " ", *badges),
             copyable(code=change.setting) if change.setting else None,
-            el("div", {"class": "muted"}, words),
+            el("div.muted", words),
         ),
     )

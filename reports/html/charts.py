@@ -28,17 +28,16 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
     switch = _choice("run", [(str(i), label) for i, (label, _, _) in enumerate(drawn)]) if len(drawn) > 1 else None
     timed = all(timeline.timed for _, _, timeline in drawn)
     tools = el(
-        "div",
-        {"class": "tools needs-js", "role": "toolbar", "aria-label": "Timeline"},
+        "div.tools needs-js",
+        {"role": "toolbar", "aria-label": "Timeline"},
         switch,
         _choice("range", (("all", "Whole run"), ("peak", "Around the peak"))),
         _choice("axis", (("phase", "By phase"), ("time", "By time" if timed else "By event"))),
         el("button", {"type": "button", "id": "patterns", "aria-pressed": "false"}, "Patterns"),
         el(
-            "span",
-            {"class": "muted keys"},
+            "span.muted keys",
             *[
-                (el("kbd", {}, key), f" {what} ")
+                (el("kbd", key), f" {what} ")
                 for key, what in (("←→", "move"), ("[ ]", "phase"), ("P", "peak"), ("+−", "zoom"))
             ],
         ),
@@ -48,7 +47,7 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
     )
     chart = el("div", {"id": "chart", "tabindex": "0", "role": "application", "aria-label": label})
     pictures = [_picture(label, timeline, highest) for label, _, timeline in drawn]
-    plot = el("div", {"class": "plot"}, *pictures, chart, el("div", {"id": "cursor", "hidden": True}))
+    plot = el("div.plot", *pictures, chart, el("div", {"id": "cursor", "hidden": True}))
     dotted = any(timeline.reserved for _, _, timeline in drawn)
     note = f"each pixel column shows its highest moment{'; dotted line is reserved memory' if dotted else ''}"
     return section(
@@ -56,14 +55,14 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
         "Timeline",
         note + ("; one scale for all runs" if len(drawn) > 1 else ""),
         tools,
-        el("div", {"class": "split"}, plot, _panel(drawn[0][1], opened[0])),
-        el("p", {"class": "muted caption", "id": "axis-note"}, _axis_note(drawn[0][2] if len(drawn) == 1 else None)),
+        el("div.split", plot, _panel(drawn[0][1], opened[0])),
+        el("p.muted caption", {"id": "axis-note"}, _axis_note(drawn[0][2] if len(drawn) == 1 else None)),
     )
 
 
 def _picture(label: str, timeline: Timeline, highest: int) -> Markup:
-    caption = el("figcaption", {}, label) if label else None
-    return el("figure", {"class": "picture"}, caption, timeline_svg(timeline, highest=highest))
+    caption = el("figcaption", label) if label else None
+    return el("figure.picture", caption, timeline_svg(timeline, highest=highest))
 
 
 def _axis_note(timeline: Timeline | None) -> str:
@@ -81,21 +80,21 @@ def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:
         )
         for i, (value, label) in enumerate(options)
     ]
-    return el("span", {"class": "group", "role": "group"}, *buttons)
+    return el("span.group", {"role": "group"}, *buttons)
 
 
 def _panel(document: Document, opened: Opened) -> Markup:
     """List what is alive at the cursor; before the script runs, at the peak."""
     parts = sorted(document.summary.bar, key=lambda p: -p.bytes)
     active = sum(p.bytes for p in parts)
-    items = [el("li", {}, swatch(p.id), el("span", {}, p.label), el("b", {}, amount(p.bytes))) for p in parts]
+    items = [el("li", swatch(p.id), el("span", p.label), el("b", amount(p.bytes))) for p in parts]
     largest = [
         el(
             "li",
             {"title": " · ".join(w for w in (a.category_label, a.shape, a.site, a.why) if w), "data-open": opened(a)},
             swatch(a.category),
-            el("span", {}, what(a)),
-            el("b", {}, amount(a.bytes)),
+            el("span", what(a)),
+            el("b", amount(a.bytes)),
         )
         for a in document.allocations[:7]
     ]
@@ -103,8 +102,8 @@ def _panel(document: Document, opened: Opened) -> Markup:
         "aside",
         {"id": "panel", "aria-live": "polite", "aria-label": "Alive at the cursor"},
         el("h3", {"id": "panel-title"}, "Peak"),
-        el("p", {"class": "muted", "id": "panel-where"}, document.summary.where),
-        el("p", {"class": "panel-total"}, el("strong", {"id": "panel-total"}, amount(active))),
+        el("p.muted", {"id": "panel-where"}, document.summary.where),
+        el("p.panel-total", el("strong", {"id": "panel-total"}, amount(active))),
         el("ul", {"id": "panel-parts"}, *items),
         el("h3", {"id": "panel-largest-title"}, "Largest alive"),
         el("ul", {"id": "panel-largest"}, *largest),
@@ -120,8 +119,8 @@ def icicle_section(root: Node, opened: Opened) -> Markup | None:
         "Where it was made",
         "category › call site › tensor; press a box to zoom, the top one to go back, a tensor to see its stack",
         el(
-            "div",
-            {"class": "icicle", "id": "icicle-root", "role": "group", "aria-label": "Boxes; arrow keys move"},
+            "div.icicle",
+            {"id": "icicle-root", "role": "group", "aria-label": "Boxes; arrow keys move"},
             _node(root, root.bytes, root.bytes, 0, opened),
         ),
     )
@@ -142,12 +141,12 @@ def _node(node: Node, total: int, parent: int, depth: int, opened: Opened) -> Ma
     button = el(
         "button",
         {"type": "button", "class": f"box {colour}", "title": words, "data-open": opened(node.allocation)},
-        el("span", {"class": "label", "data-shorter": "\n".join(node.shorter) or None}, node.label),
-        el("b", {}, amount(node.bytes)),
-        el("span", {"class": "sr"}, f", {percent(node.bytes, total)} of the peak"),
+        el("span.label", {"data-shorter": "\n".join(node.shorter) or None}, node.label),
+        el("b", amount(node.bytes)),
+        el("span.sr", f", {percent(node.bytes, total)} of the peak"),
     )
     kids = [_node(child, total, node.bytes, depth + 1, opened) for child in children]
-    below = el("div", {"class": "kids"}, *kids) if kids else None
+    below = el("div.kids", *kids) if kids else None
     category = colour_class(node.category) if depth == 1 else None
     style = f"flex:{100 * node.bytes / (parent or 1):.3f} 1 0"
-    return el("div", {"class": f"node d{depth}", "style": style, "data-category": category}, button, below)
+    return el(f"div.node d{depth}", {"style": style, "data-category": category}, button, below)

@@ -59,7 +59,7 @@ def render_comparison(comparison: Comparison) -> str:
         _table(comparison),
         timelines_section(lined, opened),
         _only_in(comparison.only_in),
-        el("div", {"class": "columns"}, section("reproduce", "Reproduce", "", fact_list(comparison.reproduce)), notes),
+        el("div.columns", section("reproduce", "Reproduce", "", fact_list(comparison.reproduce)), notes),
     ]
     return render_page(comparison.title, subtitle, sections, data, "timeline" if drawn else None)
 
@@ -73,8 +73,8 @@ def _cards(comparison: Comparison) -> Markup:
         "section",
         {"id": "summary", "aria-label": "Summary"},
         *headline_lines(comparison.headline),
-        *([el("p", {"class": "cause"}, comparison.unchanged)] if comparison.unchanged else []),
-        el("div", {"class": "cards"}, *cards),
+        *([el("p.cause", comparison.unchanged)] if comparison.unchanged else []),
+        el("div.cards", *cards),
     )
 
 
@@ -84,20 +84,19 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
     number, _, unit = ("–" if total is None else amount(total)).partition(" ")
     words: list[Child] = []
     if document:
-        words.append(el("p", {}, f"{document.summary.peak_word} in {document.summary.where}"))
-        words.append(el("p", {"class": "muted"}, document.headline.cause))
+        words.append(el("p", f"{document.summary.peak_word} in {document.summary.where}"))
+        words.append(el("p.muted", document.headline.cause))
     else:
-        words.append(el("p", {}, "A sum of components, not a peak"))
-    words += [el("p", {"class": "muted fine"}, " · ".join(column.facts))]
+        words.append(el("p", "A sum of components, not a peak"))
+    words += [el("p.muted fine", " · ".join(column.facts))]
     if document and document.oom:
-        words.insert(0, el("p", {"class": "bad"}, document.oom.sentence))
+        words.insert(0, el("p.bad", document.oom.sentence))
     if column.room:
-        words += [el("p", {}, f"How far from out of memory: {column.room.sentence}"), room_bar(column.room)]
+        words += [el("p", f"How far from out of memory: {column.room.sentence}"), room_bar(column.room)]
     return el(
-        "div",
-        {"class": "card"},
-        el("h2", {}, column.label, " ", el("span", {"class": f"badge {column.badge}"}, column.badge)),
-        el("div", {"class": "number"}, el("strong", {"class": "total-gib"}, number), " ", unit),
+        "div.card",
+        el("h2", column.label, " ", el(f"span.badge {column.badge}", column.badge)),
+        el("div.number", el("strong.total-gib", number), " ", unit),
         _fits(comparison, index),
         _card_bar(comparison, column),
         *words,
@@ -115,7 +114,7 @@ def _fits(comparison: Comparison, index: int) -> Markup | None:
 def _card_bar(comparison: Comparison, column: ComparedRun) -> Markup:
     scale = comparison.rows.scale
     end = cap_mark(comparison.capacity_bytes, scale)
-    return el("div", {"class": "capped"}, bar(column.parts, scale), end)
+    return el("div.capped", bar(column.parts, scale), end)
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def _settings(comparison: Comparison) -> Markup | None:
         n = len(others.lines)
         words = "1 other setting differs" if n == 1 else f"{n} other settings and circumstances differ"
         words = words if first else f"{n} difference{'' if n == 1 else 's'}"
-        rest = el("details", {"class": "config", "open": not first}, el("summary", {}, words), draw_table(others))
+        rest = el("details.config", {"open": not first}, el("summary", words), draw_table(others))
     return section("changed", "What was set differently", "", draw_table(first), rest)
 
 
@@ -154,25 +153,16 @@ def _only_in(entries: Sequence[OnlyIn]) -> Markup | None:
         "only-in",
         "Held by one and not by the other",
         "blocks alive at the peak, by stack and size, counted",
-        el(
-            "div",
-            {"class": "columns even"},
-            *[_only_in_part(entry, i, len(entries)) for i, entry in enumerate(entries)],
-        ),
+        el("div.columns even", *[_only_in_part(entry, i, len(entries)) for i, entry in enumerate(entries)]),
     )
 
 
 def _only_in_part(entry: OnlyIn, index: int, n_entries: int) -> Markup:
     """Draw one direction of one pair; of several pairs only the first is open."""
     if n_entries <= 2:
-        return el("div", {}, el("h3", {}, entry.title), _only_in_table(entry))
-    return el(
-        "details",
-        {"class": "only-in", "open": index < 2},
-        el("summary", {}, entry.title),
-        _only_in_table(entry),
-    )
+        return el("div", el("h3", entry.title), _only_in_table(entry))
+    return el("details.only-in", {"open": index < 2}, el("summary", entry.title), _only_in_table(entry))
 
 
 def _only_in_table(entry: OnlyIn) -> Markup:
-    return join(el("p", {"class": "muted fine"}, entry.note), draw_table(entry.allocations.part(0, 12)))
+    return join(el("p.muted fine", entry.note), draw_table(entry.allocations.part(0, 12)))

@@ -10,14 +10,12 @@ from typing import Union
 from memprof.reports.document.blocks import Cell, Column, Curve, Fact, Figure, Line, Part, Table, Words
 from memprof.reports.document.model import Allocation
 from memprof.reports.document.text import CATEGORY_WORDS, thousands
-from memprof.reports.palette import slug
+from memprof.reports.palette import LOOKS, slug
 
 from memprof.units import amount
 
 # HTML's only: an SVG shape without an end tag would hold every shape that follows.
 _VOID = {"br", "col", "hr", "input", "link", "meta", "wbr"}
-# Parts of a device that have a colour and are no category.
-_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free", "held", "request", "total"}
 
 
 class Markup(str):
@@ -42,32 +40,37 @@ def _render(child: Child) -> str:
     return escape(child, quote=False)
 
 
-def el(tag: str, attributes: dict[str, object] | None = None, *children: Child) -> Markup:
-    """Make one element; an attribute that is ``None`` or ``False`` is left out, ``True`` has no value."""
-    parts = [tag]
-    for name, value in (attributes or {}).items():
+def el(tag: str, first: Child | dict[str, object] = None, *children: Child) -> Markup:
+    """Make one element: ``el("p.muted", words)``; a dictionary of attributes may come before the children.
+
+    An attribute that is ``None`` or ``False`` is left out, ``True`` has no value.
+    """
+    name, _, kind = tag.partition(".")
+    named: dict[str, object] = {"class": kind} if kind else {}
+    parts = [name]
+    for attribute, value in {**named, **(first if isinstance(first, dict) else {})}.items():
         if value is True:
-            parts.append(name)
+            parts.append(attribute)
         elif value is not None and value is not False:
-            parts.append(f'{name}="{escape(str(value), quote=True)}"')
-    head = " ".join(parts)
-    return Markup(f"<{head}>" if tag in _VOID else f"<{head}>{join(*children)}</{tag}>")
+            parts.append(f'{attribute}="{escape(str(value), quote=True)}"')
+    head, inner = " ".join(parts), join(None if isinstance(first, dict) else first, *children)
+    return Markup(f"<{head}>" if name in _VOID else f"<{head}>{inner}</{name}>")
 
 
 def section(identifier: str, title: str, note: str, *children: Child) -> Markup:
     """Make a titled section; ``note`` stands small beside its title."""
-    heading = el("h2", {"id": f"{identifier}-title"}, title, el("small", {}, note) if note else None)
+    heading = el("h2", {"id": f"{identifier}-title"}, title, el("small", note) if note else None)
     return el("section", {"id": identifier, "aria-labelledby": f"{identifier}-title"}, heading, *children)
 
 
 def swatch(identifier: str) -> Markup:
     """Draw a square in a category's colour."""
-    return el("i", {"class": f"swatch c-{colour_class(identifier)}", "aria-hidden": "true"})
+    return el(f"i.swatch c-{colour_class(identifier)}", {"aria-hidden": "true"})
 
 
 def colour_class(identifier: str) -> str:
     """Name the CSS class that colours a category, one of the parts of a device, or a published row."""
-    return identifier if identifier in _OWN_COLOUR else slug(identifier)
+    return identifier if identifier in LOOKS["part"] else slug(identifier)
 
 
 def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: str = "") -> Markup:
@@ -76,50 +79,50 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
     segments = []
     for part in parts:
         width = 100 * (part.bytes - part.guessed) / scale
-        text = el("b", {}, part.label) if labels and width > 1.1 * len(part.label) and part.id != "free" else None
+        text = el("b", part.label) if labels and width > 1.1 * len(part.label) and part.id != "free" else None
         title = f"{part.label}: {amount(part.bytes)}" + (f", {amount(part.guessed)} guessed" if part.guessed else "")
         kind = f"seg c-{colour_class(part.id)}"
         if part.bytes > part.guessed:
             segments.append(el("span", {"class": kind, "style": f"width:{width:.4f}%", "title": title}, text))
         if part.guessed:
             style = f"width:{100 * part.guessed / scale:.4f}%"
-            segments.append(el("span", {"class": f"{kind} guess", "style": style, "title": title}))
+            segments.append(el(f"span.{kind} guess", {"style": style, "title": title}))
     return el("div", {"class": "bar big" if labels else "bar", "role": "img", "aria-label": described}, *segments)
 
 
 def legend(parts: Iterable[Part], figures: bool = False) -> Markup:
     """Say what the colours are; those of categories can be hidden, where no ``figures`` stand with them."""
     entries = [
-        el("li", {}, swatch(p.id), p.label, " ", amount(p.bytes)) if figures else
+        el("li", swatch(p.id), p.label, " ", amount(p.bytes)) if figures else
         el("li", {"data-category": colour_class(p.id)}, swatch(p.id), p.label)
         for p in parts
     ]  # fmt: skip
-    return el("ul", {"class": "legend"}, *entries)
+    return el("ul.legend", *entries)
 
 
 def notes_section(notes: Sequence[str], title: str = "Notes") -> Markup | None:
     """List sentences; nothing where there are none."""
-    items = [el("li", {}, note) for note in notes]
-    return section("notes", title, "", el("ul", {"class": "notes"}, *items)) if items else None
+    items = [el("li", note) for note in notes]
+    return section("notes", title, "", el("ul.notes", *items)) if items else None
 
 
 def stack_details(frames: Sequence[str], title: str) -> Markup | None:
     """Fold a stack under ``title``."""
     if not frames:
         return None
-    return el("details", {}, el("summary", {}, title), copyable(code="\n".join(frames)))
+    return el("details", el("summary", title), copyable(code="\n".join(frames)))
 
 
 def copyable(*, code: str) -> Markup:
     """Show lines to paste, with a button that copies them."""
     button = el("button", {"type": "button", "class": "copy needs-js"}, "Copy")
-    return el("div", {"class": "copyable"}, el("pre", {"tabindex": "0"}, code), button)
+    return el("div.copyable", el("pre", {"tabindex": "0"}, code), button)
 
 
 def scrolling(table: Markup, label: str = "") -> Markup:
     """Let a wide table scroll sideways, by keyboard too; ``label`` names it as a region."""
     named = {"role": "region", "aria-label": label} if label else {}
-    return el("div", {"class": "scroll", "tabindex": "0", **named}, table)
+    return el("div.scroll", {"tabindex": "0", **named}, table)
 
 
 def column(text: str, numeric: bool = False, extra: str = "") -> Markup:
@@ -137,8 +140,8 @@ def draw_table(rows: Table | None, label: str = "") -> Markup | None:
     n_runs = sum(column.named for column in shown.columns)
     head = [_heading(above, n_runs) for above in shown.columns]
     body = [_line(line, shown) for line in shown.lines]
-    top = el("thead", {}, el("tr", {}, *head)) if any(c.title for c in shown.columns) else None
-    return scrolling(el("table", {"class": shown.kind or None}, top, el("tbody", {}, *body)), label)
+    top = el("thead", el("tr", *head)) if any(c.title for c in shown.columns) else None
+    return scrolling(el("table", {"class": shown.kind or None}, top, el("tbody", *body)), label)
 
 
 # Columns that matter less are left out of narrow screens.
@@ -157,7 +160,7 @@ def _heading(above: Column, n_runs: int) -> Markup:
         )
     # A share in a calculation counts for nothing in a table's columns, so it is written out: bars must compare.
     attributes: dict[str, object] = {"scope": "col", "class": "figure", "style": f"width:{40 / n_runs:.2f}%"}
-    return el("th", attributes, above.title, " ", el("span", {"class": f"badge {above.note}"}, above.note))
+    return el("th", attributes, above.title, " ", el(f"span.badge {above.note}", above.note))
 
 
 def _word(above: Column) -> str:
@@ -202,9 +205,9 @@ def _figure(figure: Figure, rows: Table) -> Markup:
     """Draw a figure with its bar, the card's end in it where it is capped, and small words below."""
     shown = "–" if figure.bytes is None else amount(figure.bytes)
     cap = cap_mark(rows.capacity, rows.scale) if figure.capped and figure.bytes is not None else None
-    small = el("small", {}, figure.small) if figure.small else None
-    number = el("span", {"class": "num"}, shown)
-    return el("td", {"class": "figure"}, number, _thin_bar(figure.parts, rows.scale, "capped", cap), small)
+    small = el("small", figure.small) if figure.small else None
+    number = el("span.num", shown)
+    return el("td.figure", number, _thin_bar(figure.parts, rows.scale, "capped", cap), small)
 
 
 def cap_mark(capacity: int | None, scale: int) -> Markup | None:
@@ -212,13 +215,13 @@ def cap_mark(capacity: int | None, scale: int) -> Markup | None:
     if not capacity or capacity > scale:
         return None
     style = f"left:{100 * capacity / scale:.3f}%"
-    return el("i", {"class": "cap", "style": style, "title": f"{amount(capacity)}, the device", "aria-hidden": "true"})
+    return el("i.cap", {"style": style, "title": f"{amount(capacity)}, the device", "aria-hidden": "true"})
 
 
 def _thin_bar(parts: Sequence[Part], scale: int, kind: str = "", cap: Markup | None = None) -> Markup:
     """Draw a bar beside its figure, which says what it shows."""
     segments = [
-        el("span", {"class": f"seg c-{colour_class(part.id)}{mark}", "style": f"width:{100 * share / scale:.4f}%"})
+        el(f"span.seg c-{colour_class(part.id)}{mark}", {"style": f"width:{100 * share / scale:.4f}%"})
         for part in parts
         for share, mark in ((part.bytes - part.guessed, ""), (part.guessed, " guess"))
         if share
@@ -229,19 +232,19 @@ def _thin_bar(parts: Sequence[Part], scale: int, kind: str = "", cap: Markup | N
 def _words(words: Words) -> list[Child]:
     shown: Child = words.text
     if words.tone == "code" and words.text != "–":
-        shown = el("code", {}, words.text)
+        shown = el("code", words.text)
     elif words.tone not in ("", "code", "strong"):
         shown = el("span", {"class": words.tone}, words.text)
     before = swatch(words.category) if words.category else None
     if words.phase:
-        before = el("i", {"class": f"swatch p-{slug(words.phase)}", "aria-hidden": "true"})
+        before = el(f"i.swatch p-{slug(words.phase)}", {"aria-hidden": "true"})
     badges = [
         el("span", {"class": f"badge {'peak' if badge in _LOUD else ''}".strip()}, badge) for badge in words.badges
     ]
     if words.folded:
-        summary = el("summary", {}, breakable(words.text))
+        summary = el("summary", breakable(words.text))
         shown = el("details", {"data-open": words.opens}, summary, copyable(code="\n".join(words.folded)))
-    return [before, shown, *[(" ", badge) for badge in badges], el("small", {}, words.small) if words.small else None]
+    return [before, shown, *[(" ", badge) for badge in badges], el("small", words.small) if words.small else None]
 
 
 # Badges in the colour of the peak.
@@ -254,15 +257,8 @@ def fact_list(facts: Sequence[Fact]) -> Markup:
     pairs = []
     for fact in facts:
         value = copyable(code=fact.value) if fact.label in code else fact.value
-        pairs.append(
-            el(
-                "div",
-                {},
-                el("dt", {"class": "muted"}, fact.label),
-                el("dd", {}, value, " ", el("span", {"class": "muted"}, fact.note)),
-            )
-        )
-    return el("dl", {"class": "pairs"}, *pairs)
+        pairs.append(el("div", el("dt.muted", fact.label), el("dd", value, " ", el("span.muted", fact.note))))
+    return el("dl.pairs", *pairs)
 
 
 def what(allocation: Allocation) -> str:

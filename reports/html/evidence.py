@@ -14,12 +14,11 @@ def bottom(document: Document) -> Markup:
     return join(
         _switches(document.switches),
         el(
-            "div",
-            {"class": "columns"},
+            "div.columns",
             _adds_up(document.adds_up),
             join(_evidence(document.evidence), notes_section(document.notes, "What could not be known")),
         ),
-        el("div", {"class": "columns"}, _reproduce(document), join(_outside(document.outside), _host(document.host))),
+        el("div.columns", _reproduce(document), join(_outside(document.outside), _host(document.host))),
     )
 
 
@@ -45,8 +44,8 @@ def _reproduce(document: Document) -> Markup:
     config = None
     if document.config:
         lines = [Line((key, Words(value, "code"))) for key, value in document.config]
-        summary = el("summary", {}, f"Configuration, {len(lines)} settings")
-        config = el("details", {"class": "config"}, summary, draw_table(table("|", lines)))
+        summary = el("summary", f"Configuration, {len(lines)} settings")
+        config = el("details.config", summary, draw_table(table("|", lines)))
     return section("reproduce", "Reproduce", "", fact_list(document.reproduce), config)
 
 

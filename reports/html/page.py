@@ -68,22 +68,14 @@ def _header(title: str, subtitle: Sequence[str]) -> Markup:
         el("button", {"id": "print", "type": "button", "class": "needs-js"}, "Print"),
     )
     return el(
-        "header",
-        {"class": "top"},
-        el(
-            "div",
-            {},
-            el("h1", {}, title),
-            el("p", {"class": "muted sub"}, " · ".join(subtitle)),
-        ),
-        el("div", {"class": "buttons"}, *buttons),
+        "header.top", el("div", el("h1", title), el("p.muted sub", " · ".join(subtitle))), el("div.buttons", *buttons)
     )
 
 
 def _footer(charts: bool) -> Markup:
     words = f"memprof {__version__} · self-contained file, no network access"
     words += " · plotly.js basic (MIT)" if charts else ""
-    return el("footer", {"class": "muted"}, words)
+    return el("footer.muted", words)
 
 
 def _packed(data: Any) -> str:

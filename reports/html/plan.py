@@ -26,13 +26,13 @@ def render_plan(plan: PlanDocument) -> str:
 
 def _best(plan: PlanDocument) -> Markup:
     """Say first what to choose, with the settings that do it."""
-    badge = el("span", {"class": "badge simulated"}, "simulated")
+    badge = el("span.badge simulated", "simulated")
     code = copyable(code=plan.code) if plan.best and plan.code else None
     title = "Ready to paste" if code else "Nothing fits"
-    fastest = el("p", {"class": "cause", "id": "fastest"}, plan.fastest_sentence)
+    fastest = el("p.cause", {"id": "fastest"}, plan.fastest_sentence)
     more = copyable(code=plan.fastest_code) if plan.fastest_code else None
     lines = headline_lines(plan.headline, changes=False)
-    return section("best", title, "", *lines, el("p", {}, badge), code, fastest, more)
+    return section("best", title, "", *lines, el("p", badge), code, fastest, more)
 
 
 def _chart(plan: PlanDocument) -> Markup:
@@ -44,9 +44,9 @@ def _chart(plan: PlanDocument) -> Markup:
         "growth",
         "What each needs",
         "as given, before anything is made larger; whiskers: how far off programs on GPUs were",
-        el("div", {"class": "growth"}, _limit_label(plan, scale), *rows),
+        el("div.growth", _limit_label(plan, scale), *rows),
         legend(used.values()),
-        el("p", {"class": "muted fine"}, plan.error),
+        el("p.muted fine", plan.error),
     )
 
 
@@ -56,8 +56,7 @@ def _prices(plan: PlanDocument) -> Markup | None:
         return None
     label = "Memory against time, a point for each row; the table below has the same figures."
     keys = el(
-        "p",
-        {"class": "muted fine"},
+        "p.muted fine",
         "Filled and joined: the front, where no other row both takes less time and needs less memory. Grey: does not "
         "fit. Point at a row for its settings. Times are estimated from the card's published speed.",
     )
@@ -81,30 +80,22 @@ def _limit_label(plan: PlanDocument, scale: int) -> Markup:
     side = f"right:{100 - share:.2f}%" if share > 50 else f"left:{share:.2f}%"
     words = f"limit {amount(plan.limit_bytes)}"
     label = el("span", {"class": "limit " + ("before" if share > 50 else "after"), "style": side}, words)
-    return el(
-        "div",
-        {"class": "grown head", "aria-hidden": "true"},
-        el("span"),
-        el("div", {"class": "track"}, label),
-        el("span"),
-    )
+    return el("div.grown head", {"aria-hidden": "true"}, el("span"), el("div.track", label), el("span"))
 
 
 def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
     low, high = (100 * row.needed_bytes * factor / scale for factor in plan.error_band)
     verdict = el("span", {"class": "ok" if row.fits else "bad"}, row.verdict)
     return el(
-        "div",
-        {"class": "grown"},
-        el("span", {"class": "name"}, row.method),
+        "div.grown",
+        el("span.name", row.method),
         el(
-            "div",
-            {"class": "track"},
+            "div.track",
             bar(row.parts, scale, described=f"{row.method}, {row.verdict}: "),
-            el("i", {"class": "cap", "style": f"left:{100 * plan.limit_bytes / scale:.2f}%", "aria-hidden": "true"}),
-            el("i", {"class": "whisker", "style": f"left:{low:.2f}%;width:{high - low:.2f}%", "aria-hidden": "true"}),
+            el("i.cap", {"style": f"left:{100 * plan.limit_bytes / scale:.2f}%", "aria-hidden": "true"}),
+            el("i.whisker", {"style": f"left:{low:.2f}%;width:{high - low:.2f}%", "aria-hidden": "true"}),
         ),
-        el("span", {"class": "num"}, amount(row.needed_bytes), " ", verdict),
+        el("span.num", amount(row.needed_bytes), " ", verdict),
     )
 
 

@@ -30,15 +30,13 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
         "ranks",
         "Ranks",
         note,
-        el("p", {}, ranks.sentence, " ", el("a", {"href": "#in-full"}, ranks.in_full)),
-        el("p", {"class": "bad"}, ranks.missing) if ranks.missing else None,
-        el("ul", {"class": "notes"}, *[el("li", {}, d) for d in ranks.differences]) if ranks.differences else None,
+        el("p", ranks.sentence, " ", el("a", {"href": "#in-full"}, ranks.in_full)),
+        el("p.bad", ranks.missing) if ranks.missing else None,
+        el("ul.notes", *[el("li", d) for d in ranks.differences]) if ranks.differences else None,
         _picture(ranks) if ranks.count >= _PICTURE_FROM else None,
         _matrix(ranks, ranks.rows[: _at_once(ranks)]),
         _others(ranks),
-        el(
-            "div", {"class": "columns even"}, _titled("The same phase on every rank", ranks.phases), _nodes(ranks.nodes)
-        ),
+        el("div.columns even", _titled("The same phase on every rank", ranks.phases), _nodes(ranks.nodes)),
     )
 
 
@@ -53,40 +51,39 @@ def _matrix(ranks: Ranks, rows: Sequence[RankRow], heading: str = "") -> Markup:
     head += [column("Peak", True), column("Device held", True) if devices else None]
     head += [el("th", {"scope": "col", "class": "num"}, swatch(c) if c else None, label) for c, label in ranks.columns]
     body = [_rank_row(row, nodes, devices) for row in rows]
-    table = el("table", {"class": "ranks"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
+    table = el("table.ranks", el("thead", el("tr", *head)), el("tbody", *body))
     return scrolling(table, heading or "Ranks by category")
 
 
 def _rank_row(row: RankRow, nodes: bool, devices: bool) -> Markup:
     badges: list[Child] = []
     if row.oom:
-        badges.append(el("span", {"class": "badge peak"}, "out of memory"))
+        badges.append(el("span.badge peak", "out of memory"))
     if row.shown:
-        badges.append(el("span", {"class": "badge"}, "shown"))
+        badges.append(el("span.badge", "shown"))
     held = "–" if row.held_bytes is None else amount(row.held_bytes)
     return el(
         "tr",
-        {},
         el("th", {"scope": "row"}, f"{row.rank} ", *badges),
-        el("td", {"class": "wide"}, row.node) if nodes else None,
-        el("td", {"class": "wide"}, row.where),
-        el("td", {"class": "num"}, el("b", {}, amount(row.peak_bytes))),
-        el("td", {"class": "num"}, held) if devices else None,
+        el("td.wide", row.node) if nodes else None,
+        el("td.wide", row.where),
+        el("td.num", el("b", amount(row.peak_bytes))),
+        el("td.num", held) if devices else None,
         *[_cell(cell) for cell in row.cells],
     )
 
 
 def _cell(cell: RankCell) -> Markup:
     mark = "▲ " if cell.above else ""
-    return el("td", {"class": f"num heat-{cell.heat}"}, f"{mark}{amount(cell.bytes)}")
+    return el(f"td.num heat-{cell.heat}", f"{mark}{amount(cell.bytes)}")
 
 
 def _others(ranks: Ranks) -> Markup | None:
     rest = ranks.rows[_at_once(ranks) :]
     if not rest:
         return None
-    summary = el("summary", {}, f"The other {thousands(len(rest))} ranks")
-    return el("details", {"class": "more-ranks"}, summary, _matrix(ranks, rest, "The other ranks by category"))
+    summary = el("summary", f"The other {thousands(len(rest))} ranks")
+    return el("details.more-ranks", summary, _matrix(ranks, rest, "The other ranks by category"))
 
 
 def _picture(ranks: Ranks) -> Markup | None:
@@ -110,8 +107,8 @@ def _picture(ranks: Ranks) -> Markup | None:
         "holds least of it, strong for the one that holds most; categories that hardly differ have no line"
     )
     box = f"-150 0 {_PICTURE_WIDTH + 150} {_LINE * len(lines)}"
-    svg = el("svg", {"class": "rank-picture", "viewBox": box, "role": "img", "aria-label": words}, *drawn)
-    return el("figure", {"class": "ranks-figure"}, svg, el("figcaption", {"class": "caption muted"}, f"{words}."))
+    svg = el("svg.rank-picture", {"viewBox": box, "role": "img", "aria-label": words}, *drawn)
+    return el("figure.ranks-figure", svg, el("figcaption.caption muted", f"{words}."))
 
 
 def _stretches(shades: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -128,7 +125,7 @@ def _stretches(shades: Sequence[int]) -> list[tuple[int, int, int]]:
 def _stretch(line: int, first: int, last: int, heat: int, step: float) -> Markup:
     x, width = first * step, (last - first + 1) * step
     place: dict[str, object] = {"x": f"{x:.1f}", "y": line * _LINE + 1, "width": f"{width:.1f}", "height": _LINE - 2}
-    return el("rect", {"class": f"fill-{heat}", **place})
+    return el(f"rect.fill-{heat}", {**place})
 
 
 def _nodes(nodes: Table | None) -> Markup | None:
@@ -140,12 +137,12 @@ def _nodes(nodes: Table | None) -> Markup | None:
     if rest <= 0:
         return first
     others = _titled("The other nodes", nodes.part(_NODES_AT_ONCE))
-    return el("div", {}, first, el("details", {}, el("summary", {}, f"The other {thousands(rest)} nodes"), others))
+    return el("div", first, el("details", el("summary", f"The other {thousands(rest)} nodes"), others))
 
 
 def _titled(title: str, rows: Table | None) -> Markup | None:
     """Draw a table under its title; nothing where there is none."""
-    return None if rows is None else el("div", {}, el("h3", {}, title), draw_table(rows, title))
+    return None if rows is None else el("div", el("h3", title), draw_table(rows, title))
 
 
 def recordings_section(dumps: Table | None) -> Markup | None:

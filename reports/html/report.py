@@ -61,7 +61,7 @@ def _sections(document: Document, opened: Opened) -> list[Markup | None]:
         timeline_section(document, opened),
         icicle_section(document.icicle, opened),
         allocation_table(document, opened),
-        phases_section(document.phase_table),
+        phases_section(document.phases),
         device_peak_table(document.device_peak, opened),
         steps_table(document.steps, opened),
         bottom(document),

@@ -114,7 +114,7 @@ def _ribbon(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
         width = plot.x(x[min(span.end_point, len(x) - 1)]) - left
         box = {"x": left, "y": _TOP - 14, "width": max(width - 0.6, 0.4), "height": 9}
         title = span.label if span.step is None else f"{span.label}, step {span.step}"
-        parts.append(el("g", {}, el("title", {}, title), el("rect", {**box, "class": f"fill p-{slug(span.phase)}"})))
+        parts.append(el("g", el("title", title), el("rect", {**box, "class": f"fill p-{slug(span.phase)}"})))
         name = next((n for n in (span.label, span.short) if width > 6.4 * len(n)), "")
         if name:
             middle = {"x": left + width / 2, "y": _TOP - 18, "text-anchor": "middle"}

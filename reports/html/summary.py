@@ -24,9 +24,9 @@ def oom_banner(oom: Oom | None) -> Markup | None:
     if oom is None:
         return None
     return el(
-        "div",
-        {"class": "banner", "role": "alert", "id": "oom"},
-        el("p", {}, el("strong", {}, oom.sentence)),
+        "div.banner",
+        {"role": "alert", "id": "oom"},
+        el("p", el("strong", oom.sentence)),
         stack_details(oom.stack, "Where it was asked for"),
     )
 
@@ -48,20 +48,18 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
         {"id": "summary", "aria-label": "Summary"},
         *headline_lines(headline),
         el(
-            "div",
-            {"class": "headline"},
+            "div.headline",
             el(
-                "div",
-                {"class": "peak"},
-                el("div", {"class": "muted"}, summary.peak_word, " ", el("span", {"class": f"badge {badge}"}, badge)),
-                el("div", {"class": "number"}, el("strong", {"id": "peak-gib"}, number), " ", unit),
-                el("div", {}, lead, el("a", {"href": "#timeline"}, summary.where)),
+                "div.peak",
+                el("div.muted", summary.peak_word, " ", el(f"span.badge {badge}", badge)),
+                el("div.number", el("strong", {"id": "peak-gib"}, number), " ", unit),
+                el("div", lead, el("a", {"href": "#timeline"}, summary.where)),
             ),
-            el("dl", {"class": "facts"}, *cards),
+            el("dl.facts", *cards),
         ),
         bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described=f"At the {summary.moment}: "),
         _bar_axis(summary),
-        el("ul", {"class": "legend"}, *[_legend(p) for p in (*summary.bar, *others, *summary.rest)]),
+        el("ul.legend", *[_legend(p) for p in (*summary.bar, *others, *summary.rest)]),
     )
 
 
@@ -69,23 +67,22 @@ def headline_lines(headline: Headline, changes: bool = True) -> list[Markup]:
     """Draw the answer: verdict and cause, then what to change, then what was assumed."""
     lines = [el("p", {"class": "verdict bad" if headline.bad else "verdict"}, headline.verdict)]
     if headline.cause:
-        lines.append(el("p", {"class": "cause"}, headline.cause))
+        lines.append(el("p.cause", headline.cause))
     if headline.action:
         more = (" ", el("a", {"href": "#advice"}, "All changes")) if changes else ()
-        lines.append(el("p", {"class": "first"}, headline.action, *more))
-    return [*lines, el("p", {"class": "muted"}, headline.assumed)] if headline.assumed else lines
+        lines.append(el("p.first", headline.action, *more))
+    return [*lines, el("p.muted", headline.assumed)] if headline.assumed else lines
 
 
 def _fact_card(fact: Fact, guessed: bool = False) -> Markup:
     """Draw a fact; where it counts what is guessed, its note lists these allocations with what else each could be."""
     link = el("a", {"href": "#allocations", "data-filter": "guessed"}, fact.note) if guessed else fact.note
-    mark = el("i", {"class": "swatch guess", "aria-hidden": "true"}) if guessed else None
+    mark = el("i.swatch guess", {"aria-hidden": "true"}) if guessed else None
     return el(
         "div",
-        {},
-        el("dt", {"class": "muted"}, mark, fact.label),
-        el("dd", {"class": "value"}, fact.value if fact.bytes is None else amount(fact.bytes)),
-        el("dd", {"class": "muted note"}, link),
+        el("dt.muted", mark, fact.label),
+        el("dd.value", fact.value if fact.bytes is None else amount(fact.bytes)),
+        el("dd.muted note", link),
     )
 
 
@@ -96,11 +93,11 @@ def _bar_axis(summary: Summary) -> Markup:
     words = f"{amount(allocated)} active" if summary.rest else ""
     if summary.rest and used != allocated:
         words += f" · {amount(used)} taken from the device"
-    return el("div", {"class": "bar-axis muted"}, el("span", {}, "0"), el("span", {}, words), el("span", {}, ends))
+    return el("div.bar-axis muted", el("span", "0"), el("span", words), el("span", ends))
 
 
 def _legend(part: Part) -> Markup:
-    words = el("span", {"class": "muted"}, amount(part.bytes) if part.bytes else "not at the peak")
+    words = el("span.muted", amount(part.bytes) if part.bytes else "not at the peak")
     return el("li", {"data-category": colour_class(part.id)}, swatch(part.id), part.marked, " ", words)
 
 
@@ -108,7 +105,7 @@ def room_section(room: Room | None) -> Markup | None:
     """Draw how far the run was from out of memory: one bar, with a mark where the card ends."""
     if room is None:
         return None
-    title, words = "How far from out of memory", el("p", {}, room.sentence)
+    title, words = "How far from out of memory", el("p", room.sentence)
     return section("room", title, "", words, room_bar(room), legend(room.parts, figures=True))
 
 
@@ -117,8 +114,8 @@ def room_bar(room: Room) -> Markup:
     end = None
     if room.capacity_bytes:
         left = f"left:{100 * room.capacity_bytes / room.scale_bytes:.4f}%"
-        end = el("span", {"class": "card-end", "style": left, "title": f"The card: {amount(room.capacity_bytes)}"})
-    return el("div", {"class": "room"}, bar(room.parts, room.scale_bytes), end)
+        end = el("span.card-end", {"style": left, "title": f"The card: {amount(room.capacity_bytes)}"})
+    return el("div.room", bar(room.parts, room.scale_bytes), end)
 
 
 def prediction_section(prediction: Prediction | None) -> Markup | None:
@@ -130,9 +127,9 @@ def prediction_section(prediction: Prediction | None) -> Markup | None:
         "prediction",
         title,
         "simulated; reserved memory plus memory outside torch decides" if prediction.verdict else "",
-        el("p", {}, prediction.verdict) if prediction.verdict else None,
+        el("p", prediction.verdict) if prediction.verdict else None,
         draw_table(prediction.needs),
-        el("p", {}, prediction.lengths_sentence) if prediction.lengths_sentence else None,
+        el("p", prediction.lengths_sentence) if prediction.lengths_sentence else None,
         draw_table(prediction.lengths),
-        el("p", {"class": "muted"}, prediction.error) if prediction.error else None,
+        el("p.muted", prediction.error) if prediction.error else None,
     )

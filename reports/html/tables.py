@@ -66,7 +66,6 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
     active, moment = sum(p.bytes for p in document.summary.bar), document.summary.moment
     head = el(
         "tr",
-        {},
         *[
             column("Allocation"),
             column("Category"),
@@ -90,9 +89,7 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
     note = f"the {thousands(document.allocations_listed)} largest, {listed}; equal ones share a line"
     more = el("button", {"type": "button", "id": "more", "class": "needs-js"}, "Show all")
     rows = [_allocation_row(a, opened(a)) for a in document.allocations]
-    table = el(
-        "table", {"class": "allocations", "id": "allocation-table"}, el("thead", {}, head), el("tbody", {}, *rows)
-    )
+    table = el("table.allocations", {"id": "allocation-table"}, el("thead", head), el("tbody", *rows))
     nothing = el("p", {"id": "nothing", "class": "muted", "role": "status"})
     found = scrolling(table)
     return section("allocations", f"Allocations alive at the {moment}", note, search, found, nothing, more)
@@ -100,35 +97,28 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
 
 def _allocation_row(allocation: Allocation, reference: str | None) -> Markup:
     body = [
-        el(
-            "p",
-            {},
-            el("span", {"class": f"evidence e-{allocation.evidence}"}, allocation.evidence),
-            " ",
-            allocation.why,
-        ),
-        el("p", {"class": "muted"}, particulars(allocation)),
+        el("p", el(f"span.evidence e-{allocation.evidence}", allocation.evidence), " ", allocation.why),
+        el("p.muted", particulars(allocation)),
     ]
     if allocation.stack:
         body.append(copyable(code="\n".join(allocation.stack)))
     small = " · ".join(w for w in (allocation.shape, allocation.site if allocation.name else "") if w)
     summary = el(
         "summary",
-        {},
-        el("span", {"class": "what"}, breakable(what(allocation))),
-        el("span", {"class": "badge guess"}, "guessed") if allocation.guessed else None,
-        el("small", {"class": "muted"}, small) if small else None,
+        el("span.what", breakable(what(allocation))),
+        el("span.badge guess", "guessed") if allocation.guessed else None,
+        el("small.muted", small) if small else None,
     )
     category = allocation.category_label + (f", {allocation.detail}" if allocation.detail else "")
     return el(
         "tr",
         {"data-category": colour_class(allocation.category)},
-        el("td", {}, el("details", {"data-open": reference}, summary, *body)),
-        el("td", {}, swatch(allocation.category), category),
-        el("td", {"class": "num"}, amount(allocation.bytes)),
-        el("td", {"class": "num wide"}, f"{100 * allocation.share:.1f}"),
-        el("td", {"class": "wide"}, allocation.phase_label),
-        el("td", {"class": "num wide"}, allocation.lifetime),
+        el("td", el("details", {"data-open": reference}, summary, *body)),
+        el("td", swatch(allocation.category), category),
+        el("td.num", amount(allocation.bytes)),
+        el("td.num wide", f"{100 * allocation.share:.1f}"),
+        el("td.wide", allocation.phase_label),
+        el("td.num wide", allocation.lifetime),
     )
 
 

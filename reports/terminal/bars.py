@@ -6,37 +6,19 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Bars, Part
-from memprof.reports.palette import DARK, FALLBACK
+from memprof.reports.palette import FALLBACK, LETTERS, TERMINAL
 
 from memprof.units import gib
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-LETTERS = {
-    "weights": "W", "adapters": "A", "weight_casts": "C", "reference_model": "R", "reward_model": "J",
-    "value_model": "V", "gradients": "G", "optimizer_state": "O", "activations": "X", "activation_gradients": "Y",
-    "loss_logits": "L", "kv_cache": "K", "inference_engine": "E", "inputs": "I", "temporaries": "T",
-    "communication": "Z", "workspace": "B", "unattributed": "?", "cached": "-", "inactive_split": "~",
-    "private_pools": "=", "non_torch": "N", "free": ".", "held": "H", "request": "!", "training": "M", "total": "#",
-}  # fmt: skip
-
-# Parts of a bar that are no category.
-_COLOURS = {
-    "cached": "#49525d", "inactive_split": "#8a929c", "private_pools": "#b6a5cf", "non_torch": "#6b7480",
-    "training": "#8a929c", "free": "#2a3038", "held": "#5b8dd6", "request": "#e5484d",
-}  # fmt: skip
-
 
 def swatch(identifier: str, colour: bool) -> Text:
     """Draw a category's square in its colour, or its letter."""
     from rich.text import Text
 
-    return Text("■", style=_style(identifier)) if colour else Text(LETTERS.get(identifier, "?"))
-
-
-def _style(identifier: str) -> str:
-    return DARK.get(identifier) or _COLOURS.get(identifier, FALLBACK)
+    return Text("■", style=TERMINAL.get(identifier, FALLBACK)) if colour else Text(LETTERS.get(identifier, "?"))
 
 
 def draw_bar(parts: Sequence[Part], scale: int, width: int, colour: bool) -> Text:
@@ -51,7 +33,7 @@ def draw_bar(parts: Sequence[Part], scale: int, width: int, colour: bool) -> Tex
         done += part.bytes
         end = min(width, round(width * done / scale)) if scale else 0
         if colour:
-            bar.append("█" * (end - drawn), style=_style(part.id))
+            bar.append("█" * (end - drawn), style=TERMINAL.get(part.id, FALLBACK))
         else:
             bar.append(LETTERS.get(part.id, "?") * (end - drawn))
         drawn = max(drawn, end)

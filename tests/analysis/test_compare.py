@@ -14,7 +14,7 @@ from memprof.reports.json import dumps
 from memprof.analysis.allocations.differences import holdings_of_analysis, holdings_of_report, stack_key, surplus
 from memprof.analysis.analysis import analyze
 from memprof.analysis.compare import Run, compare, distinct, over_limit, short_names
-from memprof.analysis.published_tables import PUBLISHED, published_columns
+from memprof.analysis.published_tables import published_columns, published_tables
 from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN, wide_margin
 from memprof.config.gpus import CONTEXT_BYTES
@@ -236,7 +236,7 @@ def test_stacks_are_the_same_without_their_folders_lines_and_caller() -> None:
 
 
 def test_published_rows_add_up_and_are_badged() -> None:
-    for name in PUBLISHED:
+    for name in published_tables():
         for column in published_columns(name):
             groups = dict(column["groups"])
             assert groups.pop("total") == sum(groups.values())

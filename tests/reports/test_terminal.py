@@ -11,8 +11,8 @@ import pytest
 from memprof.reports.document.blocks import Code, Line, Sheet, table
 from memprof.reports.document.build import build_document
 from memprof.reports.document.tables import allocation_rows
+from memprof.reports.palette import LETTERS
 from memprof.reports.renderers import draw
-from memprof.reports.terminal.bars import LETTERS
 from memprof.reports.terminal.draw import draw as draw_sheet
 from memprof.reports.terminal.report import print_document, render_short
 from memprof.reports.terminal.screen import console_of, text_of

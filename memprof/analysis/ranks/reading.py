@@ -18,7 +18,7 @@ from memprof.analysis.ranks.files import Recording, choose, find_recordings, rec
 from memprof.analysis.ranks.groups import DumpGroup, dump_rows, sort_dumps
 from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
 from memprof.analysis.ranks.run_folders import places_of_run
-from memprof.analysis.ranks.summary import check_summary, rank_summary
+from memprof.analysis.ranks.summary import rank_summary
 from memprof.analysis.report_files import read_memprof_json
 from memprof.errors import InputError, UsageError
 from memprof.executors import answers, open_executor
@@ -336,8 +336,7 @@ def _told_by_rank_0(
         path = place / f"step-{step:06d}.ranks.json"
         data = _readable(path) if path.is_file() else None
         if data is not None and data["source"].get("world_size") in claims:
-            told = [check_summary(s) for s in data.get("ranks") or []]
-            return [s for s in told if s["rank"] not in present]
+            return [s for s in data.get("ranks") or [] if s["rank"] not in present]
     return []
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memprof.analysis.report_files import problem
 from memprof.errors import InputError
-from memprof.vocabulary import Category, Phase
 
 _PEAK = ("allocated_bytes", "active_bytes", "reserved_bytes", "non_torch_bytes", "phase", "step")
 _DEVICE_PEAK = ("reserved_bytes", "non_torch_bytes", "phase", "step")
 _OOM = ("requested_bytes", "device_free_bytes", "phase", "step")
-_CATEGORIES = {c.value for c in Category}
-_PHASES = {p.value for p in Phase}
 
 
 def rank_summary(report: Mapping[str, Any], rank: int | None = None, file: str | None = None) -> dict[str, Any]:
@@ -56,48 +54,10 @@ def check_summary(summary: Any) -> dict[str, Any]:
     Raises:
         InputError: it cannot be used.
     """
-    if isinstance(summary, dict) and _is_usable(summary):
+    if isinstance(summary, dict) and problem("rank", summary) is None:
         return summary
     rank = summary.get("rank") if isinstance(summary, dict) else None
     raise InputError(f"the summary of rank {str(rank)[:12]} is damaged or of another version; write its report again.")
-
-
-def _is_usable(summary: dict[str, Any]) -> bool:
-    peak, device, phases = (summary.get(name) for name in ("peak", "device_peak", "phases"))
-    if not (isinstance(peak, dict) and isinstance(device, dict) and isinstance(phases, list)):
-        return False
-    whole = [summary.get("rank"), peak.get("allocated_bytes"), peak.get("active_bytes")]
-    maybe = [
-        device.get("reserved_bytes", ""),
-        device.get("non_torch_bytes", ""),
-        peak.get("step", ""),
-        summary.get("tokens"),
-    ]
-    text = [summary.get("node"), peak.get("phase")]
-    return (
-        all(_is_size(n) for n in whole)
-        and all(n is None or _is_size(n) for n in maybe)
-        and all(t is None or isinstance(t, str) for t in text)
-        and _is_composition(peak.get("categories"))
-        and all(_is_phase(p) for p in phases)
-    )
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _is_phase(part: Any) -> bool:
-    return (
-        isinstance(part, dict)
-        and part.get("phase") in _PHASES
-        and _is_size(part.get("peak_bytes"))
-        and _is_composition(part.get("categories"))
-    )
-
-
-def _is_composition(part: Any) -> bool:
-    return isinstance(part, dict) and all(c in _CATEGORIES and _is_size(n) for c, n in part.items())
 
 
 def _present(categories: Mapping[str, int]) -> dict[str, int]:

@@ -53,8 +53,6 @@ def _each_once_a_line(stream: Stream, hits: list[Hit]) -> list[Hit]:
 def _form_hits(stream: Stream) -> Iterator[Hit]:
     text = stream.squeezed
     for form in (*FORMS, DEVICE_FORMS[-1]):
-        if form.hint and form.hint not in text:
-            continue
         for match in form.pattern.finditer(text):
             if match.end() > match.start() and _stands(stream, form, match):
                 stop = _stop(stream, form, match)

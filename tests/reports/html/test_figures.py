@@ -14,10 +14,10 @@ from memprof.reports.document.model import Timeline
 from memprof.reports.document.text import STACK_ORDER
 from memprof.reports.html.interactive_timeline import peak_hold, thinned, timeline_figure
 from memprof.reports.html.static_timeline import nice_step, timeline_svg
-from memprof.reports.palette import DARK, LIGHT, PATTERNS, PHASES
+from memprof.reports.palette import DARK, LIGHT, LOOKS, PATTERNS, PHASES
 
 from memprof.units import GIB
-from memprof.vocabulary import Category, Phase
+from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 from tests.reports.sample import sample
 
 
@@ -97,6 +97,8 @@ def test_every_category_and_phase_has_its_colour() -> None:
     categories = {str(c) for c in Category}
     assert set(LIGHT) == set(DARK) == set(PATTERNS) == set(STACK_ORDER) == categories
     assert set(PHASES) == {str(p) for p in Phase}
+    kinds = {"group": Group, "evidence": Evidence, "kind": Kind, "history": History}
+    assert {name: set(LOOKS[name]) for name in kinds} == {name: {str(i) for i in ids} for name, ids in kinds.items()}
     assert len(set(LIGHT.values())) == len(LIGHT)
 
 

@@ -185,6 +185,7 @@ def test_report_without_a_timeline_needs_no_plotly() -> None:
 
 def test_markup_escapes_text_and_attributes() -> None:
     assert el("p", {"title": 'a"b<'}, "<&>") == '<p title="a&quot;b&lt;">&lt;&amp;&gt;</p>'
+    assert el("p.a b", {"id": 1}, "y") == '<p class="a b" id="1">y</p>'
     assert el("p", {"hidden": True, "id": None, "x": False}) == "<p hidden></p>"
     assert join("<", el("br"), None, ["a", ("b",)]) == "&lt;<br>ab"
 
