@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+from memprof.compat.targets import Target, assigned, read, replaced
 
 _ZERO12 = "deepspeed.runtime.zero.stage_1_and_2"
 _ZERO3 = "deepspeed.runtime.zero.stage3"
@@ -16,10 +16,10 @@ MAIN_DETAILS = Target("runpy", "_get_main_module_details", "()", needed_by=("run
 
 # -- hubs, for a script that is simulated ----------------------------------------------------------------------------
 
-HUB_OFFLINE = Target("huggingface_hub.constants", "HF_HUB_OFFLINE", how=READ, needed_by=("script",))
-DATA_OFFLINE = Target("datasets.config", "HF_HUB_OFFLINE", how=READ, needed_by=("script",))
-LOAD_DATASET = Target("datasets", "load_dataset", "(*args, **kwargs)", how=REPLACED, needed_by=("script",))
-LOAD_FROM_DISK = Target("datasets", "load_from_disk", "(*args, **kwargs)", how=REPLACED, needed_by=("script",))
+HUB_OFFLINE = read("huggingface_hub.constants", "HF_HUB_OFFLINE", needed_by=("script",))
+DATA_OFFLINE = read("datasets.config", "HF_HUB_OFFLINE", needed_by=("script",))
+LOAD_DATASET = replaced("datasets", "load_dataset", "(*args, **kwargs)", needed_by=("script",))
+LOAD_FROM_DISK = replaced("datasets", "load_from_disk", "(*args, **kwargs)", needed_by=("script",))
 
 # -- DeepSpeed -------------------------------------------------------------------------------------------------------
 
@@ -42,8 +42,8 @@ ZERO_OLDER_BUCKETS = ("ipg_buffer", "_DeepSpeedZeroOptimizer_Stage3__ipg_bucket_
 
 #: One for each attribute; DeepSpeed's tensors are known by these names and by nothing else.
 ZERO_TARGETS = {
-    name: Target(
-        module, f"{kind}.{name}", how=ASSIGNED, optional_for=_WATCHED,
+    name: assigned(
+        module, f"{kind}.{name}", optional_for=_WATCHED,
         or_else=tuple(f"{kind}.{older}" for older in ZERO_OLDER_BUCKETS if name == "ipg_buckets"),
         consequence="what DeepSpeed's ZeRO holds cannot all be told apart",
     )
@@ -57,8 +57,8 @@ LIGER_LOSS = Target(
     "(*, beta, compiled, use_ref_model, loss_type, max_completion_length, temperature, **kwargs)",
     needed_by=("simulate.liger",),
 )  # fmt: skip
-QUANT_STATE = Target(
-    "bitsandbytes.functional", "QuantState", how=READ, optional_for=_WATCHED,
+QUANT_STATE = read(
+    "bitsandbytes.functional", "QuantState", optional_for=_WATCHED,
     consequence="scales and code books of 4-bit weights cannot be known",
 )  # fmt: skip
 
@@ -69,14 +69,13 @@ FLASH_ATTN = Target(
     _FLASH, "torch.ops.flash_attn._flash_attn_forward.default", optional_for=("lean",), consequence=_FLASH_AGAIN
 )
 FLASH_ATTN_PACKED = Target(
-    _FLASH, "torch.ops.flash_attn._flash_attn_varlen_forward.default", optional_for=("lean",),
-    consequence=_FLASH_AGAIN,
-)  # fmt: skip
+    _FLASH, "torch.ops.flash_attn._flash_attn_varlen_forward.default", optional_for=("lean",), consequence=_FLASH_AGAIN
+)
 
 # -- vLLM ------------------------------------------------------------------------------------------------------------
 
 #: The allocator behind sleep mode; its ``instance`` knows which pages it has given back.
-ENGINE_POOL = Target(
-    "vllm.device_allocator.cumem", "CuMemAllocator", how=READ, optional_for=_WATCHED,
+ENGINE_POOL = read(
+    "vllm.device_allocator.cumem", "CuMemAllocator", optional_for=_WATCHED,
     consequence="what vLLM's sleeping engine gave back is not known",
 )  # fmt: skip

@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 #: What :meth:`Target.find` returns for a name that is not there.
@@ -131,6 +131,15 @@ class Target:
     def is_loaded(self) -> bool:
         """Tell whether the module, or one that serves in its stead, has been imported to its end."""
         return any(_is_whole(sys.modules.get(module)) for module, _ in self.places)
+
+
+#: Declare a target that is used so: module, path and the rest as of :class:`Target`.
+replaced, read, assigned, local, keyed = (partial(Target, how=how) for how in (REPLACED, READ, ASSIGNED, LOCAL, KEY))
+
+
+def optional(consequence: str, features: tuple[str, ...] = ("callback",)) -> Any:
+    """Return the arguments of targets that ``features`` work without, with a note of the ``consequence``."""
+    return {"optional_for": features, "consequence": consequence}
 
 
 def look_up(module: str, path: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+from memprof.compat.targets import Target, assigned, optional, read, replaced
 
 _MEMORY = "torch.cuda.memory"
 _DISPATCH = "torch.utils._python_dispatch"
@@ -26,14 +26,9 @@ OOM_OBSERVER = Target(
     "torch._C", "_cuda_attach_out_of_memory_observer", optional_for=_CUDA, build="cuda",
     consequence="an out-of-memory error that is caught inside the program cannot be seen",
 )  # fmt: skip
-TAG = Target(
-    _MEMORY, "_set_memory_metadata", "(metadata)", optional_for=_CUDA,
-    consequence="allocations carry no phase of their own, and phases are known by time alone",
-)  # fmt: skip
-CURRENT_TAG = Target(
-    _MEMORY, "_get_memory_metadata", "()", optional_for=_CUDA,
-    consequence="allocations carry no phase of their own, and phases are known by time alone",
-)  # fmt: skip
+_TAGGED = optional("allocations carry no phase of their own, and phases are known by time alone", _CUDA)
+TAG = Target(_MEMORY, "_set_memory_metadata", "(metadata)", **_TAGGED)
+CURRENT_TAG = Target(_MEMORY, "_get_memory_metadata", "()", **_TAGGED)
 WHEN_CUDA_IS_USED = Target(
     "torch.cuda", "_lazy_call", "(callable)", optional_for=("run",),
     consequence="an out-of-memory error before a model's first forward is not recorded",
@@ -44,37 +39,38 @@ PINNED = Target(
 
 # -- dispatch modes and stacks ---------------------------------------------------------------------------------------
 
-DISPATCH_MODE = Target(_DISPATCH, "TorchDispatchMode", how=READ, needed_by=_TRACED)
+DISPATCH_MODE = read(_DISPATCH, "TorchDispatchMode", needed_by=_TRACED)
 MODE_STACK = Target(_DISPATCH, "_get_current_dispatch_mode_stack", "()", needed_by=("record.trace", "script"))
 POP_MODE = Target(_DISPATCH, "_pop_mode", "()", needed_by=_TRACE)
 PUSH_MODE = Target(_DISPATCH, "_push_mode", "(mode)", needed_by=_TRACE)
 NO_MODES = Target(_DISPATCH, "_disable_current_modes", "()", needed_by=("script",))
-SKIP_DYNAMO = Target(
-    _DISPATCH, "TorchDispatchMode._should_skip_dynamo", "()", how=REPLACED, optional_for=_SIMULATED,
+SKIP_DYNAMO = replaced(
+    _DISPATCH, "TorchDispatchMode._should_skip_dynamo", "()", optional_for=_SIMULATED,
     consequence="the simulator takes longer",
 )  # fmt: skip
 PLAIN_DISPATCH = Target("torch._C", "_disabled_torch_dispatch_impl", needed_by=_TRACED)
 GATHER_STACK = Target("torch._C", "_profiler.gather_traceback", needed_by=_TRACED)
 SYMBOLIZE = Target("torch._C", "_profiler.symbolize_tracebacks", needed_by=_TRACED)
 GRAPH_TASK = Target("torch._C", "_current_graph_task_id", needed_by=("record.trace", "simulate.world", "attach"))
+_UNCOMPILED = {
+    **optional("torch.compile looks into the trace's own code, which costs time", _TRACE),
+    "or_else": ("_dynamo.eval_frame.skip_code",),
+}
 SKIP_COMPILER = Target(
-    "torch._C", "_dynamo.eval_frame.set_code_exec_strategy", or_else=("_dynamo.eval_frame.skip_code",),
-    optional_for=_TRACE, consequence="torch.compile looks into the trace's own code, which costs time",
-)  # fmt: skip
-FRAME_ACTION = Target(
-    "torch._C", "_dynamo.eval_frame._FrameAction", how=READ, or_else=("_dynamo.eval_frame.skip_code",),
-    optional_for=_TRACE, consequence="torch.compile looks into the trace's own code, which costs time",
-)  # fmt: skip
-FRAME_STRATEGY = Target(
-    "torch._C", "_dynamo.eval_frame._FrameExecStrategy", how=READ, or_else=("_dynamo.eval_frame.skip_code",),
-    optional_for=_TRACE, consequence="torch.compile looks into the trace's own code, which costs time",
-)  # fmt: skip
-STORAGE_KEY = Target("torch", "UntypedStorage._cdata", how=READ, needed_by=("record.cuda", *_TRACED))
-STORAGE_RESIZE = Target("torch", "UntypedStorage.resize_", "(self, size)", how=REPLACED, needed_by=_TRACED)
-OPERATOR_SCHEMA = Target("torch", "ops.aten.add.Tensor._schema", how=READ, needed_by=_TRACED)
+    "torch._C", "_dynamo.eval_frame.set_code_exec_strategy", **_UNCOMPILED
+)
+FRAME_ACTION = read(
+    "torch._C", "_dynamo.eval_frame._FrameAction", **_UNCOMPILED
+)
+FRAME_STRATEGY = read(
+    "torch._C", "_dynamo.eval_frame._FrameExecStrategy", **_UNCOMPILED
+)
+STORAGE_KEY = read("torch", "UntypedStorage._cdata", needed_by=("record.cuda", *_TRACED))
+STORAGE_RESIZE = replaced("torch", "UntypedStorage.resize_", "(self, size)", needed_by=_TRACED)
+OPERATOR_SCHEMA = read("torch", "ops.aten.add.Tensor._schema", needed_by=_TRACED)
 
-COMPILED_LAUNCH = Target(
-    "torch._inductor.runtime.triton_heuristics", "CachingAutotuner.run", "(self, *args, **kwargs)", how=REPLACED,
+COMPILED_LAUNCH = replaced(
+    "torch._inductor.runtime.triton_heuristics", "CachingAutotuner.run", "(self, *args, **kwargs)",
     optional_for=("record.cuda",),
     consequence="kernels of torch.compile that an emulated device leaves uncomputed are not named",
 )  # fmt: skip
@@ -90,17 +86,15 @@ AFTER_FORWARD = Target(
     "torch.nn.modules.module", "register_module_forward_hook", "(hook, *, always_call)",
     needed_by=("record.trace", "run"),
 )  # fmt: skip
-BEFORE_HOOKS = Target("torch.nn.modules.module", "Module._forward_pre_hooks", how=ASSIGNED, needed_by=_HOOKED)
-AFTER_HOOKS = Target("torch.nn.modules.module", "Module._forward_hooks", how=ASSIGNED, needed_by=_HOOKED)
-BEFORE_BACKWARD_HOOKS = Target(
-    "torch.nn.modules.module", "Module._backward_pre_hooks", how=ASSIGNED, needed_by=("lean",)
-)
-AFTER_BACKWARD_HOOKS = Target("torch.nn.modules.module", "Module._backward_hooks", how=ASSIGNED, needed_by=("lean",))
-GRADIENT_HOOKS = Target("torch", "Tensor._backward_hooks", how=READ, needed_by=("lean",))
-ACCUMULATED_HOOKS = Target("torch", "Tensor._post_accumulate_grad_hooks", how=READ, needed_by=("lean",))
-PROFILED = Target("torch.autograd.profiler", "record_function.__enter__", "(self)", how=REPLACED, needed_by=_SIMULATED)
-PROFILED_END = Target(
-    "torch.autograd.profiler", "record_function.__exit__", "(self, exc_type, exc_value, traceback)", how=REPLACED,
+BEFORE_HOOKS = assigned("torch.nn.modules.module", "Module._forward_pre_hooks", needed_by=_HOOKED)
+AFTER_HOOKS = assigned("torch.nn.modules.module", "Module._forward_hooks", needed_by=_HOOKED)
+BEFORE_BACKWARD_HOOKS = assigned("torch.nn.modules.module", "Module._backward_pre_hooks", needed_by=("lean",))
+AFTER_BACKWARD_HOOKS = assigned("torch.nn.modules.module", "Module._backward_hooks", needed_by=("lean",))
+GRADIENT_HOOKS = read("torch", "Tensor._backward_hooks", needed_by=("lean",))
+ACCUMULATED_HOOKS = read("torch", "Tensor._post_accumulate_grad_hooks", needed_by=("lean",))
+PROFILED = replaced("torch.autograd.profiler", "record_function.__enter__", "(self)", needed_by=_SIMULATED)
+PROFILED_END = replaced(
+    "torch.autograd.profiler", "record_function.__exit__", "(self, exc_type, exc_value, traceback)",
     needed_by=_SIMULATED,
 )  # fmt: skip
 BEFORE_STEP = Target(
@@ -109,12 +103,12 @@ BEFORE_STEP = Target(
 AFTER_STEP = Target(
     "torch.optim.optimizer", "register_optimizer_step_post_hook", "(hook)", needed_by=(*_WATCHED, *_TRACED)
 )
-BACKWARD = Target(
-    "torch.autograd", "backward", "(*args, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
-    optional_for=("run", "attach"), consequence="phase backward cannot be marked", used_in="torch:Tensor.backward",
+BACKWARD = replaced(
+    "torch.autograd", "backward", "(*args, **kwargs)", needed_by=_SIMULATED, optional_for=("run", "attach"),
+    consequence="phase backward cannot be marked", used_in="torch:Tensor.backward",
 )  # fmt: skip
-CLIP = Target(
-    "torch.nn.utils.clip_grad", "clip_grad_norm_", "(*args, **kwargs)", how=REPLACED, optional_for=("run",),
+CLIP = replaced(
+    "torch.nn.utils.clip_grad", "clip_grad_norm_", "(*args, **kwargs)", optional_for=("run",),
     consequence="gradient clipping cannot be counted to optimizer_step",
 )  # fmt: skip
 IS_COMPILING = Target(
@@ -123,76 +117,64 @@ IS_COMPILING = Target(
 
 # -- the fake world --------------------------------------------------------------------------------------------------
 
-FAKE_TENSOR = Target(_FAKE, "FakeTensor", how=READ, needed_by=("simulate.world", "lean"))
-FAKE_CONSTANT = Target(_FAKE, "FakeTensor.constant", how=ASSIGNED, needed_by=_SIMULATED)
-FAKE_DEVICE = Target(_FAKE, "FakeTensor.fake_device", how=ASSIGNED, needed_by=_SIMULATED)
+FAKE_TENSOR = read(_FAKE, "FakeTensor", needed_by=("simulate.world", "lean"))
+FAKE_CONSTANT = assigned(_FAKE, "FakeTensor.constant", needed_by=_SIMULATED)
+FAKE_DEVICE = assigned(_FAKE, "FakeTensor.fake_device", needed_by=_SIMULATED)
 FAKE_MODE = Target(_FAKE, "FakeTensorMode", "(*, allow_non_fake_inputs)", needed_by=_SIMULATED)
-_SLOWER = "the simulator takes about half as long again"
-FAKE_SYMBOLIC = Target(
-    "torch", "Tensor._has_symbolic_sizes_strides", how=READ, optional_for=_SIMULATED, consequence=_SLOWER
-)
-NO_DISPATCH = Target("torch._C", "_DisableTorchDispatch", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
-MAKE_SUBCLASS = Target("torch", "Tensor._make_subclass", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
-NO_DATA_POINTER = Target(
-    "torch._C", "_set_throw_on_mutable_data_ptr", how=READ, optional_for=_SIMULATED, consequence=_SLOWER
-)
-KEYS_OF = Target("torch._C", "_dispatch_key_set", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
-NEEDS_VALUES = Target(_FAKE, "DataDependentOutputException", how=READ, needed_by=_SIMULATED)
-NEEDS_SHAPES = Target(_FAKE, "DynamicOutputShapeException", how=READ, needed_by=_SIMULATED)
-UNSUPPORTED = Target(_FAKE, "UnsupportedOperatorException", how=READ, needed_by=_SIMULATED)
-MODULE_APPLY = Target("torch.nn", "Module._apply", "(self, fn, recurse)", how=REPLACED, needed_by=_SIMULATED)
-MODULE_PARAMETERS = Target("torch.nn", "Module._parameters", how=ASSIGNED, needed_by=_SIMULATED)
-MODULE_BUFFERS = Target("torch.nn", "Module._buffers", how=ASSIGNED, needed_by=_SIMULATED)
-MODULE_TO = Target("torch.nn", "Module.to", "(self, *args, **kwargs)", how=REPLACED, needed_by=("script",))
-MODULE_CUDA = Target("torch.nn", "Module.cuda", "(self, *args, **kwargs)", how=REPLACED, needed_by=("script",))
+_FASTER = optional("the simulator takes about half as long again", _SIMULATED)
+FAKE_SYMBOLIC = read("torch", "Tensor._has_symbolic_sizes_strides", **_FASTER)
+NO_DISPATCH = read("torch._C", "_DisableTorchDispatch", **_FASTER)
+MAKE_SUBCLASS = read("torch", "Tensor._make_subclass", **_FASTER)
+NO_DATA_POINTER = read("torch._C", "_set_throw_on_mutable_data_ptr", **_FASTER)
+KEYS_OF = read("torch._C", "_dispatch_key_set", **_FASTER)
+NEEDS_VALUES = read(_FAKE, "DataDependentOutputException", needed_by=_SIMULATED)
+NEEDS_SHAPES = read(_FAKE, "DynamicOutputShapeException", needed_by=_SIMULATED)
+UNSUPPORTED = read(_FAKE, "UnsupportedOperatorException", needed_by=_SIMULATED)
+MODULE_APPLY = replaced("torch.nn", "Module._apply", "(self, fn, recurse)", needed_by=_SIMULATED)
+MODULE_PARAMETERS = assigned("torch.nn", "Module._parameters", needed_by=_SIMULATED)
+MODULE_BUFFERS = assigned("torch.nn", "Module._buffers", needed_by=_SIMULATED)
+MODULE_TO = replaced("torch.nn", "Module.to", "(self, *args, **kwargs)", needed_by=("script",))
+MODULE_CUDA = replaced("torch.nn", "Module.cuda", "(self, *args, **kwargs)", needed_by=("script",))
 PARSE_TO = Target("torch._C", "_nn._parse_to", needed_by=("script",))
 INFERENCE_MODE = Target("torch", "inference_mode", "(mode)", needed_by=_SIMULATED)
-ENGINE = Target("torch.autograd.graph", "_engine_run_backward", how=READ, needed_by=_SIMULATED)
+ENGINE = read("torch.autograd.graph", "_engine_run_backward", needed_by=_SIMULATED)
 SAVED_HOOKS = Target("torch.autograd.graph", "saved_tensors_hooks", "(pack_hook, unpack_hook)", needed_by=_SIMULATED)
-SAVE_ON_CPU = Target(
-    "torch.autograd.graph", "save_on_cpu", "(pin_memory, device_type)", how=REPLACED, needed_by=("simulate.offloaded",)
+SAVE_ON_CPU = replaced(
+    "torch.autograd.graph", "save_on_cpu", "(pin_memory, device_type)", needed_by=("simulate.offloaded",)
 )
 STORAGE_USES = Target("torch._C", "_storage_Use_Count", needed_by=_SIMULATED)
-TENSOR_USES = Target("torch", "Tensor._use_count", how=READ, needed_by=_SIMULATED)
-FOREACH_DEVICES = Target(
-    "torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", "()", how=REPLACED, needed_by=_SIMULATED,
+TENSOR_USES = read("torch", "Tensor._use_count", needed_by=_SIMULATED)
+FOREACH_DEVICES = replaced(
+    "torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", "()", needed_by=_SIMULATED,
     used_in="_device_has_foreach_support",
 )  # fmt: skip
-FOREACH_DEVICES_IN_OPTIMIZERS = Target(
-    "torch.optim.optimizer", "_get_foreach_kernels_supported_devices", "()", how=REPLACED, needed_by=_SIMULATED,
+FOREACH_DEVICES_IN_OPTIMIZERS = replaced(
+    "torch.optim.optimizer", "_get_foreach_kernels_supported_devices", "()", needed_by=_SIMULATED,
     used_in="_default_to_fused_or_foreach",
 )  # fmt: skip
-FOREACH_TYPES = Target("torch.optim.optimizer", "_foreach_supported_types", how=READ, needed_by=_SIMULATED)
-FOREACH_TYPES_OF_NORMS = Target(
-    "torch.utils._foreach_utils", "_foreach_supported_types", how=READ, needed_by=_SIMULATED
-)
+FOREACH_TYPES = read("torch.optim.optimizer", "_foreach_supported_types", needed_by=_SIMULATED)
+FOREACH_TYPES_OF_NORMS = read("torch.utils._foreach_utils", "_foreach_supported_types", needed_by=_SIMULATED)
 CONTIGUOUS_STRIDES = Target("torch._prims_common", "make_contiguous_strides_for", "(shape)", needed_by=_SIMULATED)
-STEP_IF_FINITE = Target(
+STEP_IF_FINITE = replaced(
     "torch.amp.grad_scaler", "GradScaler._maybe_opt_step", "(self, optimizer, optimizer_state, *args, **kwargs)",
-    how=REPLACED, needed_by=_SIMULATED,
+    needed_by=_SIMULATED,
 )  # fmt: skip
-ADAM_STATE = Target(
-    "torch.optim.adam", "Adam._init_group", "(self, group, *lists)", how=REPLACED, needed_by=_SIMULATED,
-)  # fmt: skip
+ADAM_STATE = replaced("torch.optim.adam", "Adam._init_group", "(self, group, *lists)", needed_by=_SIMULATED)
 # AdamW inherits it, until torch._dynamo is imported, which gives every optimizer class one of its own.
-ADAMW_STATE = Target(
-    "torch.optim.adamw", "AdamW._init_group", "(self, group, *lists)", how=REPLACED, needed_by=_SIMULATED,
-)  # fmt: skip
-RMSPROP_STATE = Target(
-    "torch.optim.rmsprop", "RMSprop._init_group", "(self, group, *lists)", how=REPLACED, needed_by=_SIMULATED,
-)  # fmt: skip
-LOADER_ITERATOR = Target(
-    "torch.utils.data.dataloader", "_BaseDataLoaderIter.__init__", "(self, loader)", how=REPLACED, needed_by=_SIMULATED,
-)  # fmt: skip
+ADAMW_STATE = replaced("torch.optim.adamw", "AdamW._init_group", "(self, group, *lists)", needed_by=_SIMULATED)
+RMSPROP_STATE = replaced("torch.optim.rmsprop", "RMSprop._init_group", "(self, group, *lists)", needed_by=_SIMULATED)
+LOADER_ITERATOR = replaced(
+    "torch.utils.data.dataloader", "_BaseDataLoaderIter.__init__", "(self, loader)", needed_by=_SIMULATED
+)
 EXCLUDE_KEYS = Target("torch._C", "_ExcludeDispatchKeyGuard", needed_by=_SIMULATED)
-KEY_SET = Target("torch._C", "DispatchKeySet", how=READ, needed_by=_SIMULATED)
-AUTOCAST_KEY = Target("torch._C", "DispatchKey.AutocastCPU", how=READ, needed_by=_SIMULATED)
+KEY_SET = read("torch._C", "DispatchKeySet", needed_by=_SIMULATED)
+AUTOCAST_KEY = read("torch._C", "DispatchKey.AutocastCPU", needed_by=_SIMULATED)
 LIBRARY_DESTROY = Target("torch.library", "Library._destroy", "(self)", needed_by=_SIMULATED)
-ATTENTION = Target("torch.nn.functional", "scaled_dot_product_attention", how=READ, needed_by=_SIMULATED)
-DROPOUT = Target("torch.nn.functional", "dropout", "(input, p, training, inplace)", how=REPLACED, needed_by=_SIMULATED)
+ATTENTION = read("torch.nn.functional", "scaled_dot_product_attention", needed_by=_SIMULATED)
+DROPOUT = replaced("torch.nn.functional", "dropout", "(input, p, training, inplace)", needed_by=_SIMULATED)
 SAFE_SOFTMAX = Target("torch", "ops.aten._safe_softmax.default", "(self, dim)", needed_by=_SIMULATED)
-SOFTMAX_BACKWARD = Target("torch", "ops.aten._softmax_backward_data.default", how=READ, needed_by=_SIMULATED)
-FOREACH_NORM = Target("torch", "ops.aten._foreach_norm.Scalar", how=READ, needed_by=_SIMULATED)
+SOFTMAX_BACKWARD = read("torch", "ops.aten._softmax_backward_data.default", needed_by=_SIMULATED)
+FOREACH_NORM = read("torch", "ops.aten._foreach_norm.Scalar", needed_by=_SIMULATED)
 LOCAL_SCALAR = Target("torch", "ops.aten._local_scalar_dense.default", "(self)", needed_by=_SIMULATED)
 UNSAFE_VIEW = Target("torch", "ops.aten._unsafe_view.default", "(self, size)", needed_by=_SIMULATED)
 
@@ -227,13 +209,8 @@ FLASH_ON_CPU_BACKWARD = Target(
 )  # fmt: skip
 
 # What selective checkpointing keeps the output of, beside the kernels above.
-_AGAIN = "selective checkpointing computes attention again where this kernel runs it"
-CUDNN = Target("torch", "ops.aten._scaled_dot_product_cudnn_attention.default", optional_for=_LEAN, consequence=_AGAIN)
-FUSED = Target(
-    "torch", "ops.aten._scaled_dot_product_fused_attention_overrideable.default", optional_for=_LEAN,
-    consequence=_AGAIN,
-)  # fmt: skip
-FLASH_FORWARD = Target("torch", "ops.aten._flash_attention_forward.default", optional_for=_LEAN, consequence=_AGAIN)
-EFFICIENT_FORWARD = Target(
-    "torch", "ops.aten._efficient_attention_forward.default", optional_for=_LEAN, consequence=_AGAIN
-)
+_KEPT = optional("selective checkpointing computes attention again where this kernel runs it", _LEAN)
+CUDNN = Target("torch", "ops.aten._scaled_dot_product_cudnn_attention.default", **_KEPT)
+FUSED = Target("torch", "ops.aten._scaled_dot_product_fused_attention_overrideable.default", **_KEPT)
+FLASH_FORWARD = Target("torch", "ops.aten._flash_attention_forward.default", **_KEPT)
+EFFICIENT_FORWARD = Target("torch", "ops.aten._efficient_attention_forward.default", **_KEPT)

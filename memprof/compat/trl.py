@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memprof.compat.targets import ASSIGNED, KEY, READ, REPLACED, Target
+from dataclasses import replace
+
+from memprof.compat.targets import Target, assigned, keyed, read, replaced
 
 _GRPO = "trl.trainer.grpo_trainer"
 _UTILS = "trl.trainer.utils"
@@ -26,71 +28,69 @@ CONFIG = Target(
     "disable_tqdm, dataloader_pin_memory, learning_rate, cache_implementation, generation_kwargs, **kwargs)",
     needed_by=_BOTH,
 )  # fmt: skip
-COMPUTE_LOSS = Target(
-    _GRPO, "GRPOTrainer.compute_loss", "(self, model, inputs, return_outputs, num_items_in_batch)", how=REPLACED,
-    needed_by=_LEAN, used_in="transformers.trainer:Trainer.training_step",
+COMPUTE_LOSS = replaced(
+    _GRPO, "GRPOTrainer.compute_loss", "(self, model, inputs, return_outputs, num_items_in_batch)", needed_by=_LEAN,
+    used_in="transformers.trainer:Trainer.training_step",
 )  # fmt: skip
-LOSS = Target(
-    _GRPO, "GRPOTrainer._compute_loss", "(self, model, inputs)", how=REPLACED, needed_by=_BOTH,
-    used_in="GRPOTrainer.compute_loss",
-)  # fmt: skip
-LOGPS = Target(
+LOSS = replaced(
+    _GRPO, "GRPOTrainer._compute_loss", "(self, model, inputs)", needed_by=_BOTH, used_in="GRPOTrainer.compute_loss"
+)
+LOGPS = replaced(
     _GRPO, "GRPOTrainer._get_per_token_logps_and_entropies",
     "(self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss, **kwargs)",
-    how=REPLACED, needed_by=_BOTH, used_in="GRPOTrainer._compute_loss",
+    needed_by=_BOTH, used_in="GRPOTrainer._compute_loss",
 )  # fmt: skip
-GENERATE_SINGLE_TURN = Target(
+GENERATE_SINGLE_TURN = replaced(
     _GRPO, "GRPOTrainer._generate_single_turn", "(self, prompt_ids, images, multimodal_fields, *args, **kwargs)",
-    how=REPLACED, needed_by=_BOTH, used_in="GRPOTrainer._generate",
+    needed_by=_BOTH, used_in="GRPOTrainer._generate",
 )  # fmt: skip
-TOKENIZE_PROMPTS = Target(
-    _GRPO, "GRPOTrainer._tokenize_prompts", "(self, prompts)", how=REPLACED, needed_by=_SIMULATED,
-    used_in="GRPOTrainer._generate",
-)  # fmt: skip
+TOKENIZE_PROMPTS = replaced(
+    _GRPO, "GRPOTrainer._tokenize_prompts", "(self, prompts)", needed_by=_SIMULATED, used_in="GRPOTrainer._generate"
+)
 
 # -- GRPOTrainer: attributes of its instances ------------------------------------------------------------------------
 
-METRICS = Target(_GRPO, "GRPOTrainer._metrics", how=ASSIGNED, needed_by=_LEAN)
-TOKENIZER = Target(_GRPO, "GRPOTrainer._tokenizer", how=ASSIGNED, needed_by=_LEAN)
-ENTROPY_BONUS = Target(_GRPO, "GRPOTrainer._entropy_bonus_enabled", how=ASSIGNED, needed_by=_LEAN)
-ENTROPY_WINDOW = Target(_GRPO, "GRPOTrainer._entropy_window_stats", how=ASSIGNED, needed_by=_LEAN)
-LAST_ENTROPY = Target(_GRPO, "GRPOTrainer._last_world_entropy", how=ASSIGNED, needed_by=_LEAN)
-ENTROPY_COEFFICIENT = Target(_GRPO, "GRPOTrainer.entropy_coef", how=ASSIGNED, needed_by=_LEAN)
-TEMPERATURE = Target(_GRPO, "GRPOTrainer.temperature", how=ASSIGNED, needed_by=_LEAN)
-BETA = Target(_GRPO, "GRPOTrainer.beta", how=ASSIGNED, needed_by=_LEAN)
-CONTINUOUS_BATCHING = Target(_GRPO, "GRPOTrainer.use_transformers_continuous_batching", how=ASSIGNED, needed_by=_LEAN)
-USE_VLLM = Target(_GRPO, "GRPOTrainer.use_vllm", how=ASSIGNED, needed_by=_BOTH)
-GENERATION_KWARGS = Target(_GRPO, "GRPOTrainer.generation_kwargs", how=ASSIGNED, needed_by=_SIMULATED)
-GENERATION_CONFIG = Target(
-    _GRPO, "GRPOTrainer.generation_config", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("rehearse",),
+METRICS = assigned(_GRPO, "GRPOTrainer._metrics", needed_by=_LEAN)
+TOKENIZER = assigned(_GRPO, "GRPOTrainer._tokenizer", needed_by=_LEAN)
+ENTROPY_BONUS = assigned(_GRPO, "GRPOTrainer._entropy_bonus_enabled", needed_by=_LEAN)
+ENTROPY_WINDOW = assigned(_GRPO, "GRPOTrainer._entropy_window_stats", needed_by=_LEAN)
+LAST_ENTROPY = assigned(_GRPO, "GRPOTrainer._last_world_entropy", needed_by=_LEAN)
+ENTROPY_COEFFICIENT = assigned(_GRPO, "GRPOTrainer.entropy_coef", needed_by=_LEAN)
+TEMPERATURE = assigned(_GRPO, "GRPOTrainer.temperature", needed_by=_LEAN)
+BETA = assigned(_GRPO, "GRPOTrainer.beta", needed_by=_LEAN)
+CONTINUOUS_BATCHING = assigned(_GRPO, "GRPOTrainer.use_transformers_continuous_batching", needed_by=_LEAN)
+USE_VLLM = assigned(_GRPO, "GRPOTrainer.use_vllm", needed_by=_BOTH)
+GENERATION_KWARGS = assigned(_GRPO, "GRPOTrainer.generation_kwargs", needed_by=_SIMULATED)
+GENERATION_CONFIG = assigned(
+    _GRPO, "GRPOTrainer.generation_config", needed_by=_SIMULATED, optional_for=("rehearse",),
     consequence="the rehearsal cannot make completions of full length",
 )  # fmt: skip
-REFERENCE = Target(
-    _GRPO, "GRPOTrainer.ref_model", how=ASSIGNED, needed_by=_BOTH, optional_for=("callback",),
+REFERENCE = assigned(
+    _GRPO, "GRPOTrainer.ref_model", needed_by=_BOTH, optional_for=("callback",),
     consequence="phase reference_logprobs and the reference model's parameters cannot be told apart",
 )  # fmt: skip
-REWARDS = Target(
-    _GRPO, "GRPOTrainer.reward_funcs", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("callback",),
+REWARDS = assigned(
+    _GRPO, "GRPOTrainer.reward_funcs", needed_by=_SIMULATED, optional_for=("callback",),
     consequence="parameters of reward models cannot be told apart",
 )  # fmt: skip
-BUFFERED = Target(
-    _GRPO, "GRPOTrainer._buffered_inputs", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("callback",),
+BUFFERED = assigned(
+    _GRPO, "GRPOTrainer._buffered_inputs", needed_by=_SIMULATED, optional_for=("callback",),
     consequence="tensors kept between generation and training cannot be known as inputs",
 )  # fmt: skip
-MICRO_STEP = Target(
-    _GRPO, "GRPOTrainer._step", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("callback",),
+MICRO_STEP = assigned(
+    _GRPO, "GRPOTrainer._step", needed_by=_SIMULATED, optional_for=("callback",),
     consequence="generation cycles cannot be told apart, and one step is recorded",
 )  # fmt: skip
-ITERATIONS = Target(
-    _GRPO, "GRPOTrainer.num_iterations", how=ASSIGNED, optional_for=("callback",),
+ITERATIONS = assigned(
+    _GRPO, "GRPOTrainer.num_iterations", optional_for=("callback",),
     consequence="a generation cycle is taken to have one iteration",
 )  # fmt: skip
-COMPLETION_LENGTH = Target(
-    _GRPO, "GRPOTrainer.max_completion_length", how=ASSIGNED, needed_by=_BOTH, optional_for=("rehearse",),
+COMPLETION_LENGTH = assigned(
+    _GRPO, "GRPOTrainer.max_completion_length", needed_by=_BOTH, optional_for=("rehearse",),
     consequence="the rehearsal cannot make completions of full length",
 )  # fmt: skip
-VLLM = Target(
-    _GRPO, "GRPOTrainer.vllm_generation", how=ASSIGNED, or_else=("GRPOTrainer.llm",), optional_for=("callback",),
+VLLM = assigned(
+    _GRPO, "GRPOTrainer.vllm_generation", or_else=("GRPOTrainer.llm",), optional_for=("callback",),
     consequence="phases weight_sync, sleep and wake of a vLLM in this process cannot be marked",
 )  # fmt: skip
 
@@ -134,20 +134,20 @@ GENERATE_VLLM = Target(
 
 # -- functions -------------------------------------------------------------------------------------------------------
 
-CREATE_MODEL = Target(
-    _GRPO, "create_model_from_path", "(model_id, architecture, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
+CREATE_MODEL = replaced(
+    _GRPO, "create_model_from_path", "(model_id, architecture, **kwargs)", needed_by=_SIMULATED,
     used_in="GRPOTrainer.__init__",
 )  # fmt: skip
-CREATE_DPO_REFERENCE = Target(
-    "trl.trainer.dpo_trainer", "create_model_from_path", "(model_id, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
+CREATE_DPO_REFERENCE = replaced(
+    "trl.trainer.dpo_trainer", "create_model_from_path", "(model_id, **kwargs)", needed_by=_SIMULATED,
     used_in="DPOTrainer.__init__",
 )  # fmt: skip
-CREATE_RLOO_REFERENCE = Target(
-    "trl.trainer.rloo_trainer", "create_model_from_path", "(model_id, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
+CREATE_RLOO_REFERENCE = replaced(
+    "trl.trainer.rloo_trainer", "create_model_from_path", "(model_id, **kwargs)", needed_by=_SIMULATED,
     used_in="RLOOTrainer.__init__",
 )  # fmt: skip
-CREATE_REFERENCE = Target(
-    _UTILS, "create_model_from_path", "(model_id, **kwargs)", how=REPLACED, needed_by=("lean", "simulate.lean")
+CREATE_REFERENCE = replaced(
+    _UTILS, "create_model_from_path", "(model_id, **kwargs)", needed_by=("lean", "simulate.lean")
 )
 MODEL_ID = Target(_UTILS, "get_config_model_id", "(config)", needed_by=_LEAN)
 FUSED_HEAD = Target(_UTILS, "add_fused_lm_head", "(model, *, temperature)", needed_by=_LEAN)
@@ -157,42 +157,33 @@ UNWRAPPED = Target(
     "(model, accelerator, *, gather_deepspeed3_params, generation_kwargs, gradient_checkpointing_kwargs)",
     needed_by=_SIMULATED,
 )  # fmt: skip
-GATHERED_HEAD = Target(
-    _UTILS, "maybe_gather_lm_head_ctx", "(*params)", how=REPLACED, needed_by=("simulate.zero",),
-    used_in="add_fused_lm_head",
-)  # fmt: skip
+GATHERED_HEAD = replaced(
+    _UTILS, "maybe_gather_lm_head_ctx", "(*params)", needed_by=("simulate.zero",), used_in="add_fused_lm_head"
+)
 SELECTIVE = Target(
     "trl.models", "enable_selective_activation_checkpointing", "(model)", needed_by=("simulate.selective",)
 )
 
 # -- the loss's Triton kernels, which allocate nothing ---------------------------------------------------------------
 
-USE_TRITON = Target(
-    _KERNELS, "_use_triton", "(device)", how=REPLACED, needed_by=_SIMULATED,
-    used_in="ChunkedLogProbFunction.forward",
-)  # fmt: skip
-USE_TRITON_IN_HEAD = Target(
-    _UTILS, "_use_triton", "(device)", how=REPLACED, needed_by=_SIMULATED, used_in="add_fused_lm_head"
+USE_TRITON = replaced(
+    _KERNELS, "_use_triton", "(device)", needed_by=_SIMULATED, used_in="ChunkedLogProbFunction.forward"
 )
-FORWARD_KERNEL = Target(
-    _KERNELS, "_forward_kernel", how=READ, needed_by=_SIMULATED, used_in="ChunkedLogProbFunction.forward"
+USE_TRITON_IN_HEAD = replaced(_UTILS, "_use_triton", "(device)", needed_by=_SIMULATED, used_in="add_fused_lm_head")
+FORWARD_KERNEL = read(_KERNELS, "_forward_kernel", needed_by=_SIMULATED, used_in="ChunkedLogProbFunction.forward")
+BACKWARD_KERNEL = read(_KERNELS, "_backward_kernel", needed_by=_SIMULATED, used_in="ChunkedLogProbFunction.backward")
+ADD_PRODUCT = replaced(
+    _KERNELS, "_addmm_fp32", "(acc, a, b)", needed_by=_SIMULATED, used_in="ChunkedLogProbFunction.backward"
 )
-BACKWARD_KERNEL = Target(
-    _KERNELS, "_backward_kernel", how=READ, needed_by=_SIMULATED, used_in="ChunkedLogProbFunction.backward"
-)
-ADD_PRODUCT = Target(
-    _KERNELS, "_addmm_fp32", "(acc, a, b)", how=REPLACED, needed_by=_SIMULATED,
-    used_in="ChunkedLogProbFunction.backward",
-)  # fmt: skip
 
 # -- GRPOTrainer: settings that decide how the lean trainer cuts a micro-batch ---------------------------------------
 
-LOSS_TYPE = Target(_GRPO, "GRPOTrainer.loss_type", how=ASSIGNED, needed_by=_LEAN)
-IMPORTANCE_LEVEL = Target(_GRPO, "GRPOTrainer.importance_sampling_level", how=ASSIGNED, needed_by=_LEAN)
-ENTROPY_QUANTILE = Target(_GRPO, "GRPOTrainer.top_entropy_quantile", how=ASSIGNED, needed_by=_LEAN)
-OFF_POLICY_MASK = Target(_GRPO, "GRPOTrainer.off_policy_mask_threshold", how=ASSIGNED, needed_by=_LEAN)
-AUX_LOSS = Target(_GRPO, "GRPOTrainer.aux_loss_enabled", how=ASSIGNED, needed_by=_LEAN)
-GROUP_SIZE = Target(_GRPO, "GRPOTrainer.num_generations", how=ASSIGNED, needed_by=_LEAN)
+LOSS_TYPE = assigned(_GRPO, "GRPOTrainer.loss_type", needed_by=_LEAN)
+IMPORTANCE_LEVEL = assigned(_GRPO, "GRPOTrainer.importance_sampling_level", needed_by=_LEAN)
+ENTROPY_QUANTILE = assigned(_GRPO, "GRPOTrainer.top_entropy_quantile", needed_by=_LEAN)
+OFF_POLICY_MASK = assigned(_GRPO, "GRPOTrainer.off_policy_mask_threshold", needed_by=_LEAN)
+AUX_LOSS = assigned(_GRPO, "GRPOTrainer.aux_loss_enabled", needed_by=_LEAN)
+GROUP_SIZE = assigned(_GRPO, "GRPOTrainer.num_generations", needed_by=_LEAN)
 
 # -- RLOOTrainer: what the lean one overrides and the simulator replaces, under the names that GRPOTrainer has too ---
 
@@ -201,25 +192,19 @@ _BOTH_RLOO = ("lean.rloo", "simulate.rloo")
 RLOO_INIT = Target(
     _RLOO, "RLOOTrainer.__init__", "(self, model, reward_funcs, args, *, peft_config)", needed_by=_BOTH_RLOO
 )
-RLOO_COMPUTE_LOSS = Target(
-    _RLOO, "RLOOTrainer.compute_loss", "(self, model, inputs, return_outputs, num_items_in_batch)", how=REPLACED,
-    needed_by=_LEAN_RLOO, used_in="transformers.trainer:Trainer.training_step",
-)  # fmt: skip
-RLOO_LOSS = Target(
-    _RLOO, "RLOOTrainer._compute_loss", "(self, model, inputs)", how=REPLACED, needed_by=_LEAN_RLOO,
-    used_in="RLOOTrainer.compute_loss",
-)  # fmt: skip
-RLOO_LOGPS = Target(
-    _RLOO, "RLOOTrainer._get_per_token_logps_and_entropies",
-    "(self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss, **kwargs)",
-    how=REPLACED, needed_by=_BOTH_RLOO, used_in="RLOOTrainer._compute_loss",
-)  # fmt: skip
-RLOO_GENERATE = Target(
-    _RLOO, "RLOOTrainer._generate_single_turn", "(self, prompt_ids, images, multimodal_fields)", how=REPLACED,
-    needed_by=_BOTH_RLOO, used_in="RLOOTrainer._generate",
-)  # fmt: skip
-RLOO_TOKENIZE = Target(
-    _RLOO, "RLOOTrainer._tokenize_prompts", "(self, prompts)", how=REPLACED, needed_by=("simulate.rloo",),
+#: What RLOOTrainer has as GRPOTrainer has it, by name.
+RLOO_ALIKE = {
+    target.name: replace(
+        target, module=_RLOO, path=f"RLOOTrainer.{target.name}", needed_by=features,
+        used_in=target.used_in.replace("GRPOTrainer", "RLOOTrainer"),
+    )
+    for target, features in (
+        (COMPUTE_LOSS, _LEAN_RLOO), (LOSS, _LEAN_RLOO), (LOGPS, _BOTH_RLOO), (TOKENIZE_PROMPTS, ("simulate.rloo",)),
+        (METRICS, _LEAN_RLOO), (TOKENIZER, _LEAN_RLOO),
+    )
+}  # fmt: skip
+RLOO_GENERATE = replaced(
+    _RLOO, "RLOOTrainer._generate_single_turn", "(self, prompt_ids, images, multimodal_fields)", needed_by=_BOTH_RLOO,
     used_in="RLOOTrainer._generate",
 )  # fmt: skip
 RLOO_CONFIG = Target(
@@ -229,9 +214,7 @@ RLOO_CONFIG = Target(
     "optim, max_grad_norm, max_steps, cache_implementation, generation_kwargs, **kwargs)",
     needed_by=("simulate.rloo",),
 )  # fmt: skip
-RLOO_METRICS = Target(_RLOO, "RLOOTrainer._metrics", how=ASSIGNED, needed_by=_LEAN_RLOO)
-RLOO_TOKENIZER = Target(_RLOO, "RLOOTrainer._tokenizer", how=ASSIGNED, needed_by=_LEAN_RLOO)
-RLOO_OLD = Target(_RLOO, "old_logps", how=KEY, used_in="RLOOTrainer._compute_loss", needed_by=_LEAN_RLOO)
+RLOO_OLD = keyed(_RLOO, "old_logps", used_in="RLOOTrainer._compute_loss", needed_by=_LEAN_RLOO)
 
 # -- keys of a micro-batch -------------------------------------------------------------------------------------------
 
@@ -241,7 +224,7 @@ _OF_TOKENS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", 
 #: The lean trainer asks for these by name, and what is not there has a meaning: a micro-batch without
 #: ``old_per_token_logps`` is on-policy, one without ``pixel_values`` has no images.
 MICRO_BATCH_KEYS = {
-    (function, key): Target(_GRPO, key, how=KEY, used_in=function, needed_by=("lean", "simulate.liger"))
+    (function, key): keyed(_GRPO, key, used_in=function, needed_by=("lean", "simulate.liger"))
     for function in (_WRITES, _READS)
     for key in (*_OF_TOKENS, "ref_per_token_logps", "pixel_values")
 }
@@ -252,7 +235,7 @@ _ARGUMENTS = "transformers.training_args"
 
 #: Public, and read off the arguments as they are: one that is gone is refused before it is asked for.
 CONFIG_FIELDS = {
-    field: Target(module, f"{kind}.{field}", how=READ, needed_by=_LEAN)
+    field: read(module, f"{kind}.{field}", needed_by=_LEAN)
     for module, kind, fields in (
         ("trl.trainer.grpo_config", "GRPOConfig", (
             "sync_ref_model", "cast_lm_head_to_fp32", "trust_remote_code", "model_init_kwargs",

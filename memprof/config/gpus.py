@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from memprof.errors import UsageError, did_you_mean
+from memprof.files import read_toml
 from memprof.units import GIB, format_gib, parse_size
 
 MIB = 2**20
@@ -29,7 +32,7 @@ class Gpu:
     @property
     def maker(self) -> str:
         """Return ``nvidia``, ``amd`` or ``intel``; a card known by its size alone is taken for NVIDIA's."""
-        return _OTHER_MAKERS.get(self.name, "nvidia")
+        return str((row_of(self.name) or {}).get("maker", "nvidia"))
 
     @property
     def threads_per_processor(self) -> int:
@@ -55,82 +58,33 @@ class Gpu:
 _SIZES_APART = 0.1
 # A device with less is a number that lacks its unit.
 _LEAST_BYTES = 2**20
-# What drivers and shops add to the names below.
+# What drivers and shops add to the names of cards.
 _NOT_IN_NAMES = re.compile(
     r"nvidia|geforce|tesla|amd instinct|intel|data center gpu|\((?:r|tm|emulated)\)|graphics|generation|pcie|sxm\d?"
     r"|hbm\d?e?|[\s_-]+"
 )
-# Totals in MiB as the driver reports them for the card with ECC on, where it has ECC; capability; multiprocessors.
-# Estimated, from the size in the name less what the driver keeps of a card alike: GB200, B300, MI325X, MI350X, MI355X,
-# RTX 3080, RTX 4070 Ti to 4080 SUPER, 5070 Ti and 5080 (of which a 5060 Ti's report is known), Arc A770 and B580.
-_TABLE = {
-    "T4": (15095, (7, 5), 40),
-    "V100-16GB": (16151, (7, 0), 80),
-    "V100-32GB": (32501, (7, 0), 80),
-    "RTX 3060": (11909, (8, 6), 28),
-    "RTX 3080": (9871, (8, 6), 68),
-    "RTX 3090": (24122, (8, 6), 82),
-    "RTX 4070": (11872, (8, 9), 46),
-    "RTX 4070 Ti": (11872, (8, 9), 60),
-    "RTX 4070 Ti SUPER": (15974, (8, 9), 66),
-    "RTX 4080": (15974, (8, 9), 76),
-    "RTX 4080 SUPER": (15974, (8, 9), 80),
-    "RTX 4090": (24080, (8, 9), 128),
-    "RTX 5070 Ti": (15816, (12, 0), 70),
-    "RTX 5080": (15816, (12, 0), 84),
-    "RTX 5090": (32110, (12, 0), 170),
-    "A10": (22515, (8, 6), 72),
-    "A10G": (22515, (8, 6), 80),
-    "A40": (45416, (8, 6), 84),
-    "A6000": (48539, (8, 6), 84),
-    "RTX 6000 Ada": (45373, (8, 9), 142),
-    "RTX PRO 6000 Blackwell": (97249, (12, 0), 188),
-    "L4": (22564, (8, 9), 58),
-    "L40S": (45373, (8, 9), 142),
-    "A100-40GB": (40338, (8, 0), 108),
-    "A100-80GB": (81050, (8, 0), 108),
-    "H100": (81079, (9, 0), 132),
-    "H100 NVL": (95320, (9, 0), 132),
-    "GH200": (96768, (9, 0), 132),
-    "H200": (143156, (9, 0), 132),
-    "B200": (182642, (10, 0), 148),
-    "GB200": (188416, (10, 0), 148),
-    "B300": (273920, (10, 3), 148),
-    "MI300X": (196288, (9, 4), 304),
-    "MI325X": (261824, (9, 4), 304),
-    "MI350X": (294592, (9, 5), 256),
-    "MI355X": (294592, (9, 5), 256),
-    "Max 1550": (65520, (0, 0), 64),
-    "Arc A770": (15473, (0, 0), 32),
-    "Arc B580": (11605, (0, 0), 20),
-}
-# torch's allocators for AMD's and Intel's cards follow the same rules; what their kernels ask for is not known here.
-# Of Intel's no capability is known either: (0, 0) has attention computed in full. torch takes each of a Max 1550's two
-# stacks for a device of its own.
-_AMD = ("MI300X", "MI325X", "MI350X", "MI355X")
-_OTHER_MAKERS = {**dict.fromkeys(_AMD, "amd"), **dict.fromkeys(("Max 1550", "Arc A770", "Arc B580"), "intel")}
 # Threads that one multiprocessor holds, by compute capability, where they are not 2048 (CUDA's programming guide).
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
-_ALIASES = {
-    "a100": "A100-80GB",
-    "v100": "V100-16GB",
-    "h10080gb": "H100",
-    "gh200480gb": "GH200",
-    "b300ac": "B300",
-    "rtxa6000": "A6000",
-    "rtx306012gb": "RTX 3060",
-    "rtx6000": "RTX 6000 Ada",
-    "rtxpro6000": "RTX PRO 6000 Blackwell",
-    "rtxpro6000blackwellworkstationedition": "RTX PRO 6000 Blackwell",
-    "rtxpro6000blackwellserveredition": "RTX PRO 6000 Blackwell",
-    "b580": "Arc B580",
-    "a770": "Arc A770",
-}
+
+
+@cache
+def _cards() -> dict[str, Any]:
+    """Return the rows of ``cards.toml``, which says what stands in them, and the cards' other names."""
+    return read_toml(Path(__file__).with_name("cards.toml"))
+
+
+def row_of(name: str) -> dict[str, Any] | None:
+    """Return a card's row of ``cards.toml``, None for a card known by its size alone."""
+    row: dict[str, Any] | None = _cards()["cards"].get(name)
+    return row
 
 
 def known_gpus() -> list[Gpu]:
     """List every GPU known by name."""
-    return [Gpu(name, total * MIB, cc, multiprocessors=sms) for name, (total, cc, sms) in _TABLE.items()]
+    return [
+        Gpu(name, row["mib"] * MIB, tuple(row["capability"]), multiprocessors=row["processors"])
+        for name, row in _cards()["cards"].items()
+    ]
 
 
 def find_gpu(text: str) -> Gpu:
@@ -141,7 +95,7 @@ def find_gpu(text: str) -> Gpu:
     """
     names = {_key(gpu.name): gpu for gpu in known_gpus()}
     wanted = _key(text)
-    wanted = _key(_ALIASES.get(wanted, wanted))
+    wanted = _key(_cards()["aliases"].get(wanted, wanted))
     for name in (wanted, "rtx" + wanted):
         if name in names:
             return names[name]
@@ -151,7 +105,8 @@ def find_gpu(text: str) -> Gpu:
         return Gpu(text.strip(), size)
     meant = did_you_mean(wanted, {key: gpu.name for key, gpu in names.items()})
     known = f"{text!r} is not a size and no card that is known{meant}"
-    raise UsageError(f"{known}: give a size such as 24GB{'' if meant else f', or {_listed()}'}.")
+    listed = "" if meant else f", or one of {', '.join(_cards()['cards'])}"
+    raise UsageError(f"{known}: give a size such as 24GB{listed}.")
 
 
 def capacity_bytes(capacity: str | int) -> int:
@@ -166,10 +121,6 @@ def capacity_bytes(capacity: str | int) -> int:
     if isinstance(capacity, int) and capacity >= _LEAST_BYTES:
         return capacity
     return find_gpu(str(capacity)).total_bytes
-
-
-def _listed() -> str:
-    return f"one of {', '.join(_TABLE)}"
 
 
 def gpu_of(card: str | Gpu | Mapping[str, Any]) -> Gpu:
@@ -270,7 +221,7 @@ def bfloat16_note(gpu: Gpu, config: Mapping[str, Any]) -> str | None:
 
 def workspaces_of(gpu: Gpu) -> tuple[int, ...]:
     """Return the sizes that cuBLAS's workspace may have: one on a named card of NVIDIA's, all where it is not known."""
-    if gpu.name in _TABLE and gpu.maker == "nvidia":
+    if row_of(gpu.name) is not None and gpu.maker == "nvidia":
         return (workspace_bytes(gpu),)
     return tuple(sorted({workspace_bytes(known) for known in known_gpus()}))
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from memprof.errors import UsageError
 from memprof.recording.guard import Door, way_in
@@ -47,21 +47,8 @@ class PhaseMark:
         return dict(vars(self))
 
 
-class ActiveRecording(Protocol):
-    """Hold a running recording, in which phases are marked."""
-
-    def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
-        """Open a phase; None if memprof failed before."""
-
-    def exit_phase(self, mark: PhaseMark) -> None:
-        """Close a phase."""
-
-    def peak_of_step(self) -> int:
-        """Return the highest allocated bytes of any phase of the current step."""
-
-
-#: Recordings that run now, oldest first; ``phase`` marks all of them.
-ACTIVE: list[ActiveRecording] = []
+#: Sessions that run now, oldest first; ``phase`` marks all of them.
+ACTIVE: list[Any] = []
 #: What ends recordings that nobody asked for: called, and taken out, when somebody asks for one.
 STANDING_BY: list[Callable[[], None]] = []
 
@@ -152,7 +139,7 @@ class phase(ContextDecorator):
         self._id = phase_id(name)
         self._step = step
         self._detail = detail
-        self._marks: list[list[tuple[ActiveRecording, PhaseMark]]] = []
+        self._marks: list[list[tuple[Any, PhaseMark]]] = []
         self.door = Door(lost=f"the mark of a phase, {self._id}")
 
     @way_in

@@ -10,9 +10,11 @@ from click.testing import CliRunner
 from memprof.integrations.callback.options import Options
 
 from memprof.cli.group import main
+from memprof.config import gpus
 from memprof.config.gpus import capacity_bytes, find_gpu
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
+from memprof.files import read_toml
 from memprof.recording.api import make_recorder
 from memprof.units import parse_size
 from tests.reports.sample import sample
@@ -104,3 +106,16 @@ def test_commands_refuse_a_bare_number_and_know_cards(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["compare", *both, "--capacity", "RTX 4090"])
     assert done.exit_code == 0
     assert "23.52 GiB" in done.output
+
+
+def test_every_card_has_a_whole_row() -> None:
+    cards = read_toml(Path(gpus.__file__).with_name("cards.toml"))
+    wanted = {"mib", "capability", "processors", "half", "single", "memory", "host"}
+    for name, row in cards["cards"].items():
+        assert row.keys() - {"maker"} == wanted, name
+        assert row.get("maker", "amd") in ("amd", "intel"), name
+        assert all(row[part] > 0 for part in wanted - {"capability"}), name
+        assert len(row["capability"]) == 2, name
+        assert find_gpu(name).name == name
+    for other, name in cards["aliases"].items():
+        assert find_gpu(other).name == name, other

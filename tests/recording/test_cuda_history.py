@@ -1,6 +1,6 @@
 """The CUDA recorder's logic, against an allocator that behaves like CUDA's at the calls memprof makes.
 
-What is replaced is only the outermost seam (:class:`memprof.recording.cuda.backend.CudaBackend`); that the real torch
+What is replaced is only the outermost seam (:class:`memprof.recording.cuda.backend.TorchCuda`); that the real torch
 answers those calls in this way needs a GPU to see.
 """
 

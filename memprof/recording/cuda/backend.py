@@ -7,67 +7,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from memprof.compat import torch as names
-
-
-class CudaBackend(Protocol):
-    """Define what :class:`memprof.recording.cuda.history.CudaHistory` needs of torch; sizes in bytes."""
-
-    can_skip: bool
-    can_tag: bool
-
-    def history_enabled(self) -> bool:
-        """Return whether the history is on."""
-
-    def record(self, context: str | None, stacks: str, max_entries: int, skip: list[str], clear: bool) -> None:
-        """Turn the history on.
-
-        Args:
-            context: for which events stacks are kept.
-            stacks: ``"python"``, or ``"all"`` with C++ frames.
-            max_entries: how many of the newest events are kept.
-            skip: events that are left out.
-            clear: whether earlier events go.
-        """
-
-    def stop(self) -> None:
-        """Turn the history off."""
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the allocator's state and its history."""
-
-    def segments(self) -> list[dict[str, Any]]:
-        """Return the allocator's state without the history: cheap."""
-        ...
-
-    def stats(self, device: int) -> dict[str, Any]: ...
-
-    def reset_peaks(self, device: int) -> None: ...
-
-    def tag(self, text: str) -> None: ...
-
-    def current_tag(self) -> str: ...
-
-    def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
-        """Call ``observer`` for every allocation that fails; attach it once, however often this is called."""
-
-    def limit(self, device: int, nbytes: int | None) -> None:
-        """Limit what this process may reserve of a device to ``nbytes``; None lifts the limit."""
-        ...
-
-    def total_bytes(self, device: int) -> int:
-        """Return a device's memory."""
-        ...
-
 
 # What this process's torch tells of failed allocations: it takes observers and never gives them back.
 _observers: set[Callable[[int, int, int, int], None]] = set()
 
 
 class TorchCuda:
-    """Call the installed torch, whose functions are looked up once."""
+    """Call the installed torch, whose functions are looked up once; sizes in bytes."""
 
     def __init__(self) -> None:
         import torch
@@ -85,6 +34,15 @@ class TorchCuda:
         return bool(names.HISTORY_ENABLED.get()())
 
     def record(self, context: str | None, stacks: str, max_entries: int, skip: list[str], clear: bool) -> None:
+        """Turn the history on.
+
+        Args:
+            context: for which events stacks are kept.
+            stacks: ``"python"``, or ``"all"`` with C++ frames.
+            max_entries: how many of the newest events are kept.
+            skip: events that are left out.
+            clear: whether earlier events go.
+        """
         arguments: dict[str, Any] = {"context": context, "stacks": stacks, "max_entries": max_entries}
         if skip:
             arguments["skip_actions"] = skip
@@ -101,6 +59,7 @@ class TorchCuda:
         return dict(self._snapshot())
 
     def segments(self) -> list[dict[str, Any]]:
+        """Return the allocator's state without the history: cheap."""
         return list(self._torch.cuda.memory_snapshot(include_traces=False))  # type: ignore[no-untyped-call]
 
     def stats(self, device: int) -> dict[str, Any]:
@@ -117,12 +76,14 @@ class TorchCuda:
         return str(self._get_tag()) if self.can_tag else ""
 
     def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
+        """Call ``observer`` for every allocation that fails; attach it once, however often this is called."""
         attach = names.OOM_OBSERVER.find()
         if attach and observer not in _observers:
             _observers.add(observer)
             attach(observer)  # the recorder's, which is behind its door
 
     def limit(self, device: int, nbytes: int | None) -> None:
+        """Limit what this process may reserve of a device to ``nbytes``; None lifts the limit."""
         fraction = 1.0 if nbytes is None else min(1.0, nbytes / self.total_bytes(device))
         self._torch.cuda.set_per_process_memory_fraction(fraction, device)
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from memprof.emulate.notes import emulation_notes, uncomputed_notes
-from memprof.recording.cuda.backend import CudaBackend, TorchCuda
+from memprof.recording.cuda.backend import TorchCuda
 from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.guard import Door
@@ -49,7 +49,7 @@ class CudaHistory:
             known only where it raised the run's peak.
         thin: thin steady decoding.
         capacity: bytes this process may reserve while recording; torch's own limit for the process is set to it.
-        backend: torch, or a stand-in.
+        backend: torch, or a stand-in with the methods of :class:`TorchCuda`.
     """
 
     kind = Kind.CUDA
@@ -64,14 +64,14 @@ class CudaHistory:
         reset_peaks: bool = True,
         thin: bool = True,
         capacity: int | None = None,
-        backend: CudaBackend | None = None,
+        backend: Any = None,
     ) -> None:
         self.door = Door()
         self.notes: list[str] = emulation_notes()
         self._uncomputed: list[str] = []
         self.on_oom: Callable[[], None] | None = None
         self.index = device.index or 0
-        self._backend: CudaBackend = backend if backend is not None else TorchCuda()
+        self._backend: TorchCuda = TorchCuda() if backend is None else backend
         self._entries = max_entries or DEFAULT_ENTRIES
         self._context = None if stacks is None else "all"
         self._stacks = stacks or "python"
@@ -96,7 +96,7 @@ class CudaHistory:
 
     def start(self) -> None:
         self._start_us = self.now_us()
-        self._late = self._now("allocated_bytes") > 0
+        self._late = _of(self._backend.stats(self.index), "allocated_bytes", "current") > 0
         self._foreign = self._backend.history_enabled()
         if self._foreign:
             self._thin = False
@@ -114,7 +114,7 @@ class CudaHistory:
             return
         self._resume()
         # Stopping torch's history also clears it: what it holds is taken first.
-        self._final = self._snapshot()
+        self._final = self._backend.snapshot()
         self._stop_us = self.now_us()
         _recording.discard(self)
         if self._capacity is not None:
@@ -241,7 +241,7 @@ class CudaHistory:
     def dump(self) -> tuple[dict[str, Any], Recorded]:
         if self._final is None:
             self._resume()
-        raw = self._final if self._final is not None else self._snapshot()
+        raw = self._final if self._final is not None else self._backend.snapshot()
         self.notes[:] = [*(n for n in self.notes if n not in self._uncomputed), *(now := uncomputed_notes())]
         self._uncomputed = now
         traces = raw.get("device_traces") or []
@@ -259,12 +259,6 @@ class CudaHistory:
         history = History.TRUNCATED if full else History.STARTED_LATE if self._late else History.COMPLETE
         thinned = [[g.begin_us, g.end_us] for g in gaps]
         return raw, Recorded(start_us, stop_us, history.value, 0, self._entries, thinned)
-
-    def _snapshot(self) -> dict[str, Any]:
-        return self._backend.snapshot()
-
-    def _now(self, name: str) -> int:
-        return _of(self._backend.stats(self.index), name, "current")
 
     def failed(self, device: int, requested: int, allowed: int, device_free: int) -> None:
         """Record a failed allocation, before the allocator raises; runs on the thread that asked for memory.

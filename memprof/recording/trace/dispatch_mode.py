@@ -4,46 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from memprof.compat import torch as torch_names
-from memprof.recording.guard import Door, meant
+from memprof.recording.guard import meant
 
 PLAIN: Any = torch_names.PLAIN_DISPATCH.get()
 STRIDED = torch.strided
 # What an operation's tensors are, by their types.
 _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 
-
-class Watcher(Protocol):
-    """Receive every operation."""
-
-    door: Door
-
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Account for what an operation made."""
-
-    def failed(self, error: BaseException) -> None:
-        """Note an operation's own error."""
-
-    def too_much(self, out: Any) -> int:
-        """Return the bytes requested where ``out`` does not fit the capacity; 0 where it does."""
-
-    def refusal(self, requested: int) -> torch.OutOfMemoryError:
-        """Return the error that ends a run of limited capacity."""
-
-
 _DispatchMode: Any = torch_names.DISPATCH_MODE.get()
 
 
 class Watching(_DispatchMode):  # type: ignore[misc]
-    """Run every operation as it is, and show it to the trace."""
+    """Run every operation as it is, and show it to the tensor trace."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, trace: Watcher) -> None:
+    def __init__(self, trace: Any) -> None:
         super().__init__()
         self._trace, self._door = trace, trace.door
         self._kind_of = trace.door.hook(self._kind)

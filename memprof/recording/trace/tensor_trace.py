@@ -28,10 +28,10 @@ from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.recording.storages import storage_key
 from memprof.recording.trace.clock import Clock
 from memprof.recording.trace.dispatch_mode import PLAIN, STRIDED, Watching, keep_compiler_off, remove_mode, tensors_in
-from memprof.recording.trace.full_device_error import out_of_memory
 from memprof.recording.trace.module_scope import ModuleScope
 from memprof.recording.trace.snapshot_format import Born, Died, Held, write_snapshot
 from memprof.recording.trace.training_regions import Region
+from memprof.units import format_bytes as size
 from memprof.vocabulary import History, Kind
 
 _CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to allocate) (\d+) bytes")
@@ -266,10 +266,19 @@ class TensorTrace:
         return 0
 
     def refusal(self, requested: int) -> torch.OutOfMemoryError:
-        """Note that the device is full, and the error to raise."""
+        """Note that the device is full; return the error that torch's allocator would raise on one of that size."""
         held, capacity = self._allocated, self._capacity or 0
-        self._note_oom(requested, max(0, capacity - held))
-        return out_of_memory(self._device.type, self.index, capacity, held, requested)
+        free = max(0, capacity - held)
+        self._note_oom(requested, free)
+        error = torch.cuda.OutOfMemoryError(  # torch before 2.5 has no shorter name
+            f"{self._device.type.upper()} out of memory. Tried to allocate {size(requested)}. "
+            f"GPU {self.index} has a total capacity of {size(capacity)} of which {size(free)} is free. "
+            f"Including non-PyTorch memory, this process has {size(held)} memory in use. "
+            f"Of the allocated memory {size(held)} is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
+            "unallocated. The capacity is the one memprof was asked to enforce."
+        )
+        error.requested_bytes = requested  # type: ignore[attr-defined]  # the text rounds
+        return error
 
     def _ours(self, storage: torch.UntypedStorage) -> bool:
         """Tell whether a storage lies on the device that is watched.
