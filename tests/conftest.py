@@ -121,8 +121,8 @@ def _imports_are_not_looked_through() -> Iterator[None]:
     gc.unfreeze()
 
 
-# A collection takes a second where all that was imported meanwhile is looked through; this takes one in twenty files.
-_FILES_UNTIL_FROZEN = 20
+# A collection takes a second where all that was imported meanwhile is looked through; these make it tenths of one.
+_FILES_UNTIL_FROZEN = 5
 _files_run = count(1)
 
 

@@ -50,7 +50,9 @@ def readable(folder: Path, rank: int = 0) -> dict[str, Any]:
     return json.loads(report.read_text()) if report.exists() else {}
 
 
-@pytest.mark.parametrize("stuck", [False, True], ids=["running", "stuck in C"])
+@pytest.mark.parametrize(
+    "stuck", [pytest.param(False, id="running", marks=pytest.mark.heavy), pytest.param(True, id="stuck in C")]
+)
 def test_sigterm(tmp_path: Path, stuck: bool) -> None:
     name = script(tmp_path, STUCK if stuck else WAIT)
     report = ["--no-report"] if stuck else []

@@ -48,7 +48,7 @@ def _of(requested: Any, analysis: Any, least: int) -> list[int]:
     ("family", "method", "changes", "share"),
     [
         ("llama", "LoRA", {"completion_length": 64 + 312}, 0.99),
-        pytest.param("qwen2", "full", {"completion_length": 64 + 170}, 0.9, marks=pytest.mark.slow),
+        pytest.param("qwen2", "full", {"completion_length": 64 + 170}, 0.9, marks=pytest.mark.heavy),
         pytest.param("gemma3_text", "checkpointed", {"completion_length": 64 + 46}, 0.99, marks=pytest.mark.heavy),
         ("qwen2", "checkpointed", {"per_device_train_batch_size": 12}, 0.99),
     ],

@@ -147,7 +147,7 @@ def test_what_stands_in_takes_what_the_package_passes(settings_for: Callable[...
         pytest.param(
             "transformers/generation/utils.py", "_has_unfinished_sequences", "The simulator", marks=pytest.mark.heavy
         ),
-        ("accelerate/state.py", "_shared_state", "The simulator"),
+        pytest.param("accelerate/state.py", "_shared_state", "The simulator", marks=pytest.mark.heavy),
     ],
 )
 def test_the_command_ends_in_one_sentence(file: str, name: str, title: str, tiny: str, tmp_path: Path) -> None:

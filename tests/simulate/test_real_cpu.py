@@ -56,7 +56,7 @@ def test_training_is_the_same_allocation_by_allocation(
         ({"gradient_checkpointing": False, "gradient_accumulation_steps": 2}, True),
         pytest.param({"lora_r": 3}, True, marks=pytest.mark.heavy),  # GRPO's above differ as much
         pytest.param({"num_iterations": 2, "beta": 0.0}, False, marks=pytest.mark.heavy),
-        ({"recipe": "lean", "lora_r": 3}, True),
+        pytest.param({"recipe": "lean", "lora_r": 3}, True, marks=pytest.mark.heavy),
     ],
     ids=["a reference model", "the adapter off", "two iterations", "the lean trainer"],
 )

@@ -44,8 +44,10 @@ GIVEN = [
          "gradient_checkpointing": "full", "max_tokens_per_piece": 422, "generation_batch": 2},
         True,
     ),
-    ("full", {"checkpointing": "offloaded", "tiled_mlp": 64},
-     {"gradient_checkpointing": "offloaded", "tiled_mlp": 64}, True),
+    pytest.param(
+        "full", {"checkpointing": "offloaded", "tiled_mlp": 64},
+        {"gradient_checkpointing": "offloaded", "tiled_mlp": 64}, True, marks=pytest.mark.heavy,
+    ),
 ]  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def test_two_real_ranks_gather_all_experts_of_a_layer_as_simulated(own: dict[str
     assert min(staged) > 3 * 4 * 48 * 40 * 2, "a layer's unit holds all of its experts"
 
 
-@pytest.mark.parametrize("recipe", ["trl", "lean"])
+@pytest.mark.parametrize("recipe", [pytest.param("trl", marks=pytest.mark.heavy), "lean"])
 def test_a_sharded_adapter_generates(settings_for: Callable[..., Any], recipe: str) -> None:
     """What is left of the model is gathered for generate() too, which an adapter hands on below the root."""
     settings = settings_for(

@@ -350,9 +350,9 @@ def test_what_cannot_fit_by_arithmetic_is_not_simulated() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"gradient_checkpointing": "none"},
+        pytest.param({"gradient_checkpointing": "none"}, marks=pytest.mark.heavy),
         {"gradient_checkpointing": "none", "tiled_mlp": 64, "mixed_precision": "no"},
-        {"gradient_checkpointing": "selective", "lora_r": R},
+        pytest.param({"gradient_checkpointing": "selective", "lora_r": R}, marks=pytest.mark.heavy),
         {"gradient_checkpointing": "full", "lora_r": R, "dtype": "bfloat16", "generation_batch": 2},
     ],
 )
