@@ -133,7 +133,7 @@ def _lives_through(case: str, rounds: int, folder: Path, monkeypatch: pytest.Mon
             continue
         assert mode.raised
         assert short_loss == pytest.approx(loss, rel=1e-6)
-        assert worst(found, meant) <= (2e-2 if "sums in fp32" in case else 1e-6)
+        assert worst(found, meant) <= (2e-2 if "sums in fp32" in case else 2e-6)  # several threads sum in another order
         lived += 1
     assert lived >= rounds // 2
 
