@@ -4,8 +4,8 @@ A decoding step does what the step before did, with tensors that are one token l
 between them: sizes and shapes grow by the same number of elements at every token, and what kernels ask for beside their
 results follows from the shapes. A quantised cache that quantises all of itself every so many tokens makes jumps, which
 follow from the first and the last of them in the same way. The allocator's model runs each step
-(:mod:`memprof.allocator.repeated_decoding`); the trace holds the steps that were logged, and now and then where the
-others' blocks lie.
+(:mod:`memprof.simulate.shortcuts.decoding.repeated_steps`); the trace holds the steps that were logged, and now and
+then where the others' blocks lie.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.shortcuts.decoding.alike_steps import BEFORE, KEPT, OWN, Jumps, NotAlike, Periods, Span, kind
 from memprof.simulate.shortcuts.decoding.repeated_steps import repeat_periods, repeat_span
-
-__all__ = ["AROUND", "Decoding", "Jumps", "NotAlike", "Player", "Run", "learn"]
 
 #: Steps around a jump that are executed: the one after it finds nothing unquantised, the third is like all others.
 AROUND = range(-2, 4)

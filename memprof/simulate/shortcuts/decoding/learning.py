@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from memprof.compat import transformers as transformers_names
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.grpo.techniques.apply import TILE_TOKENS
-from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Jumps, NotAlike, Player, Run, learn
+from memprof.simulate.shortcuts.decoding.alike_steps import Jumps, NotAlike
+from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Player, Run, learn
 from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
 from memprof.simulate.trainer.rollout import some_tokens
 
