@@ -37,30 +37,18 @@ class Row:
     largest_category: str
     phase: str
     categories: dict[str, int] = field(default_factory=dict)
-    largest: Row | None = None
     step_s: float | None = None
     limit_bytes: int | None = None
+    largest: Row | None = None
 
     @property
     def used(self) -> float:
-        """Return the share of what may be used that is needed."""
         return self.device_peak_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as in ``memprof.plan/1``."""
-        found = {
-            "method": self.method,
-            "config": self.settings.to_dict(),
-            "fits": self.fits,
-            "peak_bytes": self.peak_bytes,
-            "device_peak_bytes": self.device_peak_bytes,
-            "host_bytes": self.host_bytes,
-            "largest_category": self.largest_category,
-            "phase": self.phase,
-            "categories": self.categories,
-            "step_s": self.step_s,
-            "limit_bytes": self.limit_bytes,
-        }
+        plain = {name: value for name, value in vars(self).items() if name not in ("method", "settings", "largest")}
+        found = {"method": self.method, "config": self.settings.to_dict(), **plain}
         return found if self.largest is None else {**found, "largest": self.largest.to_dict()}
 
 

@@ -58,6 +58,7 @@ def evaluate(
     )  # fmt: skip
 
 
+@collector_paused()
 def judge(
     run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None, *, again: bool = True
 ) -> Outcome:
@@ -65,13 +66,6 @@ def judge(
 
     ``again``: as in :func:`evaluate`.
     """
-    with collector_paused():
-        return _judged(run, gpu, advisor, again)
-
-
-def _judged(
-    run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None, again: bool
-) -> Outcome:
     raw = run(None)
     analysis = analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:

@@ -142,7 +142,6 @@ class LengthReport:
     share_of_steps_fitting: float | None
 
     def sentence(self) -> str:
-        """Say it to a person."""
         words = f"{self.count} completion lengths ({self.source}), mean {self.mean:.0f} tokens; each step pads its "
         words += f"{self.batch} completions to the longest."
         if self.share_of_steps_fitting is None:
@@ -158,7 +157,6 @@ class LengthReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as in the report."""
         return {**asdict(self), "sentence": self.sentence()}
 
 

@@ -48,7 +48,6 @@ class GenerationNeed:
     expandable: bool
 
     def sentence(self) -> str:
-        """Say it to a person."""
         sizes = f"holds {format_gib(self.held_bytes)} GiB and reserves {format_gib(self.reserved_bytes)}"
         if not self.flushes:
             return f"Generation {sizes}, without giving memory back."
@@ -118,7 +117,6 @@ class Verdict:
         }
 
     def sentence(self) -> str:
-        """Say it to a person."""
         more = f" {self.generation.sentence()}" if self.generation is not None else ""
         return self._judgement() + more
 
@@ -147,7 +145,7 @@ def host_need(raw: dict[str, Any]) -> HostNeed:
     """Add up what the node's processes need of its host; say whether ``host_memory``, where given, is enough."""
     config = raw["memprof"]["config"] or {}
     processes = min(int(config.get("gpus") or 1), int(config.get("gpus_per_node") or 1))
-    needed = host_use(raw, processes).needed_bytes
+    needed = host_use(raw, processes)["needed_bytes"]
     given = config.get("host_memory")
     total = parse_size(given) if given else None
     return HostNeed(needed, total, None if total is None else needed <= total)

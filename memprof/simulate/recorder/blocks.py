@@ -30,7 +30,6 @@ class Windows:
         self._open: list[list[int]] = []
 
     def open(self) -> None:
-        """Open a window inside those that are open."""
         self._open.append(self._now())
 
     def close(self) -> list[int]:
@@ -101,7 +100,6 @@ class Blocks:
         return address
 
     def release(self, address: int) -> None:
-        """Give back the block at ``address``."""
         if address >= REHEARSED:
             if self.rehearsal is not None:
                 self.rehearsal.give(address)

@@ -42,7 +42,6 @@ class Tally:
         self.kernels[key] = self.kernels.get(key, 0.0) + times
 
     def add_all(self, other: Tally, times: float) -> None:
-        """Count another tally so many times."""
         for key, count in other.kernels.items():
             self.add(key, count * times)
         for key, count in other.fused.items():
@@ -50,7 +49,6 @@ class Tally:
         self.host_bytes += other.host_bytes * times
 
     def copy(self) -> Tally:
-        """Return these sums as they are now."""
         return Tally(dict(self.kernels), dict(self.fused), self.host_bytes)
 
     def since(self, before: Tally | None) -> Tally:
@@ -122,7 +120,6 @@ class Work:
         return (flops, 0, moved) if half else (0, flops, moved)
 
     def to_host(self, nbytes: int, phase: str, step: Any) -> None:
-        """Count bytes that cross to pinned host memory."""
         self._here(phase, step).host_bytes += nbytes * self._times(phase)
         for tally in self.also:
             tally.host_bytes += nbytes
@@ -157,7 +154,6 @@ class Work:
         return max((step for step, _ in self.phases if step is not None), default=None)
 
     def of_step(self, step: int | None) -> dict[str, Tally]:
-        """Return one step's phases."""
         return {phase: tally for (at, phase), tally in self.phases.items() if at == step}
 
     def _times(self, phase: str) -> float:

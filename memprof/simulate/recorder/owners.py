@@ -54,7 +54,6 @@ class FakeOwnerBook(OwnerBook):
 
     @property
     def claims(self) -> int:
-        """Count the claims so far."""
         return len(self._rows)
 
     def category_of(self, parameter: torch.Tensor) -> Category:

@@ -20,16 +20,13 @@ class PlainHeap:
 
     @property
     def active(self) -> int:
-        """Return the bytes in use; the same as allocated and requested."""
         return self.allocated
 
     @property
     def requested(self) -> int:
-        """Return the bytes in use."""
         return self.allocated
 
     def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
-        """Take ``size`` bytes; return their address and size."""
         address, self._next = self._next, self._next + -(-max(size, 1) // 64) * 64
         self._live[address] = size
         self.allocated += size
@@ -38,7 +35,6 @@ class PlainHeap:
         return address, size
 
     def free(self, address: int) -> None:
-        """Give back what was taken at ``address``."""
         size = self._live.pop(address)
         self.allocated -= size
         if self.on_event is not None:

@@ -66,6 +66,15 @@ class Storages:
         self._patches.restore()
 
     @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Let what is made inside take no memory."""
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
+
+    @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:
         """Count what is made inside as pinned host memory, not the device's, for as long as it lives."""
         self._on_host += 1

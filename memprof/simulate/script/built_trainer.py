@@ -22,12 +22,12 @@ from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.simulate.fake_cuda.fakes import as_fakes
 from memprof.simulate.fake_cuda.nf4 import tell_of_adapters
 from memprof.simulate.run import model_facts
+from memprof.simulate.script.world import with_subclasses
 from memprof.simulate.trainer.build import MEASURED, WARM_UP, dataset_of, set_optimizer
 from memprof.simulate.trainer.lean import is_lean, lean_arguments, lean_world
-from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.rewards import reward_named
 from memprof.simulate.trainer.rollout import fake_rollout
-from memprof.simulate.trainer.training import watched
+from memprof.simulate.trainer.training import notes_on_length, watched
 from memprof.vocabulary import Phase
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ScriptTrainer:
         """
         self._session, self._folder, self._modes = session, folder, modes
         kind, init = transformers_names.TRAINER_INIT.place()
-        building = [(sub, init, self._building(vars(sub)[init])) for sub in _with_subclasses(kind) if init in vars(sub)]
+        building = [(sub, init, self._building(vars(sub)[init])) for sub in with_subclasses(kind) if init in vars(sub)]
         with (
             replacing(*building),
             patching(
@@ -265,10 +265,6 @@ def _named_arguments(init: Callable[..., None]) -> inspect.Signature:
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing, in the place of a function that writes."""
-
-
-def _with_subclasses(kind: Any) -> list[Any]:
-    return [kind, *(sub for child in kind.__subclasses__() for sub in _with_subclasses(child))]
 
 
 def _tame(arguments: Any, folder: str, *, grpo: bool) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import runpy
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from memprof.allocator.model import OutOfMemory
 from memprof.compat import torch as torch_names
@@ -55,7 +54,7 @@ class ScriptRun:
     def selected(self, shape: tuple[int, ...]) -> int:
         """See :func:`memprof.simulate.trainer.training.selected_of`; what is not GRPO selects everything."""
         if self.trainer.settings is None:
-            return int(torch.Size(shape).numel())
+            return math.prod(shape)
         answer: int = selected_of(self.trainer.settings)(shape)
         return answer
 

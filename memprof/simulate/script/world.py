@@ -57,7 +57,7 @@ def _loading(reading: _Loading) -> list[tuple[Any, str, Any]]:
     import transformers
 
     model, name = transformers_names.MODEL_FROM_PRETRAINED.place()
-    autos = [kind for kind in _below(transformers_names.AUTO_CLASS.get()) if name in vars(kind)]
+    autos = [kind for kind in with_subclasses(transformers_names.AUTO_CLASS.get()) if name in vars(kind)]
     methods = [
         *((kind, reading.model) for kind in (*autos, model)),
         (transformers.AutoConfig, reading.config),
@@ -68,8 +68,8 @@ def _loading(reading: _Loading) -> list[tuple[Any, str, Any]]:
     return [(kind, name, _class_method(kind, name, method)) for kind, method in methods]
 
 
-def _below(kind: Any) -> list[Any]:
-    return [kind, *(sub for child in kind.__subclasses__() for sub in _below(child))]
+def with_subclasses(kind: Any) -> list[Any]:
+    return [kind, *(sub for child in kind.__subclasses__() for sub in with_subclasses(child))]
 
 
 def _class_method(kind: Any, name: str, method: Callable[..., Any]) -> Any:

@@ -21,11 +21,8 @@ def shards_planned_unseen(recorder: FakeRecorder) -> Iterator[None]:
     original = sharding_names.PLANNING.get()
 
     def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.storages.paused += 1
-        try:
+        with recorder.storages.unseen():
             return original(self, *args, **kwargs)
-        finally:
-            recorder.storages.paused -= 1
 
     with patching((sharding_names.PLANNING, unseen), *_arguments_looked_through_once()):
         yield

@@ -71,7 +71,6 @@ class _Claims:
         self._recorder, self._book = session.fake_recorder, session.book
 
     def gathering(self, gather: Any) -> Any:
-        """Wrap the method that makes room for whole parameters."""
 
         def gathered(parameter: Any) -> None:
             gather(parameter)
@@ -82,7 +81,6 @@ class _Claims:
         return gathered
 
     def reducing(self, reduce: Any) -> Any:
-        """Wrap the method that reduces a group's whole gradients."""
 
         def reduced(group: Any, *args: Any, **kwargs: Any) -> Any:
             for parameter in sharding_names.FSDP_PARAMETERS.of(group):
@@ -94,7 +92,6 @@ class _Claims:
         return reduced
 
     def allocating(self, allocate: Any) -> Any:
-        """Wrap the method that takes memory for collectives."""
         reduced_into = sharding_names.REDUCE_INPUT.name  # that memory becomes the gradients
 
         def allocated(owner: Any, *args: Any, **kwargs: Any) -> Any:

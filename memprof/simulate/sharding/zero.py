@@ -39,15 +39,6 @@ def trainable_of(model: Any) -> list[Any]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-class Partition:
-    """Hold one flat piece of this rank's float32 master weights, ``numel`` elements of them."""
-
-    def __init__(self, numel: int, session: FakeSession) -> None:
-        self.numel = numel
-        self.master = torch.nn.Parameter(torch.empty(numel))
-        session.book.claim(self.master, Category.OPTIMIZER_STATE, None, "master weights")
-
-
 class ZeroEngine:
     """Hold what ZeRO-1 and ZeRO-2 hold on one rank.
 
@@ -68,7 +59,7 @@ class ZeroEngine:
         self._held: dict[str, int] = {}
         self._in_bucket = 0
         self._take_weights(model)
-        self.partitions = self._make_partitions()
+        self.masters = [self._master(numel) for numel in self._partitions()]
         for parameter in self.params:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
@@ -83,8 +74,15 @@ class ZeroEngine:
         for parameter in self.params:  # they are views of the flat buffer from here on
             self.recorder.storages.disown(parameter)
 
-    def _make_partitions(self) -> list[Partition]:
-        return [Partition(self.part, self.session)]
+    def _partitions(self) -> list[int]:
+        """Count the elements of each piece of this rank's master weights that the optimizer steps at once."""
+        return [self.part]
+
+    def _master(self, numel: int) -> torch.nn.Parameter:
+        """Make a flat piece of this rank's float32 master weights."""
+        master = torch.nn.Parameter(torch.empty(numel))
+        self.session.book.claim(master, Category.OPTIMIZER_STATE, None, "master weights")
+        return master
 
     def gathered(self) -> AbstractContextManager[None]:
         """Keep all weights whole, while open; they always are."""
@@ -143,13 +141,13 @@ class ZeroEngine:
                 parameter.grad = None
             self.let_go("bucket")
 
-    def master_gradient(self, partition: Partition) -> None:
+    def master_gradient(self, master: torch.nn.Parameter) -> None:
         """Make this rank's gradients, flattened and then in float32."""
-        self.hold("flattened", partition.numel * HALF, Category.GRADIENTS, "flattened gradients", "sharded")
-        gradient = torch.empty_like(partition.master)
+        self.hold("flattened", master.numel() * HALF, Category.GRADIENTS, "flattened gradients", "sharded")
+        gradient = torch.empty_like(master)
         self.session.book.claim(gradient, Category.GRADIENTS, "sharded", "master gradients")
         self._drop_flattened()
-        partition.master.grad = gradient
+        master.grad = gradient
 
     def _drop_flattened(self) -> None:
         self.let_go("flattened", "accumulated")
@@ -165,18 +163,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def __init__(self, engine: ZeroEngine, kind: type, arguments: dict[str, Any]) -> None:
         self._engine = engine
-        self.inner = kind([p.master for p in engine.partitions], **arguments)
-        super().__init__([p.master for p in engine.partitions], {"lr": arguments.get("lr", 0.0)})
+        self.inner = kind(engine.masters, **arguments)
+        super().__init__(engine.masters, {"lr": arguments.get("lr", 0.0)})
         self.state = self.inner.state
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Step every partition."""
         self._engine.before_step()
-        for partition in self._engine.partitions:
-            self._engine.master_gradient(partition)
+        for master in self._engine.masters:
+            self._engine.master_gradient(master)
             self.inner.step()
-            partition.master.grad = None
+            master.grad = None
         return None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -377,7 +375,7 @@ class Zero3Engine(ZeroEngine):
             self.recorder.storages.disown(parameter)
         self._models.append(Coordinator(model, self, category, self._settings))
 
-    def _make_partitions(self) -> list[Partition]:
+    def _partitions(self) -> list[int]:
         groups: list[int] = []
         elements = _SUB_GROUP
         for parameter in self.params:
@@ -386,7 +384,7 @@ class Zero3Engine(ZeroEngine):
                 elements = 0
             groups[-1] += self._share(parameter)
             elements += parameter.numel()
-        return [Partition(numel, self.session) for numel in groups]
+        return groups
 
     def gathered(self) -> AbstractContextManager[None]:
         """Gather all of the policy, while open."""

@@ -76,6 +76,5 @@ class _Step:
         self._work = {phase: tally.since(before.get(phase)) for phase, tally in work.of_step(step).items()}
 
     def ran(self, loss: Any, *, last: bool) -> None:
-        """Note that a micro-batch was run."""
         self._done = 0 if last else self._done + 1
         self._loss = weakref.ref(loss)

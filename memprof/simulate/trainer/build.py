@@ -18,30 +18,17 @@ from memprof.simulate.sharding.dtensors import count_shards
 from memprof.simulate.sharding.fsdp2 import shard
 from memprof.simulate.sharding.tensor_parallel import shard_tensors
 from memprof.simulate.sharding.zero import attach_zero
-from memprof.simulate.supervised.build import supervised_trainer
-from memprof.simulate.supervised.full_logits import loss_with_full_logits
 from memprof.simulate.trainer.checkpointing import choose_checkpointing
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.optimizers import modelled_optimizer
-from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
+from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of, loss_with_full_logits
 from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.trainer.rollout import fake_rollout
+from memprof.simulate.trainer.supervised import supervised_trainer
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
-
-__all__ = [
-    "MEASURED",
-    "WARM_UP",
-    "adapter_of",
-    "build_trainer",
-    "dataset_of",
-    "make_tokenizer",
-    "set_optimizer",
-    "trainer_arguments",
-    "trainer_of",
-]
 
 WARM_UP, MEASURED = 1, 1  # generation cycles
 

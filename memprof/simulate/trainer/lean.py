@@ -56,7 +56,7 @@ def lean_arguments(given: Any, folder: str, notes: list[str], kind: str = "grpo"
 
 
 @contextlib.contextmanager
-def lean_world(load: Callable[..., Any], session: FakeSession | None, device: str) -> Iterator[None]:
+def lean_world(load: Callable[..., Any], session: FakeSession, device: str) -> Iterator[None]:
     """Answer what the lean trainer asks of the machine, while open.
 
     ``load`` reads the reference's checkpoint; its arguments are ``create_model_from_path``'s.
@@ -66,7 +66,7 @@ def lean_world(load: Callable[..., Any], session: FakeSession | None, device: st
         yield
 
 
-def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
+def _lean_on_cuda(session: FakeSession) -> list[Change]:
     """List what makes the lean trainer run as on a GPU: Triton's passes, long sequences' defaults, pinned host memory,
     and as many sequences generating together as the simulated card has room for."""
     from memprof.grpo import device as machine
@@ -77,7 +77,7 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     from memprof.grpo.techniques import attention_kernels, offload, segment_attention
 
     def pinned(n_bytes: int, pin: bool) -> Any:
-        with session.fake_recorder.work.apart() if session is not None else contextlib.nullcontext():
+        with session.fake_recorder.work.apart():
             return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)  # what crosses is counted at each crossing
 
     def few(step: StepContext, *given: Any, **how: Any) -> Any:
@@ -87,8 +87,7 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
         summed = are_summed(wanted, step.policy, len(planned), sharded=sharded)
         most = _SUMMED_PIECES if summed else _PIECES
         done = planned if any(piece.prompt is not None for piece in planned) else planned[:most]
-        if session is not None:
-            session.fake_recorder.work.pieces = _tokens(planned) / max(1, _tokens(done))
+        session.fake_recorder.work.pieces = _tokens(planned) / max(1, _tokens(done))
         return done
 
     plan = pieces.plan
@@ -100,7 +99,10 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
         (segment_attention, "attention_kernel", attention_kernels.gpu_kernel),
         (micro_batch, "plan", few),
         (scoring, "plan", few),
-        *(_seen_by(session) if session is not None else []),
+        _passes_counted(session),
+        _crossings_counted(session),
+        _steps_on_host(session),
+        *_rounds_repeated(session),
     ]
 
 
@@ -114,9 +116,8 @@ def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Chan
     def on_host(*args: Any, **kwargs: Any) -> Any:
         if session is None:
             return load(*args, **kwargs)
-        session.fake_recorder.storages.paused += 1
-        model = load(*args, **kwargs)
-        session.fake_recorder.storages.paused -= 1
+        with session.fake_recorder.storages.unseen():
+            model = load(*args, **kwargs)
         session.host_bytes += sum(p.numel() * p.element_size() for p in model.parameters())
         for tensor in (*model.parameters(), *model.buffers()):
             session.fake_recorder.storages.disown(tensor)
@@ -128,13 +129,12 @@ def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Chan
 _UNKNOWN = 1 << 62  # of a card that was not named: room for all
 
 
-def _free_bytes(session: FakeSession | None) -> int:
+def _free_bytes(session: FakeSession) -> int:
     """Count what torch could still get on the simulated card: all that is not outside torch and not in use."""
-    recorder = session.fake_recorder if session is not None else None
-    total = recorder.device().total_bytes if recorder is not None else None
-    if session is None or recorder is None or total is None:
+    total = session.fake_recorder.device().total_bytes
+    if total is None:
         return _UNKNOWN
-    return max(0, total - (session.non_torch or 0) - recorder.allocator.allocated)
+    return max(0, total - (session.non_torch or 0) - session.fake_recorder.allocator.allocated)
 
 
 def _cuda(device: torch.device) -> str:
@@ -152,16 +152,6 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
         return iter(found) if rounds is None else rounds.alike_rounds(session.fake_recorder, found)
 
     return [(tiled_mlp, "parts_of", parts), (fused_loss, "parts_of", parts)]
-
-
-def _seen_by(session: FakeSession) -> list[Change]:
-    """List what is counted, or left out, by the session that records."""
-    return [
-        _passes_counted(session),
-        _crossings_counted(session),
-        _steps_on_host(session),
-        *_rounds_repeated(session),
-    ]
 
 
 def _crossings_counted(session: FakeSession) -> Change:
@@ -185,9 +175,8 @@ def _steps_on_host(session: FakeSession) -> Change:
     count = rounding._no_steps
 
     def on_host() -> torch.Tensor:
-        session.fake_recorder.storages.paused += 1
-        steps = count()
-        session.fake_recorder.storages.paused -= 1
+        with session.fake_recorder.storages.unseen():
+            steps = count()
         session.fake_recorder.storages.disown(steps)
         return steps
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from memprof.config.model_shape import positions_of
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.config.trl_arguments import LEFT_OUT
 from memprof.recording.guard import Seams
@@ -21,7 +25,6 @@ from memprof.simulate.shortcut_switches import shortcut
 from memprof.simulate.trainer.build import build_trainer
 from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
-from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.recipes import liger_note
 from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
 from memprof.vocabulary import Phase
@@ -29,18 +32,18 @@ from memprof.vocabulary import Phase
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
+# Rows of a position table before its first position, in OPT's.
+_OFFSETS = (0, 2)
+
 
 def selected_of(settings: TrainerSettings) -> Any:
     """Count the positions of a boolean mask that are set: of ``[batch, tokens]`` masks the completions', else all."""
 
     def selected(shape: tuple[int, ...]) -> int:
-        total = 1
-        for extent in shape:
-            total *= extent
         labelled = settings.trainer != "sft" and len(shape) == 2
         if labelled and shape[1] in (settings.sequence_length - 1, settings.sequence_length):
             return shape[0] * settings.completion_length
-        return total
+        return math.prod(shape)
 
     return selected
 
@@ -93,6 +96,23 @@ def _trained_dtype(settings: Settings) -> str:
     """Return the dtype of the weights that are trained: accelerate's own under FSDP2, DeepSpeed's under ZeRO."""
     accelerates = settings.sharding == "fsdp2" and settings.lora_r is None and settings.mixed_precision != "no"
     return "float32" if accelerates else settings.weights_dtype
+
+
+def notes_on_length(model: Any, tokens: int) -> list[str]:
+    """Say in a sentence that sequences of ``tokens`` are longer than the model's positions reach; else nothing."""
+    reach = positions_of(model.config.get_text_config(decoder=True))
+    if reach is None or tokens <= reach:
+        return []
+    told = f"Sequences of {tokens:,} tokens are longer than this model's positions reach ({reach:,} tokens)"
+    if _has_table(model, reach):
+        return [f"{told}: a real run ends in an index error, since each position has a row of its own."]
+    return [f"{told}: memory is what a run of this length needs, and the model was not trained for it."]
+
+
+def _has_table(model: Any, reach: int) -> bool:
+    tokens = model.get_input_embeddings()
+    tables = (module for module in model.modules() if isinstance(module, nn.Embedding) and module is not tokens)
+    return any(table.num_embeddings - reach in _OFFSETS for table in tables)
 
 
 @contextlib.contextmanager

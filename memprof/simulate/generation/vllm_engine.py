@@ -1,20 +1,28 @@
-"""Model a vLLM engine in the training process: a share of the card, taken while it is awake."""
+"""Model a vLLM engine in the training process: a share of the card, taken while it is awake.
+
+``park_weights`` is modelled too: weights and optimizer state leave the card while the engine is awake.
+"""
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from memprof.allocator.model import CachingAllocator
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.simulate.generation.parked_weights import ParkedWeights
+from memprof.grpo.techniques.offload import HostPool
 from memprof.simulate.recorder.flops import Tally
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
+
+
+NEVER_RUN = "park_weights was never run with a real engine: parameters and optimizer state were moved, vLLM is modelled"
 
 
 class ColocatedEngine:
@@ -24,13 +32,13 @@ class ColocatedEngine:
         UsageError: the card is not known.
     """
 
-    def __init__(self, settings: Settings, session: FakeSession | None, config: Any) -> None:
-        total = session.recorder.device().total_bytes if session is not None else None
-        if session is None or total is None:
+    def __init__(self, settings: Settings, session: FakeSession, config: Any) -> None:
+        total = session.recorder.device().total_bytes
+        if total is None:
             raise UsageError("--generation vllm takes a share of the card: say which one with --gpu.")
         self._session, self._settings, self._config = session, settings, config
         self._bytes = int(total * settings.vllm_gpu_memory_utilization)
-        self._parking = ParkedWeights(session)
+        self._host = HostPool(pin=True)  # kept from one time to the next
         self._sleeps = settings.vllm_enable_sleep_mode
         if not self._sleeps:
             self._take()
@@ -38,10 +46,8 @@ class ColocatedEngine:
     def generate(self, trainer: Any, sequences: int) -> None:
         """Wake up, generate for so many of a trainer's prompts, and sleep again where that is enabled."""
         self._count_work(sequences)
-        parked: AbstractContextManager[None] = nullcontext()
-        if self._settings.park_weights:
-            parked = self._parking.parked(trainer.model, trainer.optimizer)
-        with parked:
+        parks = self._settings.park_weights
+        with self._parked(trainer.model, trainer.optimizer) if parks else nullcontext():
             if self._sleeps:
                 address = self._take()
                 self._session.fake_recorder.blocks.release(address)
@@ -63,3 +69,31 @@ class ColocatedEngine:
     def _take(self) -> int:
         session = self._session
         return session.fake_recorder.blocks.hold(self._bytes, Category.INFERENCE_ENGINE, "vLLM's share")
+
+    @contextmanager
+    def _parked(self, model: Any, optimizer: Any) -> Iterator[None]:
+        """Free the device memory of what :class:`memprof.grpo.parking.WeightParking` parks, and count both copies."""
+        from memprof.grpo.parking import tensors_of
+
+        recorder, book = self._session.fake_recorder, self._session.book
+        storages = recorder.storages
+        moved = {storages.address_of(t.untyped_storage()): t for t in tensors_of(model, optimizer)}
+        moved.pop(0, None)
+        with recorder.work.apart():  # the copies are counted below, not the allocation of what they go to
+            tokens = [self._host.take(tensor.untyped_storage().nbytes())[1] for tensor in moved.values()]
+        total = sum(tensor.untyped_storage().nbytes() for tensor in moved.values())
+        recorder.work.to_host(2 * total, *recorder.phase_and_step())
+        for tensor in moved.values():
+            storages.take_away(tensor)
+        heap = recorder.allocator
+        assert isinstance(heap, CachingAllocator)  # an engine runs on CUDA
+        heap.empty_cache()
+        yield
+        heap.empty_cache()  # the engine's memory was its own
+        for before, tensor in moved.items():
+            storages.birth(tensor)
+            book.moved(before, storages.address_of(tensor.untyped_storage()))
+        for token in tokens:
+            self._host.give(token)
+        if NEVER_RUN not in self._session.notes:
+            self._session.notes.append(NEVER_RUN)
