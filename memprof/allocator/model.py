@@ -226,15 +226,9 @@ class CachingAllocator:
     ) -> None:
         """Run operations, each a kind (:data:`TAKE`), a place and the number of a size.
 
-        While a block is taken, ``at`` is the operation's index. What is dropped becomes None.
-
-        Args:
-            operations: what to do.
-            homes: by number of the size.
-            needs: rounded bytes, in the same way.
-            sizes: bytes, in the same way.
-            own: blocks by place: what is taken is put there.
-            old: blocks by place.
+        While a block is taken, ``at`` is the operation's index. ``homes``, ``needs`` (rounded bytes) and ``sizes``
+        (bytes) are by number of the size; ``own`` and ``old`` are blocks by place: what is taken is put into ``own``,
+        what is dropped becomes None.
         """
         for index, (kind, place, size) in enumerate(operations):
             if kind == TAKE:
@@ -244,10 +238,6 @@ class CachingAllocator:
                 blocks = own if kind == DROP else old
                 self.drop(blocks[place])  # type: ignore[arg-type]
                 blocks[place] = None
-
-    def empty_cache(self) -> None:
-        """Give every unused segment, and every unused page of an expandable one, back to the device."""
-        self._release_cached()
 
     # ------------------------------------------------------------------ what is refused
 
@@ -271,7 +261,8 @@ class CachingAllocator:
                 if block.mapped:
                     run.append(block)
                 if run and (not block.mapped or block is blocks[-1]):
-                    out.append(self._segment_record(expandable, run))
+                    rows = [(b.address, b.size, b.requested, b.free) for b in run]
+                    out.append(segment_record(rows, run[0].pool, expandable))
                     run = []
         return out
 
@@ -285,34 +276,6 @@ class CachingAllocator:
                 block = block.next
             found.append((segment.expandable, blocks))
         return found
-
-    def _segment_record(self, expandable: bool, run: list[Block]) -> dict[str, Any]:
-        pool = run[0].pool
-        blocks: list[dict[str, Any]] = [
-            {
-                "address": b.address,
-                "size": b.size,
-                "requested_size": b.requested,
-                "state": "inactive" if b.free else "active_allocated",
-                "frames": [],
-            }
-            for b in run
-        ]
-        used = [b for b in run if not b.free]
-        return {
-            "device": 0,
-            "address": run[0].address,
-            "total_size": sum(b.size for b in run),
-            "allocated_size": sum(b.size for b in used),
-            "active_size": sum(b.size for b in used),
-            "requested_size": sum(b.requested for b in used),
-            "stream": pool.stream,
-            "segment_type": "small" if pool.small else "large",
-            "segment_pool_id": (0, pool.pool),
-            "is_expandable": expandable,
-            "frames": [],
-            "blocks": blocks,
-        }
 
     # ------------------------------------------------------------------ searching
 
@@ -396,7 +359,7 @@ class CachingAllocator:
             block = self._device_alloc(home, need)
         if block is None:
             self.flushes += 1
-            self._release_cached()
+            self.empty_cache()
             block = self._device_alloc(home, need)
         if block is None:
             free = self._device_free()
@@ -460,8 +423,8 @@ class CachingAllocator:
                 self._release_segment(block)
         return released >= wanted
 
-    def _release_cached(self) -> None:
-        """Give back every segment without a block in use, large pools first, as torch does."""
+    def empty_cache(self) -> None:
+        """Give unused segments and pages of expandable ones back to the device, large pools first, as torch does."""
         default = [p for p in self._pools.values() if p.pool == 0]  # a private pool keeps its memory while it lives
         for home in sorted(default, key=lambda p: (p.small, p.stream)):
             expandable: list[Block] = []
@@ -589,6 +552,34 @@ class CachingAllocator:
     def _emit(self, action: str, address: int, size: int, home: Pool) -> None:
         if self.on_event is not None:
             self.on_event(action, address, size, home.stream, home.pool)
+
+
+def segment_record(blocks: Sequence[tuple[int, int, int, bool]], pool: Pool, expandable: bool) -> dict[str, Any]:
+    """Return a segment as in torch's snapshot; of each block: address, bytes, requested bytes, whether it is free."""
+    used = [(size, requested) for _, size, requested, free in blocks if not free]
+    return {
+        "device": 0,
+        "address": blocks[0][0],
+        "total_size": sum(size for _, size, _, _ in blocks),
+        "allocated_size": sum(size for size, _ in used),
+        "active_size": sum(size for size, _ in used),
+        "requested_size": sum(requested for _, requested in used),
+        "stream": pool.stream,
+        "segment_type": "small" if pool.small else "large",
+        "segment_pool_id": (0, pool.pool),
+        "is_expandable": expandable,
+        "frames": [],
+        "blocks": [
+            {
+                "address": address,
+                "size": size,
+                "requested_size": requested,
+                "state": "inactive" if free else "active_allocated",
+                "frames": [],
+            }
+            for address, size, requested, free in blocks
+        ],
+    }
 
 
 def _room(block: Block) -> int:

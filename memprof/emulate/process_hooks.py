@@ -33,10 +33,7 @@ def attach(values: bool) -> None:
     """Wait for torch, Triton and transformers to be imported, and do what the environment asks for, once a process.
 
     A process that calls ``enter`` below one that did comes here twice; attached twice, it would compute every Triton
-    kernel twice.
-
-    Args:
-        values: compute what Triton's and bitsandbytes' kernels would have written.
+    kernel twice. ``values``: compute what Triton's and bitsandbytes' kernels would have written.
     """
     global _attached
     if _attached:

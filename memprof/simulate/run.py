@@ -183,7 +183,7 @@ def _failing_package(error: BaseException) -> str | None:
     found, trace = None, error.__traceback__
     while trace is not None:
         package, _, rest = str(trace.tb_frame.f_globals.get("__name__")).partition(".")
-        passed_on = package == "memprof" and rest.startswith(("simulate.world", "simulate.recorder"))
+        passed_on = package == "memprof" and rest.startswith(("simulate.fake_cuda", "simulate.recorder"))
         if package != "torch" and not passed_on:
             found = package
         trace = trace.tb_next
@@ -225,9 +225,7 @@ def simulate_settings(
     import transformers.masking_utils  # noqa: F401
     import trl  # noqa: F401
 
-    def run() -> dict[str, Any]:
-        return _simulated(settings, features, capacity, gpu, stacks=stacks, by_name=by_name, growth=growth)
-
+    run = partial(_simulated, settings, features, capacity, gpu, stacks=stacks, by_name=by_name, growth=growth)
     if shortcuts:
         return _certain(run)
     with without(*SHORTCUTS):
@@ -260,7 +258,7 @@ def _simulated(
     by_name: bool,
     growth: bool,
 ) -> dict[str, Any]:
-    from memprof.simulate.sharding.process_group import fake_group
+    from memprof.simulate.sharding.dtensors import fake_group
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.training import run_trl, selected_of
 

@@ -107,10 +107,9 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data: ``fit`` of the report."""
         plain = asdict(self)
-        plain["phases"] = [asdict(need) for need in self.phases]
-        plain["ensemble"] = None if self.ensemble is None else asdict(self.ensemble)
         return {
             **plain,
+            "phases": list(plain["phases"]),
             "limit_bytes": self.limit_bytes,
             "headroom_bytes": self.headroom_bytes,
             "sentence": self.sentence(),
@@ -152,17 +151,10 @@ def host_need(raw: dict[str, Any]) -> HostNeed:
 
 
 def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None) -> Verdict:
-    """Compare a run's device peak with what the GPU has.
-
-    Args:
-        analysis: of a simulated run; it has a device peak.
-        gpu: the card.
-        fits: whether the run fits the card.
-        flushes: whether it fits only because the allocator gives cached segments back.
-        ensemble: what variants of the run reserve.
-    """
+    """Compare a simulated run's device peak with what the GPU has; the others: as of :class:`Verdict`."""
     peak = analysis.device_peak
     assert peak is not None
+    held = analysis.snapshot.extra.get("generation")
     return Verdict(
         gpu=gpu.name,
         total_bytes=gpu.total_bytes,
@@ -176,12 +168,8 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensem
         phase=peak.phase,
         phases=_needs(analysis, gpu, flushes),
         ensemble=ensemble,
-        generation=_generation_of(analysis.snapshot.extra.get("generation")),
+        generation=GenerationNeed(**held) if isinstance(held, dict) else None,
     )
-
-
-def _generation_of(found: Any) -> GenerationNeed | None:
-    return GenerationNeed(**found) if isinstance(found, dict) else None
 
 
 def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]:

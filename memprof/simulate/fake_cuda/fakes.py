@@ -17,7 +17,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.simulate.fake_cuda.autocast import cuda_autocast
-from memprof.simulate.fake_cuda.sdpa_kernels import DEFAULT_CAPABILITY, use_cuda_attention
+from memprof.simulate.fake_cuda.sdpa_kernels import DEFAULT_CAPABILITY, cuda_attention
 from memprof.snapshot.unpickle import collector_paused
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
@@ -52,8 +52,8 @@ def fake_world(
         stack.enter_context(replacing(*_tracing_questions()))
         if cuda:
             stack.enter_context(cuda_autocast())
-            stack.enter_context(use_cuda_attention(attention, capability, tell))
-            stack.enter_context(patching((torch_names.DROPOUT, _cuda_dropout(torch_names.DROPOUT.get()))))
+            replaced = (torch_names.ATTENTION, cuda_attention(attention, capability, tell))
+            stack.enter_context(patching(replaced, (torch_names.DROPOUT, _cuda_dropout(torch_names.DROPOUT.get()))))
         mode = torch_names.FAKE_MODE.get()(allow_non_fake_inputs=True)
         stack.enter_context(_uncollected())
         stack.enter_context(mode)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,22 +15,15 @@ from memprof.compat.patching import replacing
 from memprof.config.settings import Settings, ShardingSettings, TrainerSettings
 from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.generation.simulated_batch import Estimate, SimulatedBatch
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
+from memprof.simulate.recorder.session import FakeSession
 
 
 def generate_lean(
     trainer: Any, settings: Settings, session: FakeSession, count: int, in_passes: Callable[[int, int], None]
 ) -> None:
-    """Run what a generation of ``count`` sequences runs.
+    """Run what a generation of this process's ``count`` sequences runs; a note in the session says how.
 
-    Args:
-        trainer: the lean trainer.
-        settings: the run's.
-        session: records; a note in it says how is generated.
-        count: sequences of this process, those of a group one after another.
-        in_passes: runs ``generate`` for so many sequences together, as one of so many passes.
+    ``in_passes`` runs ``generate`` for so many sequences together, as one of so many passes.
     """
     step = _as_on_ranks(trainer._step_context(), settings)
     prompts = [[place // settings.num_generations] * settings.prompt_length for place in range(count)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,9 +19,7 @@ from memprof.compat import transformers as transformers_names
 from memprof.grpo.paged.rolling import RollingBatch, Row
 from memprof.grpo.paged.schedule import Compute, Decode, PoolSize, Progress, Prompt, actions_at_full_length, chunks_of
 from memprof.simulate.recorder.flops import Tally
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
+from memprof.simulate.recorder.session import FakeSession
 
 # Numbers of rows whose decode steps are executed to know their work, at most.
 _COUNTS = 6
@@ -117,23 +115,20 @@ def executed_chunks(chunks: Sequence[Sequence[range]], *, learn: bool) -> set[tu
 class SimulatedBatch(RollingBatch):
     """The trainer's rolling batch, of whose forwards a few are executed.
 
-    Args:
-        given: as :class:`~memprof.grpo.paged.rolling.RollingBatch`.
-        session: whose work is counted.
-        known: what generations before did, by pool and prompts; filled.
+    ``known``: what generations before did, by pool and prompts; filled.
     """
 
     def __init__(self, *given: Any, session: FakeSession, known: dict[Any, Estimate]) -> None:
         super().__init__(*given)
         self._sampling = replace(self._sampling, stop=frozenset())
-        self._recorder = session.fake_recorder
+        self._work = session.fake_recorder.work
         prompts = [row.prompt.ids for row in self._rows]
         key = (self._size, tuple((len(ids), ids[0]) for ids in prompts))
         learns = key not in known
         self._plan = known.setdefault(key, Estimate())
         if learns:
             self._plan = known[key] = planned(prompts, self._size, self._sampling.longest)
-        counts = self._recorder.work.wanted
+        counts = self._work.wanted
         self._steps_executed = executed(self._plan.stretches, learn=learns and counts)
         self._chunks_executed = executed_chunks(self._plan.chunks, learn=learns and counts)
         self._stretch = self._computed = -1
@@ -196,13 +191,13 @@ class SimulatedBatch(RollingBatch):
     @contextlib.contextmanager
     def _apart(self, tallies: dict[tuple[int, int], Tally], key: tuple[int, int]) -> Iterator[None]:
         """Keep the work of a forward for :meth:`_count_work`."""
-        with self._recorder.work.apart() as parts:
+        with self._work.apart() as parts:
             yield
         tallies[key] = parts[0]
 
     def _count_work(self) -> None:
         """Count the whole generation's work, which follows from the executed forwards of the first one like it."""
-        if not self._recorder.work.wanted:
+        if not self._work.wanted:
             return
         plan = self._plan
         if plan.total is None:
@@ -211,7 +206,7 @@ class SimulatedBatch(RollingBatch):
                 self._add_stretch(plan.total, stretch)
             for chunk in (one for some in plan.chunks for one in some):
                 self._add_chunk(plan.total, chunk)
-        self._recorder.work.add(plan.total, 1, *self._recorder.phase_and_step())
+        self._work.add(plan.total, 1)
 
     def _add_stretch(self, total: Tally, stretch: Stretch) -> None:
         """Count steps as those of the next larger number of rows: of its shortest and longest, by the mean length."""

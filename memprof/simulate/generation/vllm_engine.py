@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memprof.allocator.model import CachingAllocator
 from memprof.config.model_shape import ModelShape
@@ -16,11 +16,8 @@ from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from memprof.grpo.techniques.offload import HostPool
 from memprof.simulate.recorder.flops import Tally
+from memprof.simulate.recorder.session import FakeSession
 from memprof.vocabulary import Category
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
-
 
 NEVER_RUN = "park_weights was never run with a real engine: parameters and optimizer state were moved, vLLM is modelled"
 
@@ -63,8 +60,7 @@ class ColocatedEngine:
         prompts = 2 * shape.parameters * sequences * told.prompt_length
         tally = Tally(fused={(prompts, 0, weights): 1.0})
         tally.fused[2 * shape.parameters * together, 0, read] = float(rounds * told.completion_length)
-        recorder = self._session.fake_recorder
-        recorder.work.add(tally, 1, *recorder.phase_and_step())
+        self._session.fake_recorder.work.add(tally, 1)
 
     def _take(self) -> int:
         session = self._session
@@ -82,7 +78,7 @@ class ColocatedEngine:
         with recorder.work.apart():  # the copies are counted below, not the allocation of what they go to
             tokens = [self._host.take(tensor.untyped_storage().nbytes())[1] for tensor in moved.values()]
         total = sum(tensor.untyped_storage().nbytes() for tensor in moved.values())
-        recorder.work.to_host(2 * total, *recorder.phase_and_step())
+        recorder.work.to_host(2 * total)
         for tensor in moved.values():
             storages.take_away(tensor)
         heap = recorder.allocator

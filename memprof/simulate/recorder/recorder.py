@@ -62,7 +62,7 @@ class FakeRecorder:
         self.cuda = cuda
         self.blocks = Blocks(allocator, capture_function(stacks))
         self.scope = self.blocks.scope
-        self.work = Work()
+        self.work = Work(self.phase_and_step)
         self.storages = Storages(self.blocks, self.work)
         self.kernels = KernelMemory(self.blocks)
         self._device = device
@@ -92,7 +92,7 @@ class FakeRecorder:
         storages, kernels = self.storages, self.kernels
         kernel_shown = self.cuda and not storages.paused
         early = kernels.before(func, args) if kernel_shown else []
-        made, tags = [], self.blocks.tags
+        made = []
         if func is _EFFICIENT:  # the seed and offset of dropout stay on the host
             out = out[:2]
         for tensor in _fakes(out):
@@ -107,11 +107,7 @@ class FakeRecorder:
         for address in early:
             self.blocks.release(address)
         if kernel_shown:
-            self.work.see(func, args, kwargs, out, tags.phase, tags.step, alike)
-
-    def count_work(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Count a kernel's work that no dispatch shows."""
-        self.work.see(func, args, {}, None, *self.phase_and_step())
+            self.work.see(func, args, kwargs, out, alike)
 
     def phase_and_step(self) -> tuple[str, int | None]:
         """Return the phase that runs now and its step."""

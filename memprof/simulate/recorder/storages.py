@@ -135,7 +135,7 @@ class Storages:
         if self._on_host:
             self._blocks.beyond_device()
             self.host.malloc(nbytes)
-            self._work.to_host(2 * nbytes, self._blocks.tags.phase, self._blocks.tags.step)  # there, and back
+            self._work.to_host(2 * nbytes)  # there, and back
         else:
             address = self._blocks.make(nbytes, shape, dtype, func)
         self._remember(storage, address, nbytes)

@@ -31,9 +31,7 @@ Note = Callable[[str], None]
 def script_world(note: Note, changes: Mapping[str, Any]) -> Iterator[None]:
     """Replace loading, moving and arguments by what a script without a GPU, weights or network needs, while open.
 
-    Args:
-        note: told of every stand-in and every change.
-        changes: settings that replace the script's own.
+    ``note`` hears of every stand-in and every change; ``changes`` replace the script's own settings.
     """
     with (
         patching(

@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,10 +14,8 @@ from memprof.compat import accelerate as accelerate_names
 from memprof.compat import patching
 from memprof.compat import torch_sharding as sharding_names
 from memprof.config.settings import TrainerSettings
+from memprof.simulate.recorder.session import FakeSession
 from memprof.vocabulary import Category
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
 
 
 def shard(model: Any, mesh: Any, settings: TrainerSettings) -> None:

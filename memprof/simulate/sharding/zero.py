@@ -12,7 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,10 +23,8 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings, ShardingSettings
+from memprof.simulate.recorder.session import FakeSession
 from memprof.vocabulary import Category
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
 
 _ALIGNMENT = 2  # elements a rank's share starts at a multiple of (``nccl_start_alignment_factor``)
 HALF = 2  # bytes of an element
@@ -154,12 +152,7 @@ class ZeroEngine:
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
-    """Step this rank's partitions one after the other.
-
-    Args:
-        engine: whose partitions.
-        kind, arguments: the optimizer that is executed.
-    """
+    """Step the engine's partitions one after the other, by an optimizer of this ``kind``."""
 
     def __init__(self, engine: ZeroEngine, kind: type, arguments: dict[str, Any]) -> None:
         self._engine = engine
@@ -187,14 +180,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
 
 class Coordinator:
-    """Keep track of which parameters of one model are whole just now.
-
-    Args:
-        model: whose modules are watched.
-        engine: where memory is taken.
-        category: what its gathered parameters are.
-        settings: the limits, in elements.
-    """
+    """Keep track of which parameters of one model are whole just now; ``category``: what these are then."""
 
     def __init__(self, model: Any, engine: Zero3Engine, category: Category, settings: ShardingSettings) -> None:
         self._engine, self._category = engine, category
@@ -286,8 +272,11 @@ class Coordinator:
         if self._fixed:
             return
         kept = self._coming() if _training() and self._known else set()
-        for parameter in mine:
-            if id(parameter) not in kept and self._whole.pop(id(parameter), None) is not None:
+        self._let_go(parameter for parameter in mine if id(parameter) not in kept)
+
+    def _let_go(self, parameters: Iterable[Any]) -> None:
+        for parameter in parameters:
+            if self._whole.pop(id(parameter), None) is not None:
                 self._engine.let_go(_key(parameter))
 
     def _coming(self) -> set[int]:
@@ -306,13 +295,7 @@ class Coordinator:
         """End a training pass: the next is expected to go the same way, and nothing stays whole."""
         self._known, self._order = self._order, []
         self._ahead = deque(self._known)
-        self.release_all()
-
-    def release_all(self) -> None:
-        """Let go of everything but the persistent."""
-        for parameter in self._sharded:
-            if self._whole.pop(id(parameter), None) is not None:
-                self._engine.let_go(_key(parameter))
+        self._let_go(self._sharded)
 
     def owns(self, parameter: Any) -> bool:
         """Tell whether this model's parameter is one that is gathered and let go."""
@@ -329,9 +312,7 @@ class Coordinator:
             yield
         finally:
             self._fixed = fixed
-            for parameter in wanted:
-                if id(parameter) not in before and self._whole.pop(id(parameter), None) is not None:
-                    self._engine.let_go(_key(parameter))
+            self._let_go(parameter for parameter in wanted if id(parameter) not in before)
 
 
 def _key(parameter: Any) -> str:

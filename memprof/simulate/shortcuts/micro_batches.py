@@ -62,9 +62,7 @@ class _Step:
         loss = self._loss()
         if self._done < MOST_RUN - 1 or loss is None or not self._work:
             return None
-        _, step = self._recorder.phase_and_step()
-        for phase, tally in self._work.items():
-            self._recorder.work.add_counted(tally, phase, step)
+        self._recorder.work.add_counted(self._work)
         return loss
 
     @contextlib.contextmanager

@@ -94,7 +94,7 @@ class _Pattern:
         """Take and give back what one more round does."""
         recorder, work = self._recorder, self._log.work
         if work.kernels or work.fused or work.host_bytes:
-            recorder.work.add(work, 1, *recorder.phase_and_step())
+            recorder.work.add(work, 1)
         mine: dict[int, int] = {}
         count = 0
         for step in self._steps:

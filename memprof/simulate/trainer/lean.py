@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import not_kept
+from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.pieces import Piece
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.shortcut_switches import shortcut
 from memprof.vocabulary import Category
-
-if TYPE_CHECKING:
-    from memprof.grpo.step.context import StepContext
-    from memprof.grpo.step.pieces import Piece
-    from memprof.simulate.recorder.session import FakeSession
 
 # Of the pieces a micro-batch is cut into, those executed: gradients are there from the second on. Where gradients are
 # summed apart until the last piece, its sums are there in the second, and a last one closes them.
@@ -93,7 +91,7 @@ def _lean_on_cuda(session: FakeSession) -> list[Change]:
     plan = pieces.plan
     return [
         (fused_loss, "passes_for", lambda device: shape_passes()),
-        (machine, "device_kind", _cuda),
+        (machine, "device_kind", lambda device: "cuda"),
         (machine, "free_bytes", lambda device: _free_bytes(session)),
         (offload, "host_memory", pinned),
         (segment_attention, "attention_kernel", attention_kernels.gpu_kernel),
@@ -137,10 +135,6 @@ def _free_bytes(session: FakeSession) -> int:
     return max(0, total - (session.non_torch or 0) - session.fake_recorder.allocator.allocated)
 
 
-def _cuda(device: torch.device) -> str:
-    return "cuda"
-
-
 def _rounds_repeated(session: FakeSession) -> list[Change]:
     """Execute only a few of an MLP's tiles and the head's chunks, which are alike but for the last."""
     from memprof.grpo.loss import fused_loss
@@ -161,8 +155,7 @@ def _crossings_counted(session: FakeSession) -> Change:
     park = Offloader._park
 
     def parked(self: Any, tensor: torch.Tensor, layer: int) -> Any:
-        recorder = session.fake_recorder
-        recorder.work.to_host(2 * tensor.numel() * tensor.element_size(), *recorder.phase_and_step())
+        session.fake_recorder.work.to_host(2 * tensor.numel() * tensor.element_size())
         return park(self, tensor, layer)
 
     return (Offloader, "_park", parked)
@@ -192,8 +185,7 @@ def _passes_counted(session: FakeSession) -> Change:
     @contextlib.contextmanager
     def here(self: Any, tensors: Any, copies: Any = None) -> Iterator[None]:
         tensors = list(tensors)
-        recorder = session.fake_recorder
-        recorder.work.to_host(sum(t.numel() * t.element_size() for t in tensors), *recorder.phase_and_step())
+        session.fake_recorder.work.to_host(sum(t.numel() * t.element_size() for t in tensors))
         with passes_over(self, tensors, copies):
             for tensor in tensors:
                 session.book.claim(tensor, Category.REFERENCE_MODEL, "streamed", None)

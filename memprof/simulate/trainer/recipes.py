@@ -61,7 +61,7 @@ def apply_recipe(trainer: Any, settings: TrainerSettings) -> None:
     if settings.recipe == "trl-full-logits":
         bind(trainer, trl_names.LOGPS, logps_from_full_logits)
     elif settings.recipe == "trl-0.14":
-        apply_trl_0_14(trainer)
+        bind(trainer, trl_names.LOGPS, _logps_and_entropies)
     elif settings.recipe == "liger":
         if find_spec("liger_kernel") is None:
             raise UsageError("--recipe liger runs Liger's own loss: pip install liger-kernel.")
@@ -85,11 +85,6 @@ def liger_note(settings: Settings, config: Any) -> str:
     return f"{words}: a real run with them keeps less for backward, by {format_gib(less)} GiB or more."
 
 
-def apply_trl_0_14(trainer: Any) -> None:
-    """Make a trainer of the installed TRL compute its log-probabilities in that way and order."""
-    bind(trainer, trl_names.LOGPS, _logps_and_entropies)
-
-
 def _logps_and_entropies(
     self: Any,
     model: Any,
@@ -101,6 +96,7 @@ def _logps_and_entropies(
     compute_aux_loss: bool = False,
     **_: Any,
 ) -> tuple[Any, Any, Any]:
+    """Compute log-probabilities in the way and order of TRL 0.14, in the place of the installed TRL's method."""
     if not torch.is_grad_enabled():  # the installed release asks for the reference here; 0.14 did so later
         return input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32), None, None
     logps = _logps(model, input_ids, logits_to_keep)

@@ -7,7 +7,7 @@ import functools
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,16 +15,14 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
-from memprof.simulate.generation.decode_work import DecodeWork, token_made
+from memprof.simulate.generation.decode_work import DecodeWork
 from memprof.simulate.generation.lean_generation import generate_lean
 from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.generation.vllm_engine import ColocatedEngine
+from memprof.simulate.recorder.recorder import FakeRecorder
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.shortcut_switches import shortcut
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.recorder import FakeRecorder
-    from memprof.simulate.recorder.session import FakeSession
 
 # Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
 _DECODED = 2
@@ -177,15 +175,14 @@ def counted(sample: Any) -> Any:
 def cutting(recorder: FakeRecorder) -> Any:
     """Make what tells whether sampling goes on: a count, since no fake token ever ends a sequence.
 
-    It is asked before every token, where a rehearsal's next part begins.
+    It is asked before every token, where the next part of a rehearsal and of work that is counted apart begins.
     """
 
     def unfinished(self: Any, *_: Any, **__: Any) -> bool:
         if recorder.blocks.rehearsal is not None:
             recorder.blocks.rehearsal.cut()
-            recorder.work.next_part()
+        recorder.work.next_part()
         self._memprof_tokens -= 1
-        token_made()
         return bool(self._memprof_tokens >= 0)
 
     return unfinished

@@ -6,7 +6,7 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -17,7 +17,7 @@ from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
 from memprof.simulate.fake_cuda.images import shapes_unchecked
-from memprof.simulate.sharding.ddp_buckets import hold_buckets
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.sharding.dtensors import shards_planned_unseen
 from memprof.simulate.sharding.fsdp2 import gathered_owned
 from memprof.simulate.sharding.zero import gathering_for_zero
@@ -27,11 +27,9 @@ from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
 from memprof.simulate.trainer.recipes import liger_note
 from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
-from memprof.vocabulary import Phase
+from memprof.vocabulary import Category, Phase
 
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
-
+_FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20  # torch's defaults for DistributedDataParallel, in bytes
 # Rows of a position table before its first position, in OPT's.
 _OFFSETS = (0, 2)
 
@@ -82,7 +80,7 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         session.notes += notes_on_length(trainer.model, settings.sequence_length)
         stack.enter_context(gathering_for_zero(getattr(trainer, "_memprof_zero", None)))
         if settings.gpus > 1 and settings.sharding == "ddp":
-            hold_buckets(trainer.model, session)
+            _hold_buckets(trainer.model, session)
         if load is not None:
             session.exit_phase(load)
         if not session.growth and (micro_batches := shortcut("micro_batches")) is not None:
@@ -90,6 +88,19 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         stack.enter_context(watched(trainer, session))
         trainer.train()
         session.look_again()
+
+
+def _hold_buckets(model: Any, session: FakeSession) -> None:
+    """Hold DistributedDataParallel's flat copies of gradients from now on, as many buckets as torch would make."""
+    sizes = [p.numel() * p.element_size() for p in model.parameters() if p.requires_grad]
+    filled, limit = 0, _FIRST_BUCKET
+    for size in reversed(sizes):
+        filled += size
+        if filled >= limit:
+            session.fake_recorder.blocks.hold(filled, Category.COMMUNICATION, "gradient bucket")
+            filled, limit = 0, _BUCKET
+    if filled:
+        session.fake_recorder.blocks.hold(filled, Category.COMMUNICATION, "gradient bucket")
 
 
 def _trained_dtype(settings: Settings) -> str:

@@ -9,7 +9,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,13 +20,11 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.targets import Target
 from memprof.config.settings import Settings, TrainerSettings
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.trainer.lean import lean_world
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.rollout import counted, cutting
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
 
 
 @contextlib.contextmanager
@@ -76,7 +74,8 @@ def _triton_kernels(session: FakeSession) -> Iterator[None]:
     What they compute and read is counted as the session's work.
     """
 
-    count = session.fake_recorder.count_work
+    def count(func: Any, given: tuple[Any, ...]) -> None:
+        session.fake_recorder.work.see(func, given, {}, None)
 
     def add_product(*given: Any) -> None:
         count(torch.ops.aten.addmm.default, given)

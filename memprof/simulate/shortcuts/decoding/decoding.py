@@ -73,10 +73,7 @@ class Decoding:
 def learn(runs: Sequence[Run], tokens: int, jumps: Jumps | None = None) -> Decoding:
     """Put together a generation of ``tokens`` after the first run's prompt.
 
-    Args:
-        runs: what was executed.
-        tokens: how many there are.
-        jumps: the steps that keep something for all steps up to the next of them.
+    ``jumps``: the steps that keep something for all steps up to the next of them.
 
     Raises:
         NotAlike: the steps between two runs cannot be read off these.
@@ -250,7 +247,8 @@ class Player:
             elif isinstance(entry, Given):
                 blocks.release(self._of(entry.part, own).pop(entry.place))
             elif isinstance(entry, Claim):
-                self._claim(entry, self._of(entry.part, own)[entry.place])
+                address = self._of(entry.part, own)[entry.place]
+                blocks.claim(address, entry.category, entry.detail, entry.name)
             elif isinstance(entry, Kernel):
                 kernels.run(entry.func, entry.args, entry.kwargs, entry.made)
             elif isinstance(entry, Workspace):
@@ -272,10 +270,6 @@ class Player:
     def _of(self, whose: int, own: dict[int, int]) -> dict[int, int]:
         near = {OWN: own, BEFORE: self._before, KEPT: self._kept}
         return near[whose] if whose in near else self._first[-1 - whose]
-
-    def _claim(self, entry: Claim, address: int) -> None:
-        if (owners := self._recorder.blocks.owners) is not None:
-            owners.claim_address(address, entry.category, entry.detail, entry.name)
 
     def _repeat(self, span: Span) -> None:
         if not self._whole or not isinstance(self._recorder.allocator, CachingAllocator):

@@ -50,9 +50,7 @@ def repeat_periods(
     """Run all steps between the first and the last jump.
 
     Args:
-        recorder: is told of them.
-        allocator: the recorder's.
-        periods: the steps.
+        recorder, allocator, periods: as of :func:`repeat_span`.
         addresses: of the blocks of the step before, by place; afterwards of the last step.
         kept: addresses of the blocks that the first jump kept, by number; afterwards of those of the last but one.
         keeps: the places of these in a jump.
@@ -82,8 +80,7 @@ class _Run:
     """Run steps one after another, each of which gives back what the one before it took.
 
     Args:
-        recorder: is told now and then where blocks lie.
-        allocator: the recorder's.
+        recorder, allocator: the recorder is told now and then where blocks lie.
         usual: the steps off which is read what the step before took.
         addresses: of the blocks of the step before the first, by place.
         kept: addresses of what the last jump kept.
@@ -171,9 +168,8 @@ class _Run:
                 claims.append((taken.steps.claims[taken.place], block.address))
         self._blocks.trace.move(self._told, now)
         self._told = [row[:3] for row in now]
-        if (owners := self._blocks.owners) is not None:
-            for claim, address in claims:
-                owners.claim_address(address, claim.category, claim.detail, claim.name)
+        for claim, address in claims:
+            self._blocks.claim(address, claim.category, claim.detail, claim.name)
 
     def _in_use(self) -> Iterator[tuple[_Taken, Block]]:
         first = len(self._kept)
