@@ -76,10 +76,9 @@ def largest_of_each(
 
     Args:
         machine: simulates; results are kept.
-        rows: the methods as given, those that train the most first.
-        results: what the rows were made of; they were asked for their largest (:func:`memprof.plan.sizes.choices`).
-        what: one of :data:`memprof.plan.sizes.MAXIMIZE`; or ``speed``: the largest micro-batch of those that make the
-            same step, at most the row's own.
+        rows, results: the methods as given, those that train the most first, and what these rows were made of; they
+            were asked for their largest (:func:`memprof.plan.sizes.choices`).
+        what: as of ``choices``; ``speed``: the largest micro-batch that makes the same step, at most the row's own.
 
     Returns:
         The rows with their ``largest``, and the largest of all: of equal ones the first.

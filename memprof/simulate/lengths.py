@@ -167,8 +167,7 @@ def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[i
     """Execute the run at a few lengths and read the rest off between them.
 
     Args:
-        settings: the run; its ``completion_length`` is the maximum and the worst case.
-        lengths: the distribution.
+        settings, lengths: the run and its distribution; ``completion_length`` is the maximum and the worst case.
         execute: simulates settings and returns their rows (:func:`memprof.simulate.evaluate.summary_of`).
         known: rows by completion length that are executed already; the worst case should be there.
     """

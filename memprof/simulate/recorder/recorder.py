@@ -39,11 +39,8 @@ class FakeRecorder:
     """See operations on fake tensors, and tell what each of them concerns: ``storages``, ``blocks``, ``kernels``,
     ``work``.
 
-    Args:
-        allocator: where blocks come from; its ``on_event`` is taken over.
-        device: the snapshot's description of the device.
-        cuda: whether kernels' own temporaries and the autograd engine's in-place sums are those of CUDA.
-        stacks: ``"python"`` or None.
+    ``cuda``: kernels' own temporaries and the autograd engine's in-place sums are those of CUDA. The allocator's
+    ``on_event`` is taken over.
     """
 
     def __init__(

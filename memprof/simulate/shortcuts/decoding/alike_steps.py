@@ -61,13 +61,8 @@ class Jumps(NamedTuple):
 
 
 class Periods:
-    """Hold the steps between the first and the last of some jumps.
-
-    Args:
-        jumps: of which the first and the last one are logged.
-        first: the logs of the steps around the first jump, by how many steps they come after it.
-        last: those of the last one.
-    """
+    """Hold the steps between the first and the last of some jumps, whose logs are ``first`` and ``last``: those of the
+    steps around the jump, by how many steps they come after it."""
 
     def __init__(self, jumps: Jumps, first: dict[int, list[Logged]], last: dict[int, list[Logged]]) -> None:
         self.jumps = jumps
