@@ -156,7 +156,7 @@ def simulated(
     with told(lean), alike_once(warmed_up=warmed_up), priced as price:
         raw = simulate_settings(Settings(**settings), capacity=card and room_bytes(card, 0.03), gpu=card, stacks=False)
     seconds = time.process_time() - start
-    host = host_use(raw, 1).to_dict()
+    host = host_use(raw, 1)
     report = analyze(snapshot_from_raw(raw)).to_dict()
     return {
         "settings": dict(case),

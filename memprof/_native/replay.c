@@ -67,10 +67,10 @@ struct Heap {
     PyObject_HEAD
     PyObject *settings, *capacity_given, *on_event, *before_release;
     PyObject *asked; /* borrowed: the size of the request that is running, where it is a huge one */
-    char tells_blocks, stop, expands, oldest_first, plain;
+    char tells_blocks, expands, oldest_first, plain;
     int64_t reserved, active, allocated, requested, flushes;
     int64_t max_reserved, max_active, max_allocated, max_requested;
-    int64_t at, aside;
+    int64_t at;
     int64_t capacity, split_limit, non_split_rounding, large_segment, divisions[DIVISIONS];
     double threshold;
     int64_t placed;
@@ -1225,16 +1225,7 @@ static PyObject *py_chains(Heap *h, PyObject *Py_UNUSED(none))
 
 /* ------------------------------------------------------------------ many operations */
 
-enum { TAKE, DROP, DROP_OLD, GAP };
-
-static void hold_aside(Heap *h, int64_t highest, int64_t last)
-{
-    RAISE_TO(h->max_allocated, h->allocated + highest);
-    RAISE_TO(h->max_active, h->active + highest);
-    h->allocated += last;
-    h->active += last;
-    h->aside += last;
-}
+enum { TAKE, DROP, DROP_OLD };
 
 /* Return what a list or tuple has there, as a borrowed reference. */
 static PyObject *item(PyObject *given, int64_t index)
@@ -1247,9 +1238,9 @@ static PyObject *item(PyObject *given, int64_t index)
 
 static int take_one(Heap *h, PyObject *const *given, int64_t place, int64_t number)
 {
-    PyObject *home = item(given[3], number), *need = item(given[4], number), *size = item(given[5], number);
+    PyObject *home = item(given[1], number), *need = item(given[2], number), *size = item(given[3], number);
     int64_t needed, asked;
-    if (home == NULL || need == NULL || size == NULL || item(given[6], place) == NULL)
+    if (home == NULL || need == NULL || size == NULL || item(given[4], place) == NULL)
         return -1;
     if (!is_pool_of(h, home) || !PyLong_Check(need) || !PyLong_Check(size)) { /* reading others may run Python */
         PyErr_SetString(PyExc_TypeError, "a block is taken from a pool of this model, by whole bytes");
@@ -1260,7 +1251,7 @@ static int take_one(Heap *h, PyObject *const *given, int64_t place, int64_t numb
     Py_INCREF(size);
     Block *block = taken(h, (Pool *)home, needed, size, asked);
     Py_DECREF(size);
-    return block == NULL ? -1 : PyList_SetItem(given[6], place, (PyObject *)block);
+    return block == NULL ? -1 : PyList_SetItem(given[4], place, (PyObject *)block);
 }
 
 static int drop_one(Heap *h, PyObject *list, int64_t place)
@@ -1272,26 +1263,23 @@ static int drop_one(Heap *h, PyObject *list, int64_t place)
         PyErr_SetString(PyExc_TypeError, "what is dropped is not a block");
         return -1;
     }
-    return drop(h, (Block *)block);
+    if (drop(h, (Block *)block) < 0)
+        return -1;
+    return PyList_SetItem(list, place, Py_NewRef(Py_None));
 }
 
-/* run(operations, first, end, homes, needs, sizes, own, old): all but first and end are lists or tuples. */
+/* run(operations, homes, needs, sizes, own, old): lists, the first four of them or tuples. */
 static PyObject *py_run(Heap *h, PyObject *const *given, Py_ssize_t count)
 {
-    if (count != 8 || !PyList_Check(given[6])) {
-        PyErr_SetString(PyExc_TypeError, "run takes operations, a range of them, five lists");
+    if (count != 6 || !(PyList_Check(given[0]) || PyTuple_Check(given[0])) || !PyList_Check(given[4]) ||
+        !PyList_Check(given[5])) {
+        PyErr_SetString(PyExc_TypeError, "run takes six lists");
         return NULL;
     }
-    Py_ssize_t first = PyLong_AsSsize_t(given[1]), end = PyLong_AsSsize_t(given[2]);
-    if (PyErr_Occurred())
-        return NULL;
-    h->stop = 0;
-    for (Py_ssize_t index = first; index < end; index++) {
+    for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(given[0]); index++) {
         PyObject *entry = item(given[0], index);
-        if (entry == NULL)
-            return NULL;
-        int numbers = PyTuple_Check(entry) && PyTuple_GET_SIZE(entry) >= 3;
-        for (Py_ssize_t i = 0; numbers && i < PyTuple_GET_SIZE(entry); i++)
+        int numbers = PyTuple_Check(entry) && PyTuple_GET_SIZE(entry) == 3;
+        for (Py_ssize_t i = 0; numbers && i < 3; i++)
             numbers = PyLong_Check(PyTuple_GET_ITEM(entry, i));
         if (!numbers) {
             PyErr_SetString(PyExc_TypeError, "an operation is a kind, a place and a size");
@@ -1299,26 +1287,15 @@ static PyObject *py_run(Heap *h, PyObject *const *given, Py_ssize_t count)
         }
         long kind = PyLong_AsLong(PyTuple_GET_ITEM(entry, 0));
         long long place = PyLong_AsLongLong(PyTuple_GET_ITEM(entry, 1));
-        long long number = PyLong_AsLongLong(PyTuple_GET_ITEM(entry, 2)), at = index;
-        if (kind == TAKE && PyTuple_GET_SIZE(entry) > 3)
-            at = PyLong_AsLongLong(PyTuple_GET_ITEM(entry, 3));
+        long long number = PyLong_AsLongLong(PyTuple_GET_ITEM(entry, 2));
         if (PyErr_Occurred())
             return NULL;
-        int failed = 0;
-        if (kind == TAKE) {
-            h->at = at;
-            failed = take_one(h, given, place, number);
-        } else if (kind == GAP) {
-            hold_aside(h, place, number);
-        } else {
-            failed = drop_one(h, kind == DROP ? given[6] : given[7], place);
-        }
-        if (failed < 0)
+        if (kind == TAKE)
+            h->at = index;
+        if ((kind == TAKE ? take_one(h, given, place, number) : drop_one(h, given[kind == DROP ? 4 : 5], place)) < 0)
             return NULL;
-        if (kind == TAKE && h->stop)
-            Py_RETURN_TRUE;
     }
-    Py_RETURN_FALSE;
+    Py_RETURN_NONE;
 }
 
 enum { REPLAY_FREE, REPLAY_FLUSH, REPLAY_ALLOC };
@@ -1527,13 +1504,12 @@ static PyMethodDef heap_methods[] = {
 #define TOTAL(name) {#name, T_LONGLONG, offsetof(Heap, name), 0, NULL}
 static PyMemberDef heap_members[] = {
     TOTAL(reserved), TOTAL(active), TOTAL(allocated), TOTAL(requested), TOTAL(flushes), TOTAL(max_reserved),
-    TOTAL(max_active), TOTAL(max_allocated), TOTAL(max_requested), TOTAL(at), TOTAL(aside),
+    TOTAL(max_active), TOTAL(max_allocated), TOTAL(max_requested), TOTAL(at),
     {"settings", T_OBJECT, offsetof(Heap, settings), READONLY, NULL},
     {"capacity", T_OBJECT, offsetof(Heap, capacity_given), READONLY, NULL},
     {"on_event", T_OBJECT, offsetof(Heap, on_event), 0, NULL},
     {"before_release", T_OBJECT, offsetof(Heap, before_release), 0, NULL},
     {"tells_blocks", T_BOOL, offsetof(Heap, tells_blocks), 0, NULL},
-    {"stop", T_BOOL, offsetof(Heap, stop), 0, NULL},
     {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot heap_slots[] = {
@@ -1584,35 +1560,6 @@ static PyObject *pool_free(Pool *pool, void *Py_UNUSED(closure))
     return found;
 }
 
-/* Return what two states have in common only where they are the same: sizes and places, then a mark, then addresses. */
-static PyObject *pool_state(Pool *pool, PyObject *Py_UNUSED(none))
-{
-    size_t some = pool->free.length, more = pool->unmapped.length;
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)((2 * some + 1 + more) * 8));
-    if (bytes == NULL)
-        return NULL;
-    char *to = PyBytes_AS_STRING(bytes);
-    int64_t mark = -1;
-    for (size_t i = 0; i < some; i++, to += 16)
-        memcpy(to, pool->free.at + i, 16);
-    memcpy(to, &mark, 8);
-    for (size_t i = 0; i < more; i++)
-        memcpy(to += 8, &pool->unmapped.at[i].place, 8);
-    return bytes;
-}
-
-static PyObject *pool_room(Pool *pool, PyObject *size)
-{
-    int64_t need;
-    if (bytes_of(size, &need) < 0)
-        return NULL;
-    return PyLong_FromSize_t(pool->free.length - find(&pool->free, need, INT64_MIN));
-}
-
-static PyMethodDef pool_methods[] = {
-    {"state", (PyCFunction)pool_state, METH_NOARGS, NULL}, {"room", (PyCFunction)pool_room, METH_O, NULL},
-    {NULL, NULL, 0, NULL}};
-
 static PyMemberDef pool_members[] = {
     {"pool", T_LONGLONG, offsetof(Pool, pool), READONLY, NULL},
     {"stream", T_LONGLONG, offsetof(Pool, stream), READONLY, NULL},
@@ -1622,7 +1569,7 @@ static PyMemberDef pool_members[] = {
 static PyGetSetDef pool_getters[] = {{"free", (getter)pool_free, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot pool_slots[] = {
-    {Py_tp_dealloc, (void *)pool_dealloc}, {Py_tp_methods, pool_methods}, {Py_tp_members, pool_members},
+    {Py_tp_dealloc, (void *)pool_dealloc}, {Py_tp_members, pool_members},
     {Py_tp_getset, pool_getters}, {0, NULL}};
 
 #define FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION)
@@ -1646,7 +1593,7 @@ static int start(PyObject *module)
                  || PyModule_AddObjectRef(module, "Block", (PyObject *)block_type) < 0
                  || PyModule_AddObjectRef(module, "Pool", (PyObject *)pool_type) < 0;
     Py_XDECREF(heap);
-    return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", 1);
+    return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", 2);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)start}, {0, NULL}};

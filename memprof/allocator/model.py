@@ -13,23 +13,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from memprof.allocator.addresses import Addresses
-from memprof.allocator.settings import (
-    MIN_BLOCK,
-    SMALL_LIMIT,
-    SMALL_SEGMENT,
-    UNLIMITED,
-    AllocatorSettings,
-)
+from memprof.allocator.settings import MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, UNLIMITED, AllocatorSettings
 from memprof.errors import DoesNotFit, UsageError
 
 _ADDRESS_BITS = 56
 #: Kinds of operations of :meth:`CachingAllocator.run`: take a block as number ``place``; drop the own one of that
-#: number; drop the old one; count what blocks hold that are left out: at their highest, and in the end, in bytes.
-TAKE, DROP, DROP_OLD, GAP = range(4)
+#: number; drop the old one.
+TAKE, DROP, DROP_OLD = range(3)
 
 
 class OutOfMemory(DoesNotFit):
@@ -87,14 +80,6 @@ class Pool:
         self.unmapped: list[int] = []  # addresses
         self.searches = 0
 
-    def state(self) -> object:
-        """Return what equals that of another moment where the same is free then."""
-        return tuple(self.free), tuple(self.unmapped)
-
-    def room(self, size: int) -> int:
-        """Return how many free blocks have ``size`` bytes or more."""
-        return len(self.free) - bisect_left(self.free, size << _ADDRESS_BITS)
-
 
 def _key_of(block: Block) -> int:
     return block.size << _ADDRESS_BITS | block.address + block.segment.shift
@@ -103,7 +88,6 @@ def _key_of(block: Block) -> int:
 EventCallback = Callable[[str, int, int, int, int], None]
 
 
-@dataclass
 class CachingAllocator:
     """Model the allocator of one device.
 
@@ -116,32 +100,25 @@ class CachingAllocator:
     are running totals in bytes; each has a highest value ``max_...``. ``flushes`` counts how often all cached memory
     was given back because the device was full (``num_alloc_retries`` of torch's statistics). ``before_release`` is
     called when the device is full, before any cached memory is given back. Without ``tells_blocks``, ``on_event`` hears
-    of segments only. ``at``, ``aside`` and ``stop`` belong to :meth:`run`.
+    of segments only. ``at`` belongs to :meth:`run`.
 
     :func:`memprof.allocator.native.allocator` returns the same model in C, where that was built.
     """
 
-    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    capacity: int | None = None
-    on_event: EventCallback | None = None
-    addresses: Addresses = field(default_factory=Addresses)
-
-    reserved: int = field(default=0, init=False)
-    active: int = field(default=0, init=False)
-    allocated: int = field(default=0, init=False)
-    requested: int = field(default=0, init=False)
-    max_reserved: int = field(default=0, init=False)
-    max_active: int = field(default=0, init=False)
-    max_allocated: int = field(default=0, init=False)
-    max_requested: int = field(default=0, init=False)
-    flushes: int = field(default=0, init=False)
-    before_release: Callable[[], None] | None = field(default=None, init=False)
-    tells_blocks: bool = field(default=True, init=False)
-    at: int = field(default=0, init=False)
-    aside: int = field(default=0, init=False)
-    stop: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        capacity: int | None = None,
+        on_event: EventCallback | None = None,
+        addresses: Addresses | None = None,
+    ) -> None:
+        self.settings, self.capacity, self.on_event = settings or AllocatorSettings(), capacity, on_event
+        self.addresses = addresses or Addresses()
+        self.reserved = self.active = self.allocated = self.requested = 0
+        self.max_reserved = self.max_active = self.max_allocated = self.max_requested = 0
+        self.flushes = self.at = 0
+        self.before_release: Callable[[], None] | None = None
+        self.tells_blocks = True
         self._split_limit, self._expands = self.settings.max_split_size, self.settings.expandable_segments
         self._plain = self._split_limit == UNLIMITED and not self._expands
         self._pools: dict[tuple[int, int, bool], Pool] = {}
@@ -241,55 +218,26 @@ class CachingAllocator:
     def run(
         self,
         operations: Sequence[Sequence[int]],
-        first: int,
-        end: int,
         homes: Sequence[Pool],
         needs: Sequence[int],
         sizes: Sequence[int],
         own: list[Block | None],
         old: list[Block | None],
-    ) -> bool:
-        """Run operations ``first`` to ``end``, each a kind, a place and the number of a size (-1: none).
+    ) -> None:
+        """Run operations, each a kind (:data:`TAKE`), a place and the number of a size.
 
-        Where some are left out, each has its own number behind that, and a gap stands for those left out; ``aside``
-        sums what gaps leave. While a block is taken, ``at`` is the operation's number. Returns at once where ``stop``
-        is set while it runs, and whether that is so.
-
-        Args:
-            operations: see :data:`TAKE`.
-            first: index of the first one.
-            end: index behind the last one.
-            homes: by number of the size.
-            needs: rounded bytes, in the same way.
-            sizes: bytes, in the same way.
-            own: blocks by place: what is taken is put there.
-            old: blocks by place.
+        While a block is taken, ``at`` is the operation's index. ``homes``, ``needs`` (rounded bytes) and ``sizes``
+        (bytes) are by number of the size; ``own`` and ``old`` are blocks by place: what is taken is put into ``own``,
+        what is dropped becomes None.
         """
-        self.stop = False
-        acquire, drop = self.acquire, self.drop
-        for index in range(first, end):
-            kind, place, size = operations[index][:3]
+        for index, (kind, place, size) in enumerate(operations):
             if kind == TAKE:
-                self.at = operations[index][3] if len(operations[index]) > 3 else index
-                own[place] = acquire(homes[size], needs[size], sizes[size])
-                if self.stop:
-                    return True
-            elif kind == GAP:
-                self._hold_aside(place, size)
+                self.at = index
+                own[place] = self.acquire(homes[size], needs[size], sizes[size])
             else:
-                drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
-        return False
-
-    def _hold_aside(self, highest: int, last: int) -> None:
-        self.max_allocated = max(self.max_allocated, self.allocated + highest)
-        self.max_active = max(self.max_active, self.active + highest)
-        self.allocated += last
-        self.active += last
-        self.aside += last
-
-    def empty_cache(self) -> None:
-        """Give every unused segment, and every unused page of an expandable one, back to the device."""
-        self._release_cached()
+                blocks = own if kind == DROP else old
+                self.drop(blocks[place])  # type: ignore[arg-type]
+                blocks[place] = None
 
     # ------------------------------------------------------------------ what is refused
 
@@ -313,7 +261,8 @@ class CachingAllocator:
                 if block.mapped:
                     run.append(block)
                 if run and (not block.mapped or block is blocks[-1]):
-                    out.append(self._segment_record(expandable, run))
+                    rows = [(b.address, b.size, b.requested, b.free) for b in run]
+                    out.append(segment_record(rows, run[0].pool, expandable))
                     run = []
         return out
 
@@ -327,34 +276,6 @@ class CachingAllocator:
                 block = block.next
             found.append((segment.expandable, blocks))
         return found
-
-    def _segment_record(self, expandable: bool, run: list[Block]) -> dict[str, Any]:
-        pool = run[0].pool
-        blocks: list[dict[str, Any]] = [
-            {
-                "address": b.address,
-                "size": b.size,
-                "requested_size": b.requested,
-                "state": "inactive" if b.free else "active_allocated",
-                "frames": [],
-            }
-            for b in run
-        ]
-        used = [b for b in run if not b.free]
-        return {
-            "device": 0,
-            "address": run[0].address,
-            "total_size": sum(b.size for b in run),
-            "allocated_size": sum(b.size for b in used),
-            "active_size": sum(b.size for b in used),
-            "requested_size": sum(b.requested for b in used),
-            "stream": pool.stream,
-            "segment_type": "small" if pool.small else "large",
-            "segment_pool_id": (0, pool.pool),
-            "is_expandable": expandable,
-            "frames": [],
-            "blocks": blocks,
-        }
 
     # ------------------------------------------------------------------ searching
 
@@ -438,7 +359,7 @@ class CachingAllocator:
             block = self._device_alloc(home, need)
         if block is None:
             self.flushes += 1
-            self._release_cached()
+            self.empty_cache()
             block = self._device_alloc(home, need)
         if block is None:
             free = self._device_free()
@@ -502,8 +423,8 @@ class CachingAllocator:
                 self._release_segment(block)
         return released >= wanted
 
-    def _release_cached(self) -> None:
-        """Give back every segment without a block in use, large pools first, as torch does."""
+    def empty_cache(self) -> None:
+        """Give unused segments and pages of expandable ones back to the device, large pools first, as torch does."""
         default = [p for p in self._pools.values() if p.pool == 0]  # a private pool keeps its memory while it lives
         for home in sorted(default, key=lambda p: (p.small, p.stream)):
             expandable: list[Block] = []
@@ -631,6 +552,34 @@ class CachingAllocator:
     def _emit(self, action: str, address: int, size: int, home: Pool) -> None:
         if self.on_event is not None:
             self.on_event(action, address, size, home.stream, home.pool)
+
+
+def segment_record(blocks: Sequence[tuple[int, int, int, bool]], pool: Pool, expandable: bool) -> dict[str, Any]:
+    """Return a segment as in torch's snapshot; of each block: address, bytes, requested bytes, whether it is free."""
+    used = [(size, requested) for _, size, requested, free in blocks if not free]
+    return {
+        "device": 0,
+        "address": blocks[0][0],
+        "total_size": sum(size for _, size, _, _ in blocks),
+        "allocated_size": sum(size for size, _ in used),
+        "active_size": sum(size for size, _ in used),
+        "requested_size": sum(requested for _, requested in used),
+        "stream": pool.stream,
+        "segment_type": "small" if pool.small else "large",
+        "segment_pool_id": (0, pool.pool),
+        "is_expandable": expandable,
+        "frames": [],
+        "blocks": [
+            {
+                "address": address,
+                "size": size,
+                "requested_size": requested,
+                "state": "inactive" if free else "active_allocated",
+                "frames": [],
+            }
+            for address, size, requested, free in blocks
+        ],
+    }
 
 
 def _room(block: Block) -> int:

@@ -49,6 +49,4 @@ def _class_of(module: ModuleType) -> type[CachingAllocator]:
         refuse(-(-self.settings.round_size(size) // page) * page if page else size)
 
     bases = (module.Heap, CachingAllocator)
-    # A dataclass compares and shows fields, which are not all there: one model is equal to itself alone.
-    plain = {"__repr__": object.__repr__, "__eq__": object.__eq__, "__hash__": None}
-    return type("NativeAllocator", bases, {"_no_addresses": no_addresses, "__module__": __name__, **plain})
+    return type("NativeAllocator", bases, {"_no_addresses": no_addresses, "__module__": __name__})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memprof.errors import UsageError
 
@@ -75,7 +75,7 @@ def parse_settings(text: str) -> AllocatorSettings:
     values: dict[str, Any] = {}
     for key, value in _pairs(text):
         found = _read(key, value)
-        if (name := _FIELDS.get(key)) is not None:
+        if (name := _OPTIONS[key].field) is not None:
             values[name] = found
     settings = AllocatorSettings(**values)
     for name in ("max_split_size", "max_non_split_rounding"):
@@ -88,8 +88,8 @@ def not_modelled(text: str) -> list[str]:
     """Say in sentences which options of a valid string change memory, and are not simulated."""
     notes = []
     for key, value in _pairs(text):
-        why = _NOT_MODELLED.get(key)
-        if why is not None and _read(key, value) not in _NO_CHANGE.get(key, ()):
+        found, (_, _, why, no_change) = _read(key, value), _OPTIONS[key]
+        if why is not None and found != no_change:
             notes.append(f"The allocator setting {key}:{value} is not simulated: {why}.")
     return notes
 
@@ -105,14 +105,14 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _read(key: str, value: str) -> Any:
-    if key not in _READERS:
+    if key not in _OPTIONS:
         from difflib import get_close_matches
 
-        near = get_close_matches(key, _READERS, 1)
+        near = get_close_matches(key, _OPTIONS, 1)
         hint = f" (near it: {near[0]})" if near else ""
         raise UsageError(f"torch has no allocator setting {key}{hint}, and refuses it: drop it.")
     try:
-        return _READERS[key](value)
+        return _OPTIONS[key].read(value)
     except ValueError:
         raise _unusable(key, value) from None
 
@@ -195,45 +195,40 @@ def _power_of_two(text: str) -> int:
     return number
 
 
-# What torch 2.2 to 2.13 know, and how each reads its value: c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig.
-_READERS: dict[str, Callable[[str], Any]] = {
-    "max_split_size_mb": _mib(20),
-    "max_non_split_rounding_mb": _mib(20),
-    "large_segment_size_mb": _mib(11),
-    "garbage_collection_threshold": _open_share,
-    "expandable_segments": _flag,
-    "roundup_power2_divisions": _divisions,
-    "per_process_memory_fraction": _share,
-    "backend": _backend,
-    "pinned_reserve_segment_size_mb": _mib(1),
-    "pinned_max_round_threshold_mb": _mib(0),
-    "pinned_max_cached_size_mb": _mib(0),
-    "pinned_num_register_threads": _threads,
-    "pinned_use_background_threads": _flag,
-    "pinned_use_cuda_host_register": _flag,
-    "pinned_use_hip_host_register": _flag,
-    "pinned_free_catch_all": _flag,
-    "release_lock_on_cudamalloc": _flag,
-    "release_lock_on_hipmalloc": _flag,
-    "graph_capture_record_stream_reuse": _flag,
-    "throw_on_cudamalloc_oom": _flag,
-}
-_FIELDS = {
-    "max_split_size_mb": "max_split_size",
-    "max_non_split_rounding_mb": "max_non_split_rounding",
-    "large_segment_size_mb": "large_segment_size",
-    "garbage_collection_threshold": "garbage_collection_threshold",
-    "expandable_segments": "expandable_segments",
-    "roundup_power2_divisions": "roundup_divisions",
-}
-_NO_CHANGE: dict[str, tuple[Any, ...]] = {"backend": ("native",), "per_process_memory_fraction": (1.0,)}
+class _Option(NamedTuple):
+    """Hold an option of torch's: how it is read, the field of the settings that it sets, why it is not simulated, and
+    the value of it that changes nothing."""
+
+    read: Callable[[str], Any]
+    field: str | None = None
+    left_out: str | None = None
+    no_change: Any = None
+
+
 _PINNED = "the host's pinned buffers are counted as torch keeps them by default"
-_NOT_MODELLED = {
-    "backend": "what is reserved is that of torch's native allocator, and the driver's pool keeps other amounts",
-    "per_process_memory_fraction": "the process is given all of the card",
-    "pinned_reserve_segment_size_mb": _PINNED,
-    "pinned_max_round_threshold_mb": _PINNED,
-    "pinned_max_cached_size_mb": _PINNED,
+_OTHER_BACKEND = "what is reserved is that of torch's native allocator, and the driver's pool keeps other amounts"
+# What torch 2.2 to 2.13 know: c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig.
+_OPTIONS = {
+    "max_split_size_mb": _Option(_mib(20), "max_split_size"),
+    "max_non_split_rounding_mb": _Option(_mib(20), "max_non_split_rounding"),
+    "large_segment_size_mb": _Option(_mib(11), "large_segment_size"),
+    "garbage_collection_threshold": _Option(_open_share, "garbage_collection_threshold"),
+    "expandable_segments": _Option(_flag, "expandable_segments"),
+    "roundup_power2_divisions": _Option(_divisions, "roundup_divisions"),
+    "per_process_memory_fraction": _Option(_share, None, "the process is given all of the card", 1.0),
+    "backend": _Option(_backend, None, _OTHER_BACKEND, "native"),
+    "pinned_reserve_segment_size_mb": _Option(_mib(1), None, _PINNED),
+    "pinned_max_round_threshold_mb": _Option(_mib(0), None, _PINNED),
+    "pinned_max_cached_size_mb": _Option(_mib(0), None, _PINNED),
+    "pinned_num_register_threads": _Option(_threads),
+    "pinned_use_background_threads": _Option(_flag),
+    "pinned_use_cuda_host_register": _Option(_flag),
+    "pinned_use_hip_host_register": _Option(_flag),
+    "pinned_free_catch_all": _Option(_flag),
+    "release_lock_on_cudamalloc": _Option(_flag),
+    "release_lock_on_hipmalloc": _Option(_flag),
+    "graph_capture_record_stream_reuse": _Option(_flag),
+    "throw_on_cudamalloc_oom": _Option(_flag),
 }
 
 

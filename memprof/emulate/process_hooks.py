@@ -6,15 +6,18 @@ each rank's, a launcher's.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import re
 import sys
+from types import ModuleType
 from typing import Any
 
 from memprof.emulate.after_import import when_imported
+from memprof.emulate.build import VALUES
 from memprof.emulate.early_stop import end_after
-from memprof.emulate.operator_values import compute_operators
+from memprof.emulate.notes import COMPUTED_PACKAGES
 from memprof.emulate.triton_values import compute_launches, count_compiled
 
 _UNDEFINED = re.compile(r"undefined symbol: ((?:cu|nvml|nccl|nvrtc)\w+)")
@@ -30,10 +33,7 @@ def attach(values: bool) -> None:
     """Wait for torch, Triton and transformers to be imported, and do what the environment asks for, once a process.
 
     A process that calls ``enter`` below one that did comes here twice; attached twice, it would compute every Triton
-    kernel twice.
-
-    Args:
-        values: compute what Triton's and bitsandbytes' kernels would have written.
+    kernel twice. ``values``: compute what Triton's and bitsandbytes' kernels would have written.
     """
     global _attached
     if _attached:
@@ -50,6 +50,19 @@ def attach(values: bool) -> None:
         getattr(importlib.import_module(module), name)()
     if steps := int(os.environ.get(STEPS, "0")):
         end_after(steps)
+
+
+def compute_operators(package: ModuleType) -> None:
+    """Let the CUDA operators that a package registered under its own name compute their values (bitsandbytes).
+
+    Each then does what an operator of torch does on the emulated device: it runs, which asks for the memory, and its
+    CPU kernel runs on that same memory (``native/values/operators.cpp``).
+    """
+    values = ctypes.CDLL(os.path.join(os.environ["MEMPROF_EMULATE_HOME"], VALUES))
+    values.memprof_emulator_compute.argtypes = [ctypes.c_char_p]
+    values.memprof_emulator_compute.restype = ctypes.c_size_t
+    if values.memprof_emulator_compute(package.__name__.encode()):
+        COMPUTED_PACKAGES.add(package.__name__)
 
 
 def _naming_missing_functions() -> None:

@@ -25,11 +25,7 @@ _MOST_PROGRAMS = 1024
 
 
 def compute_launches(module: ModuleType) -> None:
-    """Let every launch of a kernel compute its values too.
-
-    Args:
-        module: ``triton.runtime.jit``.
-    """
+    """Let every launch of a kernel compute its values too; ``module``: ``triton.runtime.jit``."""
     launch = module.JITFunction.run
 
     @functools.wraps(launch)
@@ -43,11 +39,7 @@ def compute_launches(module: ModuleType) -> None:
 
 
 def count_compiled(_: ModuleType) -> None:
-    """Count every launch of a kernel that ``torch.compile`` made; a torch where that has another name is left alone.
-
-    Args:
-        _: the module of the launcher, which is imported now.
-    """
+    """Count every launch of a kernel that ``torch.compile`` made; a torch where that has another name is left alone."""
     launch = COMPILED_LAUNCH.find()
     if launch is ABSENT:
         return

@@ -72,13 +72,10 @@ def answers(
     inputs: Sequence[_In],
     told: Callable[[int, int], None] | None = None,
 ) -> Iterator[_Out]:
-    """Yield ``function`` of each input, in order.
+    """Yield ``function`` of each input, in order; without an executor it runs in this process.
 
-    Args:
-        executor: runs the function; None for this process.
-        function: what is run; importable by name where the executor's workers are other processes.
-        inputs: its arguments.
-        told: called with how many are done and how many there are.
+    It must be importable by name where the executor's workers are other processes. ``told`` hears how many are done and
+    how many there are.
 
     Raises:
         MemprofError: the function raised it.

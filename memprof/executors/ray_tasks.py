@@ -35,7 +35,6 @@ class RayExecutor(Executor):
         self._run = ray.remote(_called).options(max_retries=RETRIES, num_cpus=1)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start a task."""
         future: Future[Any] = self._run.remote(fn, args, kwargs).future()
         return future
 

@@ -18,9 +18,7 @@ _OWN = {"lora_r": "adapter", "gradient_checkpointing": "checkpointing", "optim":
 def headline_of_plan(data: Mapping[str, Any], not_given: Collection[str]) -> dict[str, Any]:
     """Return the ``headline`` of ``memprof.plan/1``, as of a report; a plan names no ``places``.
 
-    Args:
-        data: the plan, without its headline.
-        not_given: names of the settings that nobody gave, which the methods and the defaults decide.
+    ``not_given``: names of the settings that nobody gave, which the methods and the defaults decide.
     """
     smallest = min(data["rows"], key=lambda row: row["device_peak_bytes"])
     category, held = smallest["largest_category"], smallest["categories"]

@@ -14,12 +14,9 @@ from memprof.config.settings import Settings
 
 
 def least_bytes(settings: Settings, config: Mapping[str, Any], piece_tokens: int) -> tuple[int, int]:
-    """Return bytes that training and generation hold at least, each beside the weights.
+    """Return bytes that a lean run's training and generation hold at least, each beside the weights.
 
-    Args:
-        settings: of a run with ``recipe="lean"``.
-        config: the model's.
-        piece_tokens: how many tokens go through the model together in training.
+    ``piece_tokens``: how many tokens go through the model together in training.
     """
     shape = ModelShape.of(config)
     weights = _weights(settings, shape)

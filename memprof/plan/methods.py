@@ -41,8 +41,7 @@ def methods_for(
     A method is named after what it is with the fixed settings: one with another optimizer is not called 8-bit Adam.
 
     Args:
-        base: what the user fixed, and defaults for the rest.
-        fixed: names of the settings that the user gave.
+        base, fixed: the settings, and the names of those that the user gave.
         left_out: receives the reason, by the method's name, why a method cannot be simulated with them.
 
     Raises:

@@ -122,7 +122,7 @@ def make_plan(
         sizes = [choices(settings, maximize) for _, settings in wanted] if searched else None
         results = machine.run([settings for _, settings in wanted], sizes=sizes)
         rows = [row_of(name, settings, result) for (name, settings), result in zip(wanted, results, strict=True)]
-        best = _largest_fitting(rows)
+        best = max((row for row in rows if row.fits), key=lambda row: row.device_peak_bytes, default=None)
         if searched:
             rows, best = largest_of_each(machine, rows, results, maximize)
             if maximize == "speed":
@@ -151,11 +151,6 @@ def _refuse_unknown_speed(gpu: str) -> None:
         )
 
 
-def _smaller(rows: list[Row]) -> list[Row]:
-    """List the rows in smaller micro-batches, where these were found to fit."""
-    return [row.largest for row in rows if row.largest is not None and not row.fits]
-
-
 def _that_do_the_step(rows: list[Row]) -> list[Row]:
     """List the rows in their order, in smaller micro-batches where they do not fit as given."""
     return [row.largest if row.largest is not None and not row.fits else row for row in rows]
@@ -163,7 +158,7 @@ def _that_do_the_step(rows: list[Row]) -> list[Row]:
 
 def _with_front(rows: list[Row], both: bool) -> list[dict[str, Any]]:
     """Return the rows as plain data, each with its place on the front; ``both``: the smaller micro-batches' too."""
-    smaller = _smaller(rows) if both else []
+    smaller = [row.largest for row in rows if both and row.largest is not None and not row.fits]
     front = front_of([*rows, *smaller])
     places = dict(zip([r.method for r in smaller], front[len(rows) :], strict=True))
     found = [{**row.to_dict(), "on_front": on} for row, on in zip(rows, front, strict=False)]
@@ -212,11 +207,6 @@ def _together(base: Settings, name: str, value: Any, fixed: set[str]) -> dict[st
     if (base.per_device_train_batch_size * base.generation_steps * base.replicas) % value:
         return {"per_device_train_batch_size": value}
     return {}
-
-
-def _largest_fitting(rows: list[Row]) -> Row | None:
-    fitting = [row for row in rows if row.fits]
-    return max(fitting, key=lambda row: row.device_peak_bytes) if fitting else None
 
 
 def limit_of(gpu: str) -> int:

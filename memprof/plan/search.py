@@ -37,30 +37,18 @@ class Row:
     largest_category: str
     phase: str
     categories: dict[str, int] = field(default_factory=dict)
-    largest: Row | None = None
     step_s: float | None = None
     limit_bytes: int | None = None
+    largest: Row | None = None
 
     @property
     def used(self) -> float:
-        """Return the share of what may be used that is needed."""
         return self.device_peak_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as in ``memprof.plan/1``."""
-        found = {
-            "method": self.method,
-            "config": self.settings.to_dict(),
-            "fits": self.fits,
-            "peak_bytes": self.peak_bytes,
-            "device_peak_bytes": self.device_peak_bytes,
-            "host_bytes": self.host_bytes,
-            "largest_category": self.largest_category,
-            "phase": self.phase,
-            "categories": self.categories,
-            "step_s": self.step_s,
-            "limit_bytes": self.limit_bytes,
-        }
+        plain = {name: value for name, value in vars(self).items() if name not in ("method", "settings", "largest")}
+        found = {"method": self.method, "config": self.settings.to_dict(), **plain}
         return found if self.largest is None else {**found, "largest": self.largest.to_dict()}
 
 
@@ -88,10 +76,9 @@ def largest_of_each(
 
     Args:
         machine: simulates; results are kept.
-        rows: the methods as given, those that train the most first.
-        results: what the rows were made of; they were asked for their largest (:func:`memprof.plan.sizes.choices`).
-        what: one of :data:`memprof.plan.sizes.MAXIMIZE`; or ``speed``: the largest micro-batch of those that make the
-            same step, at most the row's own.
+        rows, results: the methods as given, those that train the most first, and what these rows were made of; they
+            were asked for their largest (:func:`memprof.plan.sizes.choices`).
+        what: as of ``choices``; ``speed``: the largest micro-batch that makes the same step, at most the row's own.
 
     Returns:
         The rows with their ``largest``, and the largest of all: of equal ones the first.

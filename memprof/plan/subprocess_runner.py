@@ -92,17 +92,18 @@ class Runner:
         waiting: dict[Future[dict[str, Any]], int] = {}
         self._asked += len(wanted)
         asked: list[dict[str, Any] | None] = list(sizes) if sizes is not None else [None] * len(wanted)
-        for index, (settings, of_it) in enumerate(zip(wanted, asked, strict=True)):
-            known = cache.load(self._key(settings, of_it)) if self._use_cache else None
+        questions = [self._question(*pair) for pair in zip(wanted, asked, strict=True)]
+        for index, settings in enumerate(wanted):
+            known = cache.load(self._key(settings, asked[index])) if self._use_cache else None
             if known is not None and known.keys() >= _ALWAYS:
                 rows[index] = known
                 self._step()
             else:
-                waiting[self._submit(settings, of_it)] = index
+                waiting[self._submit(questions[index])] = index
         for future in as_completed(waiting):
             index = waiting[future]
             try:
-                rows[index] = self._row(future, wanted[index], asked[index])
+                rows[index] = self._row(future, questions[index])
             except MemprofError as error:
                 if refused is None:
                     raise
@@ -113,16 +114,16 @@ class Runner:
             self._step()
         return [rows[i] for i in range(len(wanted))]
 
-    def _row(self, future: Future[dict[str, Any]], settings: Settings, sizes: dict[str, Any] | None) -> dict[str, Any]:
+    def _row(self, future: Future[dict[str, Any]], question: dict[str, Any]) -> dict[str, Any]:
         """Return a simulation's row; what a lost worker of an executor did not answer is simulated here."""
-        if self._executor is None:
-            return future.result()
         try:
             return future.result()
         except MemprofError:
             raise
         except (Exception, CancelledError):
-            return self._here(settings, sizes).result()
+            if self._executor is None:
+                raise
+            return self._here(question).result()
 
     def _key(self, settings: Settings, sizes: dict[str, Any] | None) -> str:
         config = find_config(settings.model)
@@ -149,29 +150,29 @@ class Runner:
             worker.end()
         self._threads.shutdown(wait=True)
 
-    def _submit(self, settings: Settings, sizes: dict[str, Any] | None = None) -> Future[dict[str, Any]]:
+    def _submit(self, question: dict[str, Any]) -> Future[dict[str, Any]]:
         if self._executor is not None:
             with suppress(RuntimeError):  # a broken executor takes nothing more
-                return self._executor.submit(simulated_there, self._question(settings.to_dict(), sizes))
-        return self._here(settings, sizes)
+                return self._executor.submit(simulated_there, question)
+        return self._here(question)
 
-    def _here(self, settings: Settings, sizes: dict[str, Any] | None) -> Future[dict[str, Any]]:
+    def _here(self, question: dict[str, Any]) -> Future[dict[str, Any]]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="memprof-simulations")
             self._all = [_Worker() for _ in range(self.workers)]
             for worker in self._all:
                 self._idle.put(worker)
-        return self._threads.submit(self._ask, settings.to_dict(), sizes)
+        return self._threads.submit(self._ask, question)
 
-    def _ask(self, settings: dict[str, Any], sizes: dict[str, Any] | None) -> dict[str, Any]:
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         worker = self._idle.get()
         try:
-            return worker.ask(self._question(settings, sizes))
+            return worker.ask(question)
         finally:
             self._idle.put(worker)
 
-    def _question(self, settings: dict[str, Any], sizes: dict[str, Any] | None) -> dict[str, Any]:
-        question = {"settings": settings, "gpu": self.gpu}
+    def _question(self, settings: Settings, sizes: dict[str, Any] | None) -> dict[str, Any]:
+        question = {"settings": settings.to_dict(), "gpu": self.gpu}
         return question if sizes is None else {**question, "sizes": sizes}
 
     def _step(self) -> None:

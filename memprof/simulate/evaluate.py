@@ -58,6 +58,7 @@ def evaluate(
     )  # fmt: skip
 
 
+@collector_paused()
 def judge(
     run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None, *, again: bool = True
 ) -> Outcome:
@@ -65,13 +66,6 @@ def judge(
 
     ``again``: as in :func:`evaluate`.
     """
-    with collector_paused():
-        return _judged(run, gpu, advisor, again)
-
-
-def _judged(
-    run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None, again: bool
-) -> Outcome:
     raw = run(None)
     analysis = analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:
@@ -158,25 +152,19 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
         if breakdown.allocated_bytes > phases.get(breakdown.phase, -1):
             phases[breakdown.phase] = breakdown.allocated_bytes
             alive[breakdown.phase] = {name: size for name, size in breakdown.categories.items() if size}
-    host = outcome.raw["memprof"]["host"]
-    device_peak = analysis.device_peak
+    host, verdict = outcome.raw["memprof"]["host"], outcome.verdict
+    reserved = None if analysis.device_peak is None else analysis.device_peak.reserved_bytes
     time = outcome.raw["memprof"].get("estimated_time")
     return {
         "peak_bytes": analysis.peak.allocated_bytes,
         "peak_phase": analysis.peak.phase,
-        "device_peak_bytes": _device_bytes(outcome.verdict, device_peak),
+        "device_peak_bytes": reserved if verdict is None else verdict.needed_bytes,
         "host_bytes": int(host["pinned_bytes"] + host["managed_bytes"]),
         "largest_category": max(categories, key=lambda name: categories[name]),
         "categories": {name: size for name, size in categories.items() if size},
         "phases": phases,
         "phase_categories": alive,
-        "verdict": outcome.verdict.to_dict() if outcome.verdict is not None else None,
-        "fits": outcome.verdict.fits if outcome.verdict is not None else None,
+        "verdict": verdict.to_dict() if verdict is not None else None,
+        "fits": verdict.fits if verdict is not None else None,
         "step_s": time["step_s"] if time else None,
     }
-
-
-def _device_bytes(verdict: Verdict | None, device_peak: Any) -> int | None:
-    if verdict is not None:
-        return verdict.needed_bytes
-    return device_peak.reserved_bytes if device_peak is not None else None

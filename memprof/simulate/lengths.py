@@ -142,7 +142,6 @@ class LengthReport:
     share_of_steps_fitting: float | None
 
     def sentence(self) -> str:
-        """Say it to a person."""
         words = f"{self.count} completion lengths ({self.source}), mean {self.mean:.0f} tokens; each step pads its "
         words += f"{self.batch} completions to the longest."
         if self.share_of_steps_fitting is None:
@@ -158,7 +157,6 @@ class LengthReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as in the report."""
         return {**asdict(self), "sentence": self.sentence()}
 
 
@@ -169,8 +167,7 @@ def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[i
     """Execute the run at a few lengths and read the rest off between them.
 
     Args:
-        settings: the run; its ``completion_length`` is the maximum and the worst case.
-        lengths: the distribution.
+        settings, lengths: the run and its distribution; ``completion_length`` is the maximum and the worst case.
         execute: simulates settings and returns their rows (:func:`memprof.simulate.evaluate.summary_of`).
         known: rows by completion length that are executed already; the worst case should be there.
     """
@@ -190,13 +187,14 @@ def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[i
         _point(rows, length, lengths.share_below(length, batch), [n for n, at in named.items() if at == length])
         for length in sorted(set(named.values()))
     ]
+    worst = _point(rows, top, 1.0, ["worst case"])
     return LengthReport(
         source=lengths.source,
         count=len(lengths.values),
         mean=sum(lengths.values) / len(lengths.values),
         batch=batch,
-        points=[*points, *_worst(rows, top, points)],
-        worst_case=_point(rows, top, 1.0, ["worst case"]),
+        points=points if any(point.length == top for point in points) else [*points, worst],
+        worst_case=worst,
         largest_fitting=fitting,
         share_of_steps_fitting=None if fitting is None else lengths.share_below(fitting, batch),
     )
@@ -209,10 +207,6 @@ def _apart(first: list[int], more: list[int]) -> list[int]:
         if all(abs(length - other) >= _CLOSE for other in chosen):
             chosen.append(length)
     return chosen if min(chosen) <= min(more) + _CLOSE else [*chosen, min(more)]
-
-
-def _worst(rows: dict[int, dict[str, Any]], top: int, points: list[Point]) -> list[Point]:
-    return [_point(rows, top, 1.0, ["worst case"])] if all(point.length != top for point in points) else []
 
 
 def _largest_fitting(rows: dict[int, dict[str, Any]], run: Callable[[list[int]], None], shortest: int) -> int | None:

@@ -42,12 +42,7 @@ _HOPELESS = 1.1
 
 
 class Resizable:
-    """Hold a simulated run as a program of allocations, with what grows when ``settings`` do.
-
-    Args:
-        analysis: of the simulated run.
-        settings: it was simulated with.
-    """
+    """Hold a simulated run as a program of allocations, with what grows when its ``settings`` do."""
 
     def __init__(self, analysis: Analysis, settings: Settings) -> None:
         category, categories = analysis.attribution.category, list(Category)
@@ -143,12 +138,9 @@ def largest_fitting(
     """Return the most wanted of some changes of ``base`` with which the run, resized, still runs on a card.
 
     Args:
-        analysis: of the simulated run.
-        settings: it was simulated with.
+        analysis, settings: of the simulated run.
         gpu: the card; the margin of a verdict stays free.
-        base: what the choices change.
-        choices: ``first``: changes, from those that need least to the most wanted ones; ``more``: further changes to
-            what was chosen of them, in the same order.
+        base, choices: see :func:`memprof.plan.sizes.choices`.
 
     Returns:
         None where even the least of them is far from fitting.

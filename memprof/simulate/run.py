@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -91,16 +92,14 @@ def simulate(
             recorder.work.wanted = speed_of(gpu.name) is not None
     session = FakeSession(recorder, config or {}, world_size=world_size)
     session.notes += [*missing("simulate.world"), *not_modelled(alloc_conf)]
-    if gpu is not None and cuda and (note := note_of(gpu)) is not None:
-        session.notes.append(note)
-    if gpu is not None and cuda and (note := bfloat16_note(gpu, config or {})) is not None:
-        session.notes.append(note)
+    if gpu is not None and cuda:
+        session.notes += filter(None, (note_of(gpu), bfloat16_note(gpu, config or {})))
     session.non_torch = gpu.context_bytes if gpu is not None else None
     capability = gpu.capability if gpu else DEFAULT_CAPABILITY
     with (
         contextlib.nullcontext() if shortcuts else without(*SHORTCUTS),
         fake_world(cuda=cuda, attention=attention, capability=capability, tell=partial(_in_full, session.notes)),
-        Tracking(recorder, not padding, selected or _all_of),
+        Tracking(recorder, not padding, selected or math.prod),
         _recording(session),
     ):
         fn(session)
@@ -184,18 +183,11 @@ def _failing_package(error: BaseException) -> str | None:
     found, trace = None, error.__traceback__
     while trace is not None:
         package, _, rest = str(trace.tb_frame.f_globals.get("__name__")).partition(".")
-        passed_on = package == "memprof" and rest.startswith(("simulate.world", "simulate.recorder"))
+        passed_on = package == "memprof" and rest.startswith(("simulate.fake_cuda", "simulate.recorder"))
         if package != "torch" and not passed_on:
             found = package
         trace = trace.tb_next
     return found if found in ("trl", "transformers", "peft", "accelerate") else None
-
-
-def _all_of(shape: tuple[int, ...]) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
-    return total
 
 
 def simulate_settings(
@@ -233,14 +225,9 @@ def simulate_settings(
     import transformers.masking_utils  # noqa: F401
     import trl  # noqa: F401
 
-    def run() -> dict[str, Any]:
-        return _simulated(settings, features, capacity, gpu, stacks=stacks, by_name=by_name, growth=growth)
-
-    return _certain(run) if shortcuts else _plainly(run)
-
-
-def _plainly(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Simulate without any shortcut."""
+    run = partial(_simulated, settings, features, capacity, gpu, stacks=stacks, by_name=by_name, growth=growth)
+    if shortcuts:
+        return _certain(run)
     with without(*SHORTCUTS):
         return run()
 
@@ -255,7 +242,8 @@ def _certain(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if isinstance(error, MemprofError) and error.__cause__ is None:  # a refusal of ours, not a library's error
             raise
         what = type(error.__cause__ or error).__name__
-    raw = _plainly(run)
+    with without(*SHORTCUTS):
+        raw = run()
     raw["memprof"]["notes"].append(f"simulated without shortcuts, since one of them failed ({what}); please report it.")
     return raw
 
@@ -270,7 +258,7 @@ def _simulated(
     by_name: bool,
     growth: bool,
 ) -> dict[str, Any]:
-    from memprof.simulate.sharding.process_group import fake_group
+    from memprof.simulate.sharding.dtensors import fake_group
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.training import run_trl, selected_of
 

@@ -24,12 +24,9 @@ def estimated_time(
 
     A kernel takes as long as its FLOPs or its bytes, whichever is more, at a share of the card's peaks. A phase takes
     as long as its kernels, or as the host needs to launch them, whichever is more; then what crosses to the host and
-    back is added, as if nothing overlapped.
+    back is added, as if nothing overlapped. None where the card has no name that is known.
 
-    Args:
-        work: of each phase of the step (:meth:`memprof.simulate.recorder.flops.Work.of_step`).
-        gpu: the card; the answer is None where it has no name that is known.
-        bfloat16: whether half precision is bfloat16.
+    ``work``: of each phase of the step; ``bfloat16``: whether half precision is that.
     """
     speed = speed_of(gpu.name, bfloat16=bfloat16) if gpu is not None else None
     if speed is None or gpu is None or not work:

@@ -48,7 +48,6 @@ class GenerationNeed:
     expandable: bool
 
     def sentence(self) -> str:
-        """Say it to a person."""
         sizes = f"holds {format_gib(self.held_bytes)} GiB and reserves {format_gib(self.reserved_bytes)}"
         if not self.flushes:
             return f"Generation {sizes}, without giving memory back."
@@ -108,17 +107,15 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data: ``fit`` of the report."""
         plain = asdict(self)
-        plain["phases"] = [asdict(need) for need in self.phases]
-        plain["ensemble"] = None if self.ensemble is None else asdict(self.ensemble)
         return {
             **plain,
+            "phases": list(plain["phases"]),
             "limit_bytes": self.limit_bytes,
             "headroom_bytes": self.headroom_bytes,
             "sentence": self.sentence(),
         }
 
     def sentence(self) -> str:
-        """Say it to a person."""
         more = f" {self.generation.sentence()}" if self.generation is not None else ""
         return self._judgement() + more
 
@@ -147,24 +144,17 @@ def host_need(raw: dict[str, Any]) -> HostNeed:
     """Add up what the node's processes need of its host; say whether ``host_memory``, where given, is enough."""
     config = raw["memprof"]["config"] or {}
     processes = min(int(config.get("gpus") or 1), int(config.get("gpus_per_node") or 1))
-    needed = host_use(raw, processes).needed_bytes
+    needed = host_use(raw, processes)["needed_bytes"]
     given = config.get("host_memory")
     total = parse_size(given) if given else None
     return HostNeed(needed, total, None if total is None else needed <= total)
 
 
 def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None) -> Verdict:
-    """Compare a run's device peak with what the GPU has.
-
-    Args:
-        analysis: of a simulated run; it has a device peak.
-        gpu: the card.
-        fits: whether the run fits the card.
-        flushes: whether it fits only because the allocator gives cached segments back.
-        ensemble: what variants of the run reserve.
-    """
+    """Compare a simulated run's device peak with what the GPU has; the others: as of :class:`Verdict`."""
     peak = analysis.device_peak
     assert peak is not None
+    held = analysis.snapshot.extra.get("generation")
     return Verdict(
         gpu=gpu.name,
         total_bytes=gpu.total_bytes,
@@ -178,12 +168,8 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensem
         phase=peak.phase,
         phases=_needs(analysis, gpu, flushes),
         ensemble=ensemble,
-        generation=_generation_of(analysis.snapshot.extra.get("generation")),
+        generation=GenerationNeed(**held) if isinstance(held, dict) else None,
     )
-
-
-def _generation_of(found: Any) -> GenerationNeed | None:
-    return GenerationNeed(**found) if isinstance(found, dict) else None
 
 
 def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]:

@@ -26,7 +26,6 @@ from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.allocator.replay import Program
 from memprof.allocator.settings import UNLIMITED, AllocatorSettings, parse_settings
 from memprof.errors import UsageError
-from tests.allocator.test_repeated_decoding import _Loop, begun, one_by_one, replayed, state
 from tests.snapshot.programs import MIB, sizes
 
 pytestmark = pytest.mark.skipif(replayer() is None, reason="the extension was not built, or MEMPROF_NATIVE=0")
@@ -95,8 +94,7 @@ class Watched:
         for stream, pool, need in [(s, p, n) for s in (0, 7) for p in (0, 1) for n in (512, 2 * MIB)]:
             home = self.heap.pool_of(need, stream, pool)
             free = [(key >> 56, key & mask) if isinstance(key, int) else key for key in home.free]
-            rooms = [home.room(512 << n) for n in range(0, 20, 3)]
-            yield home.small, home.stream, home.pool, home.searches, free, rooms
+            yield home.small, home.stream, home.pool, home.searches, free
 
 
 def both(settings: AllocatorSettings, capacity: int | None, told: bool = True) -> tuple[Watched, Watched]:
@@ -160,27 +158,6 @@ def test_a_recorded_program_reserves_as_much(
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:8"])
-@pytest.mark.parametrize(("token", "alike", "spare"), [(300, True, 0), (70_000, False, 0), (300_000, True, 20)])
-def test_alike_steps_end_the_same(conf: str, token: int, alike: bool, spare: int) -> None:
-    """Down to devices that are full: pools are brought up to the middle of a step, and cached memory goes back."""
-    loop = _Loop(random.Random(token), 9, token, 4096, alike=alike, scores=40 * (spare > 0))
-    steps = [loop.step(number) for number in range(20, 90)]
-    whole = CachingAllocator(parse_settings(conf))
-    one_by_one(whole, begun(whole, loop, 20, spare), steps)
-    rest = whole.max_reserved - whole.max_allocated
-    for capacity in (None, *(whole.max_allocated + int(rest * share) for share in (0.7, 0.3, 0))):
-        ends: list[Any] = []
-        for model in (native.allocator, CachingAllocator):
-            heap = model(parse_settings(conf), capacity)
-            try:
-                replayed(heap, begun(heap, loop, 20, spare), steps)
-                ends.append(state(heap))
-            except OutOfMemory as error:
-                ends.append((error.requested, error.free, heap.flushes))
-        assert ends[0] == ends[1]
-
-
 def test_what_c_does_not_know_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = (
         AllocatorSettings(max_split_size=MIB),
@@ -205,7 +182,7 @@ def test_blocks_outlive_their_model_and_models_die() -> None:
     gc.collect()
     assert gone() is None
     assert [block.size for block in kept] == [512, 3 * MIB]
-    assert kept[0].pool.room(512) == 0
+    assert kept[0].pool.free == []
     with pytest.raises(UsageError, match="no block in use"):
         other.drop(kept[0])
 
@@ -218,10 +195,11 @@ def test_operations_that_cannot_be_are_refused() -> None:
         ([(0, 0, "a")], TypeError), ([(1, 7, 0)], IndexError),
     ):  # fmt: skip
         with pytest.raises(error):
-            heap.run(operations, 0, 1, [home], [512], [512], own, own)  # type: ignore[list-item,arg-type]
-    assert heap.run([(0, 0, 0), (1, 0, -1)], 0, 2, [home], [512], [400], own, own) is False
+            heap.run(operations, [home], [512], [512], own, own)  # type: ignore[list-item,arg-type]
+    block = heap.acquire(home, 512, 400)
+    heap.drop(block)
     with pytest.raises(UsageError, match="no block in use"):
-        heap.run([(1, 0, -1)], 0, 1, [home], [512], [400], own, own)
+        heap.run([(1, 0, -1)], [home], [512], [400], [block], [])
 
 
 _SANITIZED = """
@@ -301,7 +279,7 @@ def _clears_while_read(heap: CachingAllocator, _: Any) -> None:
             return 0
 
     operations += [[Kind(), 0, 0]]
-    heap.run(operations, 0, 1, [heap.pool_of(512)], [512], [512], [None], [])
+    heap.run(operations, [heap.pool_of(512)], [512], [512], [None], [])
 
 
 _MISUSES = (_frees_at_alloc, _drops_twice, _drops_a_freed_one, _takes_from_another, _clears_while_read)

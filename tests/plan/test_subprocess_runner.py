@@ -71,7 +71,7 @@ def test_a_worker_that_dies_is_a_sentence(settings_for: Callable[..., Settings],
 
 def test_no_worker_starts_after_the_end(settings_for: Callable[..., Settings]) -> None:  # noqa: F811
     machine = Runner(None, 1, None)
-    machine._submit(settings_for()).cancel()
+    machine._submit(machine._question(settings_for(), None)).cancel()
     machine.close()
     with pytest.raises(InputError, match="ended before"):
         machine._all[0].ask({})

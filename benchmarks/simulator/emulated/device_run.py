@@ -79,12 +79,12 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
 
     from memprof.simulate.fake_cuda.fakes import materialize
     from memprof.simulate.fake_cuda.images import HostValues, fake_images, images_of, processor_of, put_images
-    from memprof.simulate.supervised.build import supervised_trainer
     from memprof.simulate.trainer.build import MEASURED, WARM_UP, adapter_of, dataset_of, make_tokenizer
     from memprof.simulate.trainer.checkpointing import choose_checkpointing
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.recipes import classes_of, config_of
     from memprof.simulate.trainer.rewards import reward_function
+    from memprof.simulate.trainer.supervised import supervised_trainer
 
     config = load_config(settings.model)
     config.eos_token_id, config.pad_token_id, config.bos_token_id = 2, 1, None

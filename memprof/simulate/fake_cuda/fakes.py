@@ -16,9 +16,8 @@ from memprof.compat import patching
 from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
-from memprof.compat.targets import Target
 from memprof.simulate.fake_cuda.autocast import cuda_autocast
-from memprof.simulate.fake_cuda.sdpa_kernels import DEFAULT_CAPABILITY, use_cuda_attention
+from memprof.simulate.fake_cuda.sdpa_kernels import DEFAULT_CAPABILITY, cuda_attention
 from memprof.snapshot.unpickle import collector_paused
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
@@ -42,12 +41,19 @@ def fake_world(
     """
     with ExitStack() as stack:
         stack.enter_context(_modes_kept())
-        stack.enter_context(patching(*_changes()))
+        stack.enter_context(
+            patching(
+                (torch_names.MODULE_APPLY, _apply),
+                (torch_names.INFERENCE_MODE, _inference_mode),
+                (torch_names.PROFILED, _itself),  # a mark for torch's profiler costs as much as an operation here
+                (torch_names.PROFILED_END, _nothing),
+            )
+        )
         stack.enter_context(replacing(*_tracing_questions()))
         if cuda:
             stack.enter_context(cuda_autocast())
-            stack.enter_context(use_cuda_attention(attention, capability, tell))
-            stack.enter_context(patching((torch_names.DROPOUT, _cuda_dropout(torch_names.DROPOUT.get()))))
+            replaced = (torch_names.ATTENTION, cuda_attention(attention, capability, tell))
+            stack.enter_context(patching(replaced, (torch_names.DROPOUT, _cuda_dropout(torch_names.DROPOUT.get()))))
         mode = torch_names.FAKE_MODE.get()(allow_non_fake_inputs=True)
         stack.enter_context(_uncollected())
         stack.enter_context(mode)
@@ -93,15 +99,6 @@ def _uncollected() -> Iterator[None]:
         finally:
             if ours:
                 gc.unfreeze()
-
-
-def _changes() -> list[tuple[Target, Any]]:
-    return [
-        (torch_names.MODULE_APPLY, _apply),
-        (torch_names.INFERENCE_MODE, _inference_mode),
-        (torch_names.PROFILED, _itself),  # a mark for torch's profiler costs as much as an operation here
-        (torch_names.PROFILED_END, _nothing),
-    ]
 
 
 def _itself(self: Any) -> Any:

@@ -239,7 +239,6 @@ class HostValues(torch.Tensor):
             return torch.as_tensor(values).as_subclass(cls)
 
     def to(self, *_: Any, **__: Any) -> Any:
-        """Stay on the host."""
         return self
 
     def plain(self) -> torch.Tensor:

@@ -92,7 +92,8 @@ class Linear4bit(nn.Linear):
         self.blocks = -(-count // _BLOCK)
         packed = torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device=place)
         self.weight = nn.Parameter(packed, requires_grad=False)
-        self.register_buffer("absmax", torch.empty(self.blocks, dtype=self._scale_dtype, device=place))
+        scale = torch.uint8 if self.nested else torch.float32
+        self.register_buffer("absmax", torch.empty(self.blocks, dtype=scale, device=place))
         self.register_buffer("code", torch.empty(16, device=place))
         if self.nested:
             self.register_buffer("offset", torch.empty((), device=place))
@@ -101,10 +102,6 @@ class Linear4bit(nn.Linear):
         self.bias = original.bias
         if self.bias is not None:
             self.bias.requires_grad_(False)
-
-    @property
-    def _scale_dtype(self) -> torch.dtype:
-        return torch.uint8 if self.nested else torch.float32
 
     def forward(self, x: Any) -> Any:
         asked = x.dtype

@@ -7,14 +7,12 @@ choose another kernel than its forward. The rules are those of torch's ``sdp_uti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from memprof.compat import patching
 from memprof.compat import torch as torch_names
 
 _FLASH: Any = torch_names.FLASH.get()
@@ -67,7 +65,9 @@ def _flash_runs(query: Any, key: Any, capability: tuple[int, int]) -> bool:
     return not (trained and 192 < width <= 224 and capability in _SMALL_SHARED_MEMORY)
 
 
-def _attention(wanted: str | None, capability: tuple[int, int], tell: Callable[[str], None]) -> Any:
+def cuda_attention(wanted: str | None, capability: tuple[int, int], tell: Callable[[str], None]) -> Any:
+    """Make an attention that chooses as CUDA would; ``tell`` hears why it is computed in full unasked, each time."""
+
     def attention(
         query: Any,
         key: Any,
@@ -156,20 +156,3 @@ def _bias(mask: Any, dtype: torch.dtype) -> Any:
         return mask
     lowest = torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
     return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype, device=mask.device), lowest)
-
-
-@contextmanager
-def use_cuda_attention(
-    wanted: str | None = None,
-    capability: tuple[int, int] = DEFAULT_CAPABILITY,
-    tell: Callable[[str], None] = lambda why: None,
-) -> Iterator[None]:
-    """Choose attention as CUDA would on a card of this capability, while open.
-
-    Args:
-        wanted: as in ``--attn``.
-        capability: the card's.
-        tell: called with the reason each time attention is computed in full unasked.
-    """
-    with patching((torch_names.ATTENTION, _attention(wanted, capability, tell))):
-        yield

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from memprof.simulate.recorder.flops import Tally
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
-
-_next_part: ContextVar[Callable[[], None] | None] = ContextVar("_next_part", default=None)
-
-
-def token_made() -> None:
-    """Say that the prompts went through, or a token was sampled."""
-    told = _next_part.get()
-    if told is not None:
-        told()
+from memprof.simulate.recorder.session import FakeSession
 
 
 class DecodeWork:
     """Count the prompts' forward once and each token after it as the first and the last one do on average.
 
-    Args:
-        session: whose phase is counted.
-        tokens: of a completion.
-        passes: how many times all of it is done, for as many sequences each.
+    ``passes``: how many times all of it is done, for as many sequences each.
     """
 
     def __init__(self, session: FakeSession, tokens: int, passes: int) -> None:
         self._work = session.fake_recorder.work
-        self._session = session
         self._tokens, self._passes = tokens, passes
 
     @contextlib.contextmanager
     def first(self, *, alone: bool) -> Iterator[None]:
         """Watch the prompts' forward and the decoding of the token after it; ``alone``: the last are not executed."""
-        with self._parts() as parts:
+        with self._work.apart() as parts:
             yield
         self._count(parts[:_BEFORE], 1)
         self._count(parts[_BEFORE:], self._share() * (2 if alone else 1))
@@ -47,7 +30,7 @@ class DecodeWork:
     @contextlib.contextmanager
     def last(self) -> Iterator[None]:
         """Watch the last two tokens."""
-        with self._parts() as parts:
+        with self._work.apart() as parts:
             yield
         self._count(parts, self._share() / 2)
 
@@ -64,21 +47,12 @@ class DecodeWork:
             self._count([jump], times / len(executed))
             self._count([before], -times / len(executed))
 
-    @contextlib.contextmanager
-    def _parts(self) -> Iterator[list[Tally]]:
-        told = _next_part.set(self._work.next_part)
-        try:
-            with self._work.apart() as parts:
-                yield parts
-        finally:
-            _next_part.reset(told)
-
     def _share(self) -> float:
         return (self._tokens - 1) / 2
 
     def _count(self, parts: list[Tally], times: float) -> None:
         for part in parts:
-            self._work.add(part, self._passes * times, *self._session.fake_recorder.phase_and_step())
+            self._work.add(part, self._passes * times)
 
 
 # transformers asks whether sequences are unfinished after the prompts' forward, and after every token's sampling: the

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,23 +15,15 @@ from memprof.compat.patching import replacing
 from memprof.config.settings import Settings, ShardingSettings, TrainerSettings
 from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.generation.simulated_batch import Estimate, SimulatedBatch
-
-if TYPE_CHECKING:
-    from memprof.grpo.paged.schedule import Work
-    from memprof.simulate.recorder.session import FakeSession
+from memprof.simulate.recorder.session import FakeSession
 
 
 def generate_lean(
-    trainer: Any, settings: Settings, session: FakeSession | None, count: int, in_passes: Callable[[int, int], None]
+    trainer: Any, settings: Settings, session: FakeSession, count: int, in_passes: Callable[[int, int], None]
 ) -> None:
-    """Run what a generation of ``count`` sequences runs.
+    """Run what a generation of this process's ``count`` sequences runs; a note in the session says how.
 
-    Args:
-        trainer: the lean trainer.
-        settings: the run's.
-        session: records; a note in it says how is generated.
-        count: sequences of this process, those of a group one after another.
-        in_passes: runs ``generate`` for so many sequences together, as one of so many passes.
+    ``in_passes`` runs ``generate`` for so many sequences together, as one of so many passes.
     """
     step = _as_on_ranks(trainer._step_context(), settings)
     prompts = [[place // settings.num_generations] * settings.prompt_length for place in range(count)]
@@ -48,7 +40,7 @@ def generate_lean(
         return [[0] * settings.completion_length for _ in some], None
 
     lean.run(step, prompts, generate, trainer.state.stateful_callbacks)
-    if session is not None and passes and len(passes) > 1 and settings.generation_batch is None:
+    if len(passes) > 1 and settings.generation_batch is None:
         _note_how(session, f"{_BATCH}{passes[0]} of {count} sequences generate together, by the card's free memory")
 
 
@@ -64,12 +56,8 @@ def _as_on_ranks(step: Any, settings: ShardingSettings) -> Any:
     return replace(step, ranks=Alike(step.accelerator, True)) if divided else step
 
 
-def _roll(trainer: Any, settings: TrainerSettings, session: FakeSession | None, prompts: list[list[int]]) -> Work:
-    """Let transformers' ``generate`` prepare and the trainer's rolling batch decode, both on fake tensors.
-
-    Returns:
-        What it ran.
-    """
+def _roll(trainer: Any, settings: TrainerSettings, session: FakeSession, prompts: list[list[int]]) -> None:
+    """Let transformers' ``generate`` prepare and the trainer's rolling batch decode, both on fake tensors."""
     from memprof.grpo.generation import rolling_words
     from memprof.grpo.paged import sampling, transformers_loop
 
@@ -92,19 +80,16 @@ def _roll(trainer: Any, settings: TrainerSettings, session: FakeSession | None, 
         generation = copy.copy(trainer.generation_config)
         generation.max_new_tokens = settings.completion_length
         model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation)
-        if session is not None:
-            words = rolling_words(trainer._step_context().base_model(), len(prompts), made[0].size, made[0].work)
-            _note_how(session, f"{_ROLLING}{words}")
-    return made[0].work
+        words = rolling_words(trainer._step_context().base_model(), len(prompts), made[0].size, made[0].work)
+        _note_how(session, f"{_ROLLING}{words}")
 
 
-def _host_draws(session: FakeSession | None, draw: Callable[[int, int], Any], sequences: int, longest: int) -> Any:
+def _host_draws(session: FakeSession, draw: Callable[[int, int], Any], sequences: int, longest: int) -> Any:
     """Keep the draws off the device."""
-    if session is None or session.fake_recorder.kind.value == "trace":  # a CPU's are where the tensors are
+    if not session.fake_recorder.cuda:  # a CPU's are where the tensors are
         return draw(sequences, longest)
-    session.fake_recorder.storages.paused += 1
-    draws = draw(sequences, longest)
-    session.fake_recorder.storages.paused -= 1
+    with session.fake_recorder.storages.unseen():
+        draws = draw(sequences, longest)
     session.fake_recorder.storages.disown(draws)
     return draws
 

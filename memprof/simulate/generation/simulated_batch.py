@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,9 +19,7 @@ from memprof.compat import transformers as transformers_names
 from memprof.grpo.paged.rolling import RollingBatch, Row
 from memprof.grpo.paged.schedule import Compute, Decode, PoolSize, Progress, Prompt, actions_at_full_length, chunks_of
 from memprof.simulate.recorder.flops import Tally
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
+from memprof.simulate.recorder.session import FakeSession
 
 # Numbers of rows whose decode steps are executed to know their work, at most.
 _COUNTS = 6
@@ -104,7 +102,7 @@ def executed_chunks(chunks: Sequence[Sequence[range]], *, learn: bool) -> set[tu
     if not every:
         return set()
     found = {every[0][:2]}
-    for height in (_tokens, lambda one: one.stop, lambda one: len(one) * one.stop):
+    for height in (len, lambda one: one.stop, lambda one: len(one) * one.stop):
         found.add(max(every, key=lambda entry: height(entry[2]))[:2])
     sizes: dict[int, list[tuple[int, int, range]]] = {}
     for entry in every if learn else ():
@@ -114,30 +112,23 @@ def executed_chunks(chunks: Sequence[Sequence[range]], *, learn: bool) -> set[tu
     return found
 
 
-def _tokens(one: range) -> int:
-    return len(one)
-
-
 class SimulatedBatch(RollingBatch):
     """The trainer's rolling batch, of whose forwards a few are executed.
 
-    Args:
-        given: as :class:`~memprof.grpo.paged.rolling.RollingBatch`.
-        session: whose work is counted.
-        known: what generations before did, by pool and prompts; filled.
+    ``known``: what generations before did, by pool and prompts; filled.
     """
 
-    def __init__(self, *given: Any, session: FakeSession | None, known: dict[Any, Estimate]) -> None:
+    def __init__(self, *given: Any, session: FakeSession, known: dict[Any, Estimate]) -> None:
         super().__init__(*given)
         self._sampling = replace(self._sampling, stop=frozenset())
-        self._session = session
+        self._work = session.fake_recorder.work
         prompts = [row.prompt.ids for row in self._rows]
         key = (self._size, tuple((len(ids), ids[0]) for ids in prompts))
         learns = key not in known
         self._plan = known.setdefault(key, Estimate())
         if learns:
             self._plan = known[key] = planned(prompts, self._size, self._sampling.longest)
-        counts = session is not None and session.fake_recorder.work.wanted
+        counts = self._work.wanted
         self._steps_executed = executed(self._plan.stretches, learn=learns and counts)
         self._chunks_executed = executed_chunks(self._plan.chunks, learn=learns and counts)
         self._stretch = self._computed = -1
@@ -147,7 +138,6 @@ class SimulatedBatch(RollingBatch):
 
     @property
     def size(self) -> PoolSize:
-        """Return the pool's size."""
         return self._size
 
     @torch.no_grad()
@@ -201,16 +191,13 @@ class SimulatedBatch(RollingBatch):
     @contextlib.contextmanager
     def _apart(self, tallies: dict[tuple[int, int], Tally], key: tuple[int, int]) -> Iterator[None]:
         """Keep the work of a forward for :meth:`_count_work`."""
-        if self._session is None:
-            yield
-            return
-        with self._session.fake_recorder.work.apart() as parts:
+        with self._work.apart() as parts:
             yield
         tallies[key] = parts[0]
 
     def _count_work(self) -> None:
         """Count the whole generation's work, which follows from the executed forwards of the first one like it."""
-        if self._session is None or not self._session.fake_recorder.work.wanted:
+        if not self._work.wanted:
             return
         plan = self._plan
         if plan.total is None:
@@ -219,8 +206,7 @@ class SimulatedBatch(RollingBatch):
                 self._add_stretch(plan.total, stretch)
             for chunk in (one for some in plan.chunks for one in some):
                 self._add_chunk(plan.total, chunk)
-        recorder = self._session.fake_recorder
-        recorder.work.add(plan.total, 1, *recorder.phase_and_step())
+        self._work.add(plan.total, 1)
 
     def _add_stretch(self, total: Tally, stretch: Stretch) -> None:
         """Count steps as those of the next larger number of rows: of its shortest and longest, by the mean length."""

@@ -30,7 +30,6 @@ class Windows:
         self._open: list[list[int]] = []
 
     def open(self) -> None:
-        """Open a window inside those that are open."""
         self._open.append(self._now())
 
     def close(self) -> list[int]:
@@ -101,7 +100,6 @@ class Blocks:
         return address
 
     def release(self, address: int) -> None:
-        """Give back the block at ``address``."""
         if address >= REHEARSED:
             if self.rehearsal is not None:
                 self.rehearsal.give(address)
@@ -121,9 +119,13 @@ class Blocks:
     def hold(self, nbytes: int, category: Category, name: str, detail: str | None = None) -> int:
         """Take memory that no tensor stands for (workspaces, engine pools) and return its address; it stays."""
         address = self.make_bytes(nbytes)
+        self.claim(address, category, detail, name)
+        return address
+
+    def claim(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
+        """Claim a block, where owners are kept."""
         if self.owners is not None:
             self.owners.claim_address(address, category, detail, name)
-        return address
 
     def tag_of(self, born: Born) -> str:
         """Return the tag of an allocation made under the current tags."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from memprof.recording.trace.snapshot_format import Born
@@ -65,10 +66,7 @@ class Meta:
         return len(self.shape)
 
     def numel(self) -> int:
-        total = 1
-        for extent in self.shape:
-            total *= extent
-        return total
+        return math.prod(self.shape)
 
     def element_size(self) -> int:
         return int(self.dtype.itemsize)
@@ -93,7 +91,6 @@ class Rehearsal:
         return len(self._alive)
 
     def cut(self) -> None:
-        """Begin the next part."""
         self.parts.append([])
         self._taken = 0
 
@@ -106,22 +103,18 @@ class Rehearsal:
         return self._next
 
     def give(self, address: int) -> None:
-        """Log a free."""
         self.parts[-1].append(Given(*self._alive.pop(address)))
 
     def claim(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
-        """Log the category that a block was given."""
         if address in self._alive:
             self.parts[-1].append(Claim(*self._alive[address], category, detail, name))
         else:
             self.usable = False
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]) -> None:
-        """Log an operation whose kernel may take memory."""
         self.parts[-1].append(Kernel(func, shapes_only(args), kwargs, shapes_only(tuple(made))))
 
     def workspace(self) -> None:
-        """Log that cuBLAS was used."""
         self.parts[-1].append(Workspace())
 
 

@@ -42,7 +42,6 @@ class Tally:
         self.kernels[key] = self.kernels.get(key, 0.0) + times
 
     def add_all(self, other: Tally, times: float) -> None:
-        """Count another tally so many times."""
         for key, count in other.kernels.items():
             self.add(key, count * times)
         for key, count in other.fused.items():
@@ -50,7 +49,6 @@ class Tally:
         self.host_bytes += other.host_bytes * times
 
     def copy(self) -> Tally:
-        """Return these sums as they are now."""
         return Tally(dict(self.kernels), dict(self.fused), self.host_bytes)
 
     def since(self, before: Tally | None) -> Tally:
@@ -65,10 +63,12 @@ class Work:
     """Count the work of the phases of each step.
 
     ``pieces`` multiplies what the phases that train and score in pieces do, where the simulation runs few of many that
-    are alike. Nothing is counted unless ``wanted``: a card without a known speed has no use for it.
+    are alike. Nothing is counted unless ``wanted``: a card without a known speed has no use for it. ``now`` tells the
+    phase and the step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], tuple[str, int | None]]) -> None:
+        self._now = now
         self.wanted = False
         self.phases: dict[tuple[int | None, str], Tally] = {}
         self.pieces = 1.0
@@ -77,17 +77,8 @@ class Work:
         self._kernels: dict[int, _Kernel | None] = {}
         self._facts: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
 
-    def see(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        phase: str,
-        step: Any,
-        alike: int | None = None,
-    ) -> None:
-        """Count one operation of a phase; views and what makes no kernel count nothing.
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, alike: int | None = None) -> None:
+        """Count one operation; views and what makes no kernel count nothing.
 
         Calls with the same number ``alike`` do the same work.
         """
@@ -100,7 +91,8 @@ class Work:
                 self._kernels[alike] = kernel
         if kernel is None:
             return
-        self._here(phase, step).add(kernel, self._times(phase))
+        here, times = self._here()
+        here.add(kernel, times)
         for tally in self.also:
             tally.add(kernel, 1.0)
 
@@ -121,9 +113,9 @@ class Work:
         moved = sum(t.numel() * t.element_size() for t in (*read, *wrote))
         return (flops, 0, moved) if half else (0, flops, moved)
 
-    def to_host(self, nbytes: int, phase: str, step: Any) -> None:
-        """Count bytes that cross to pinned host memory."""
-        self._here(phase, step).host_bytes += nbytes * self._times(phase)
+    def to_host(self, nbytes: int) -> None:
+        here, times = self._here()
+        here.host_bytes += nbytes * times
         for tally in self.also:
             tally.host_bytes += nbytes
 
@@ -142,29 +134,32 @@ class Work:
         if self._parts is not None:
             self._parts.append(Tally())
 
-    def add(self, tally: Tally, times: float, phase: str, step: Any) -> None:
-        """Count a separate or repeated tally ``times`` times in a phase."""
-        self._here(phase, step).add_all(tally, times * self._times(phase))
+    def add(self, tally: Tally, times: float) -> None:
+        """Count a separate or repeated tally ``times`` times."""
+        here, pieces = self._here()
+        here.add_all(tally, times * pieces)
         for told in self.also:
             told.add_all(tally, times)
 
-    def add_counted(self, tally: Tally, phase: str, step: Any) -> None:
-        """Count once more what was counted in a phase."""
-        self._here(phase, step).add_all(tally, 1.0)
+    def add_counted(self, tallies: dict[str, Tally]) -> None:
+        """Count once more what was counted in these phases."""
+        for phase, tally in tallies.items():
+            self._in(phase).add_all(tally, 1.0)
 
     def last_step(self) -> int | None:
         """Return the last step whose work was counted; None where there are no steps."""
         return max((step for step, _ in self.phases if step is not None), default=None)
 
     def of_step(self, step: int | None) -> dict[str, Tally]:
-        """Return one step's phases."""
         return {phase: tally for (at, phase), tally in self.phases.items() if at == step}
 
-    def _times(self, phase: str) -> float:
-        return self.pieces if phase in _IN_PIECES else 1.0
+    def _here(self) -> tuple[Tally, float]:
+        """Return what counts now, and how many times."""
+        phase, _ = self._now()
+        return self._in(phase), self.pieces if phase in _IN_PIECES else 1.0
 
-    def _here(self, phase: str, step: Any) -> Tally:
-        return self._parts[-1] if self._parts is not None else self.phases.setdefault((step, phase), Tally())
+    def _in(self, phase: str) -> Tally:
+        return self._parts[-1] if self._parts is not None else self.phases.setdefault((self._now()[1], phase), Tally())
 
     def _look(self, func: Any) -> tuple[bool, Callable[..., int] | None]:
         packet = getattr(func, "overloadpacket", None)

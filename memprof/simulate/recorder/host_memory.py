@@ -8,7 +8,6 @@ device's.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
 from typing import Any
 
 # Resident memory of a training process beside the model: interpreter, torch, transformers and CUDA's libraries and
@@ -48,30 +47,18 @@ def _power(nbytes: int) -> int:
     return 1 << (nbytes - 1).bit_length() if nbytes > 1 else 1
 
 
-@dataclass(frozen=True)
-class HostUse:
-    """State the host bytes of one process, and how many such processes share a node.
+def host_use(raw: dict[str, Any], processes: int) -> dict[str, int]:
+    """Return the host bytes of a simulated run's process, and what all ``processes`` of a node need.
 
     ``process_bytes`` is an estimate (:data:`PROCESS_BYTES`) and what the process holds in ordinary memory.
     """
-
-    pinned_bytes: int
-    managed_bytes: int
-    process_bytes: int
-    processes: int
-
-    @property
-    def needed_bytes(self) -> int:
-        """Add up what all of a node's processes hold."""
-        return self.processes * (self.pinned_bytes + self.managed_bytes + self.process_bytes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, sizes in bytes."""
-        return {**asdict(self), "needed_bytes": self.needed_bytes}
-
-
-def host_use(raw: dict[str, Any], processes: int) -> HostUse:
-    """Read the host's share from a simulated snapshot, ``processes`` of which run on a node."""
     host = raw["memprof"]["host"]
     pinned, managed = host["pinned_bytes"], host["managed_bytes"]
-    return HostUse(pinned, managed, max(0, (host["rss_bytes"] or 0) - pinned - managed), processes)
+    own = max(0, (host["rss_bytes"] or 0) - pinned - managed)
+    return {
+        "pinned_bytes": pinned,
+        "managed_bytes": managed,
+        "process_bytes": own,
+        "processes": processes,
+        "needed_bytes": processes * (pinned + managed + own),
+    }

@@ -20,13 +20,7 @@ _SHARDED = {Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL}
 
 
 class FakeOwnerBook(OwnerBook):
-    """Keep the owners of fake storages.
-
-    Args:
-        now_us: returns the time.
-        address_of: returns a storage's address, 0 if it has none.
-        rehearsal: returns the log that is kept now.
-    """
+    """Keep the owners of fake storages; ``address_of`` returns 0 for one that has no address."""
 
     def __init__(
         self, now_us: Callable[[], int], address_of: Callable[[Any], int], rehearsal: Callable[[], Rehearsal | None]
@@ -54,7 +48,6 @@ class FakeOwnerBook(OwnerBook):
 
     @property
     def claims(self) -> int:
-        """Count the claims so far."""
         return len(self._rows)
 
     def category_of(self, parameter: torch.Tensor) -> Category:

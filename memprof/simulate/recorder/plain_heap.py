@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from memprof.allocator.model import Pool, segment_record
 from memprof.allocator.settings import AllocatorSettings
 
 
@@ -20,16 +21,11 @@ class PlainHeap:
 
     @property
     def active(self) -> int:
-        """Return the bytes in use; the same as allocated and requested."""
         return self.allocated
 
-    @property
-    def requested(self) -> int:
-        """Return the bytes in use."""
-        return self.allocated
+    requested = active
 
     def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
-        """Take ``size`` bytes; return their address and size."""
         address, self._next = self._next, self._next + -(-max(size, 1) // 64) * 64
         self._live[address] = size
         self.allocated += size
@@ -38,7 +34,6 @@ class PlainHeap:
         return address, size
 
     def free(self, address: int) -> None:
-        """Give back what was taken at ``address``."""
         size = self._live.pop(address)
         self.allocated -= size
         if self.on_event is not None:
@@ -47,20 +42,5 @@ class PlainHeap:
 
     def segments(self) -> list[dict[str, Any]]:
         """List each storage as a segment of its own, as a tensor trace has it."""
-        return [_own_segment(address, size) for address, size in self._live.items()]
-
-
-def _own_segment(address: int, size: int) -> dict[str, Any]:
-    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
-    block = {"address": address, "size": size, "requested_size": size, "state": "active_allocated", "frames": []}
-    return {
-        "device": 0,
-        "address": address,
-        **sizes,
-        "stream": 0,
-        "segment_type": "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "frames": [],
-        "blocks": [block],
-    }
+        home = Pool(0, 0, False)
+        return [segment_record([(address, size, size, False)], home, False) for address, size in self._live.items()]

@@ -39,11 +39,8 @@ class FakeRecorder:
     """See operations on fake tensors, and tell what each of them concerns: ``storages``, ``blocks``, ``kernels``,
     ``work``.
 
-    Args:
-        allocator: where blocks come from; its ``on_event`` is taken over.
-        device: the snapshot's description of the device.
-        cuda: whether kernels' own temporaries and the autograd engine's in-place sums are those of CUDA.
-        stacks: ``"python"`` or None.
+    ``cuda``: kernels' own temporaries and the autograd engine's in-place sums are those of CUDA. The allocator's
+    ``on_event`` is taken over.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class FakeRecorder:
         self.cuda = cuda
         self.blocks = Blocks(allocator, capture_function(stacks))
         self.scope = self.blocks.scope
-        self.work = Work()
+        self.work = Work(self.phase_and_step)
         self.storages = Storages(self.blocks, self.work)
         self.kernels = KernelMemory(self.blocks)
         self._device = device
@@ -92,7 +89,7 @@ class FakeRecorder:
         storages, kernels = self.storages, self.kernels
         kernel_shown = self.cuda and not storages.paused
         early = kernels.before(func, args) if kernel_shown else []
-        made, tags = [], self.blocks.tags
+        made = []
         if func is _EFFICIENT:  # the seed and offset of dropout stay on the host
             out = out[:2]
         for tensor in _fakes(out):
@@ -107,11 +104,7 @@ class FakeRecorder:
         for address in early:
             self.blocks.release(address)
         if kernel_shown:
-            self.work.see(func, args, kwargs, out, tags.phase, tags.step, alike)
-
-    def count_work(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Count a kernel's work that no dispatch shows."""
-        self.work.see(func, args, {}, None, *self.phase_and_step())
+            self.work.see(func, args, kwargs, out, alike)
 
     def phase_and_step(self) -> tuple[str, int | None]:
         """Return the phase that runs now and its step."""

@@ -66,6 +66,15 @@ class Storages:
         self._patches.restore()
 
     @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Let what is made inside take no memory."""
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
+
+    @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:
         """Count what is made inside as pinned host memory, not the device's, for as long as it lives."""
         self._on_host += 1
@@ -126,7 +135,7 @@ class Storages:
         if self._on_host:
             self._blocks.beyond_device()
             self.host.malloc(nbytes)
-            self._work.to_host(2 * nbytes, self._blocks.tags.phase, self._blocks.tags.step)  # there, and back
+            self._work.to_host(2 * nbytes)  # there, and back
         else:
             address = self._blocks.make(nbytes, shape, dtype, func)
         self._remember(storage, address, nbytes)

@@ -81,12 +81,7 @@ class Trace:
             self._add("alloc", address, size, stream, 0)
 
     def written(self, device: int, hidden: tuple[str, ...]) -> dict[str, Any]:
-        """Return plain dicts and lists, as torch does.
-
-        Args:
-            device: its index; traces of those below it are empty.
-            hidden: folders whose frames own no memory.
-        """
+        """Return plain dicts and lists, as torch does, for the device's index; frames in ``hidden`` own no memory."""
         stacks = StackWriter(hidden)
         frames = stacks.write([e.captured for e in self.events])
         trace = [_entry(event, where) for event, where in zip(self.events, frames, strict=True)]

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -21,17 +21,15 @@ from memprof.errors import InputError, UsageError
 from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.simulate.fake_cuda.fakes import as_fakes
 from memprof.simulate.fake_cuda.nf4 import tell_of_adapters
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.run import model_facts
+from memprof.simulate.script.world import with_subclasses
 from memprof.simulate.trainer.build import MEASURED, WARM_UP, dataset_of, set_optimizer
 from memprof.simulate.trainer.lean import is_lean, lean_arguments, lean_world
-from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.rewards import reward_named
 from memprof.simulate.trainer.rollout import fake_rollout
-from memprof.simulate.trainer.training import watched
+from memprof.simulate.trainer.training import notes_on_length, watched
 from memprof.vocabulary import Phase
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
 
 # Changes that the simulated device takes, whatever the trainer.
 _OF_EVERY_TRAINER = ("attn", "padding", "alloc_conf")
@@ -44,11 +42,7 @@ class Trained(BaseException):
 class ScriptTrainer:
     """Stand between a script and the trainer it builds.
 
-    Args:
-        changes: settings that replace the script's own.
-        device: ``"cuda"`` or ``"cpu"``, the simulated one.
-        notes: where to say what was changed or left out.
-
+    ``changes`` replace the script's own settings; ``notes`` receive what was changed or left out.
     ``name`` is the trainer's class, ``settings`` what it was found to be; None where it trains with neither GRPO nor
     RLOO.
     """
@@ -64,16 +58,13 @@ class ScriptTrainer:
 
     @contextlib.contextmanager
     def intercepted(self, session: FakeSession, folder: str, modes: list[Any]) -> Iterator[None]:
-        """Let every transformers trainer be built and trained as simulated, while open.
+        """Let every transformers trainer be built and trained as simulated, while open, and write to ``folder``.
 
-        Args:
-            session: what is recorded.
-            folder: where the trainer may write.
-            modes: the fake world's dispatch modes, which the script's own lines run without.
+        ``modes``: the fake world's dispatch modes, which the script's own lines run without.
         """
         self._session, self._folder, self._modes = session, folder, modes
         kind, init = transformers_names.TRAINER_INIT.place()
-        building = [(sub, init, self._building(vars(sub)[init])) for sub in _with_subclasses(kind) if init in vars(sub)]
+        building = [(sub, init, self._building(vars(sub)[init])) for sub in with_subclasses(kind) if init in vars(sub)]
         with (
             replacing(*building),
             patching(
@@ -265,10 +256,6 @@ def _named_arguments(init: Callable[..., None]) -> inspect.Signature:
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing, in the place of a function that writes."""
-
-
-def _with_subclasses(kind: Any) -> list[Any]:
-    return [kind, *(sub for child in kind.__subclasses__() for sub in _with_subclasses(child))]
 
 
 def _tame(arguments: Any, folder: str, *, grpo: bool) -> None:

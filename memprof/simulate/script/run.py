@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import runpy
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from memprof.allocator.model import OutOfMemory
 from memprof.compat import torch as torch_names
 from memprof.config.settings import Settings
 from memprof.errors import InputError, MemprofError
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.script.built_trainer import ScriptTrainer, Trained
 from memprof.simulate.script.world import script_world
 from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
 from memprof.simulate.trainer.training import selected_of
 from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
 
 _HELP = "give its own arguments after --, as in --script train.py -- --config grpo.yaml"
 
@@ -38,14 +35,7 @@ class NotExecutable(Exception):
 
 
 class ScriptRun:
-    """Run one script, and keep what it built and what there is to say of it.
-
-    Args:
-        script: the file.
-        arguments: its command line.
-        changes: settings that replace the script's own.
-        device: ``"cuda"`` or ``"cpu"``, the simulated one.
-    """
+    """Run one script with its command line's ``arguments``, and keep what it built and what there is to say of it."""
 
     def __init__(self, script: Path, arguments: Sequence[str], changes: Mapping[str, Any], device: str) -> None:
         self.script, self._arguments, self._changes, self._device = script, list(arguments), changes, device
@@ -55,7 +45,7 @@ class ScriptRun:
     def selected(self, shape: tuple[int, ...]) -> int:
         """See :func:`memprof.simulate.trainer.training.selected_of`; what is not GRPO selects everything."""
         if self.trainer.settings is None:
-            return int(torch.Size(shape).numel())
+            return math.prod(shape)
         answer: int = selected_of(self.trainer.settings)(shape)
         return answer
 

@@ -36,8 +36,7 @@ def simulate_script(
     """Run a script until it trains, and simulate that; the result is a raw snapshot.
 
     Args:
-        script: the file.
-        arguments: its command line.
+        script, arguments: the file and its command line.
         changes: settings that replace the script's own (:data:`memprof.config.from_trainer.CHANGEABLE`).
         device, capacity, gpu, stacks: as :func:`memprof.simulate.run.simulate`.
 

@@ -31,9 +31,7 @@ Note = Callable[[str], None]
 def script_world(note: Note, changes: Mapping[str, Any]) -> Iterator[None]:
     """Replace loading, moving and arguments by what a script without a GPU, weights or network needs, while open.
 
-    Args:
-        note: told of every stand-in and every change.
-        changes: settings that replace the script's own.
+    ``note`` hears of every stand-in and every change; ``changes`` replace the script's own settings.
     """
     with (
         patching(
@@ -57,7 +55,7 @@ def _loading(reading: _Loading) -> list[tuple[Any, str, Any]]:
     import transformers
 
     model, name = transformers_names.MODEL_FROM_PRETRAINED.place()
-    autos = [kind for kind in _below(transformers_names.AUTO_CLASS.get()) if name in vars(kind)]
+    autos = [kind for kind in with_subclasses(transformers_names.AUTO_CLASS.get()) if name in vars(kind)]
     methods = [
         *((kind, reading.model) for kind in (*autos, model)),
         (transformers.AutoConfig, reading.config),
@@ -68,8 +66,8 @@ def _loading(reading: _Loading) -> list[tuple[Any, str, Any]]:
     return [(kind, name, _class_method(kind, name, method)) for kind, method in methods]
 
 
-def _below(kind: Any) -> list[Any]:
-    return [kind, *(sub for child in kind.__subclasses__() for sub in _below(child))]
+def with_subclasses(kind: Any) -> list[Any]:
+    return [kind, *(sub for child in kind.__subclasses__() for sub in with_subclasses(child))]
 
 
 def _class_method(kind: Any, name: str, method: Callable[..., Any]) -> Any:

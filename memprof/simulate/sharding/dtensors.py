@@ -1,18 +1,41 @@
-"""Count what a rank holds of a model divided into DTensors: its shards, not the tensors that torch plans with."""
+"""Play one rank of a device mesh, in torch's fake process group, whose collectives return at once.
+
+A rank holds its shards of a model divided into DTensors, not the tensors that torch plans with.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memprof.compat import patching
 from memprof.compat import torch_sharding as sharding_names
 from memprof.compat.check import fault_of
 from memprof.compat.targets import Target
+from memprof.errors import UsageError
+from memprof.simulate.recorder.recorder import FakeRecorder
 
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.recorder import FakeRecorder
+
+@contextmanager
+def fake_group(world: int, name: str = "dp_shard") -> Iterator[Any]:
+    """Open a device mesh of ``world`` ranks of which this process plays the first; enter it outside the fake world.
+
+    ``name`` is its dimension's: ``dp_shard`` or ``tp``.
+
+    Raises:
+        UsageError: this process is already part of a real group.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if dist.is_initialized():
+        raise UsageError("this process belongs to a process group; simulate several GPUs in a process of its own.")
+    dist.init_process_group("fake", rank=0, world_size=world, store=sharding_names.FAKE_STORE.get()())
+    try:
+        yield init_device_mesh("cpu", (world,), mesh_dim_names=(name,))
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager
@@ -21,11 +44,8 @@ def shards_planned_unseen(recorder: FakeRecorder) -> Iterator[None]:
     original = sharding_names.PLANNING.get()
 
     def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.storages.paused += 1
-        try:
+        with recorder.storages.unseen():
             return original(self, *args, **kwargs)
-        finally:
-            recorder.storages.paused -= 1
 
     with patching((sharding_names.PLANNING, unseen), *_arguments_looked_through_once()):
         yield

@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,10 +14,8 @@ from memprof.compat import accelerate as accelerate_names
 from memprof.compat import patching
 from memprof.compat import torch_sharding as sharding_names
 from memprof.config.settings import TrainerSettings
+from memprof.simulate.recorder.session import FakeSession
 from memprof.vocabulary import Category
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
 
 
 def shard(model: Any, mesh: Any, settings: TrainerSettings) -> None:
@@ -71,7 +69,6 @@ class _Claims:
         self._recorder, self._book = session.fake_recorder, session.book
 
     def gathering(self, gather: Any) -> Any:
-        """Wrap the method that makes room for whole parameters."""
 
         def gathered(parameter: Any) -> None:
             gather(parameter)
@@ -82,7 +79,6 @@ class _Claims:
         return gathered
 
     def reducing(self, reduce: Any) -> Any:
-        """Wrap the method that reduces a group's whole gradients."""
 
         def reduced(group: Any, *args: Any, **kwargs: Any) -> Any:
             for parameter in sharding_names.FSDP_PARAMETERS.of(group):
@@ -94,7 +90,6 @@ class _Claims:
         return reduced
 
     def allocating(self, allocate: Any) -> Any:
-        """Wrap the method that takes memory for collectives."""
         reduced_into = sharding_names.REDUCE_INPUT.name  # that memory becomes the gradients
 
         def allocated(owner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,10 +23,8 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings, ShardingSettings
+from memprof.simulate.recorder.session import FakeSession
 from memprof.vocabulary import Category
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
 
 _ALIGNMENT = 2  # elements a rank's share starts at a multiple of (``nccl_start_alignment_factor``)
 HALF = 2  # bytes of an element
@@ -37,15 +35,6 @@ _graph_task: Any = torch_names.GRAPH_TASK.get()
 def trainable_of(model: Any) -> list[Any]:
     """List the parameters that have gradients, tied ones once."""
     return [p for p in model.parameters() if p.requires_grad]
-
-
-class Partition:
-    """Hold one flat piece of this rank's float32 master weights, ``numel`` elements of them."""
-
-    def __init__(self, numel: int, session: FakeSession) -> None:
-        self.numel = numel
-        self.master = torch.nn.Parameter(torch.empty(numel))
-        session.book.claim(self.master, Category.OPTIMIZER_STATE, None, "master weights")
 
 
 class ZeroEngine:
@@ -68,7 +57,7 @@ class ZeroEngine:
         self._held: dict[str, int] = {}
         self._in_bucket = 0
         self._take_weights(model)
-        self.partitions = self._make_partitions()
+        self.masters = [self._master(numel) for numel in self._partitions()]
         for parameter in self.params:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
@@ -83,8 +72,15 @@ class ZeroEngine:
         for parameter in self.params:  # they are views of the flat buffer from here on
             self.recorder.storages.disown(parameter)
 
-    def _make_partitions(self) -> list[Partition]:
-        return [Partition(self.part, self.session)]
+    def _partitions(self) -> list[int]:
+        """Count the elements of each piece of this rank's master weights that the optimizer steps at once."""
+        return [self.part]
+
+    def _master(self, numel: int) -> torch.nn.Parameter:
+        """Make a flat piece of this rank's float32 master weights."""
+        master = torch.nn.Parameter(torch.empty(numel))
+        self.session.book.claim(master, Category.OPTIMIZER_STATE, None, "master weights")
+        return master
 
     def gathered(self) -> AbstractContextManager[None]:
         """Keep all weights whole, while open; they always are."""
@@ -143,40 +139,35 @@ class ZeroEngine:
                 parameter.grad = None
             self.let_go("bucket")
 
-    def master_gradient(self, partition: Partition) -> None:
+    def master_gradient(self, master: torch.nn.Parameter) -> None:
         """Make this rank's gradients, flattened and then in float32."""
-        self.hold("flattened", partition.numel * HALF, Category.GRADIENTS, "flattened gradients", "sharded")
-        gradient = torch.empty_like(partition.master)
+        self.hold("flattened", master.numel() * HALF, Category.GRADIENTS, "flattened gradients", "sharded")
+        gradient = torch.empty_like(master)
         self.session.book.claim(gradient, Category.GRADIENTS, "sharded", "master gradients")
         self._drop_flattened()
-        partition.master.grad = gradient
+        master.grad = gradient
 
     def _drop_flattened(self) -> None:
         self.let_go("flattened", "accumulated")
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
-    """Step this rank's partitions one after the other.
-
-    Args:
-        engine: whose partitions.
-        kind, arguments: the optimizer that is executed.
-    """
+    """Step the engine's partitions one after the other, by an optimizer of this ``kind``."""
 
     def __init__(self, engine: ZeroEngine, kind: type, arguments: dict[str, Any]) -> None:
         self._engine = engine
-        self.inner = kind([p.master for p in engine.partitions], **arguments)
-        super().__init__([p.master for p in engine.partitions], {"lr": arguments.get("lr", 0.0)})
+        self.inner = kind(engine.masters, **arguments)
+        super().__init__(engine.masters, {"lr": arguments.get("lr", 0.0)})
         self.state = self.inner.state
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Step every partition."""
         self._engine.before_step()
-        for partition in self._engine.partitions:
-            self._engine.master_gradient(partition)
+        for master in self._engine.masters:
+            self._engine.master_gradient(master)
             self.inner.step()
-            partition.master.grad = None
+            master.grad = None
         return None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -189,14 +180,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
 
 class Coordinator:
-    """Keep track of which parameters of one model are whole just now.
-
-    Args:
-        model: whose modules are watched.
-        engine: where memory is taken.
-        category: what its gathered parameters are.
-        settings: the limits, in elements.
-    """
+    """Keep track of which parameters of one model are whole just now; ``category``: what these are then."""
 
     def __init__(self, model: Any, engine: Zero3Engine, category: Category, settings: ShardingSettings) -> None:
         self._engine, self._category = engine, category
@@ -288,8 +272,11 @@ class Coordinator:
         if self._fixed:
             return
         kept = self._coming() if _training() and self._known else set()
-        for parameter in mine:
-            if id(parameter) not in kept and self._whole.pop(id(parameter), None) is not None:
+        self._let_go(parameter for parameter in mine if id(parameter) not in kept)
+
+    def _let_go(self, parameters: Iterable[Any]) -> None:
+        for parameter in parameters:
+            if self._whole.pop(id(parameter), None) is not None:
                 self._engine.let_go(_key(parameter))
 
     def _coming(self) -> set[int]:
@@ -308,13 +295,7 @@ class Coordinator:
         """End a training pass: the next is expected to go the same way, and nothing stays whole."""
         self._known, self._order = self._order, []
         self._ahead = deque(self._known)
-        self.release_all()
-
-    def release_all(self) -> None:
-        """Let go of everything but the persistent."""
-        for parameter in self._sharded:
-            if self._whole.pop(id(parameter), None) is not None:
-                self._engine.let_go(_key(parameter))
+        self._let_go(self._sharded)
 
     def owns(self, parameter: Any) -> bool:
         """Tell whether this model's parameter is one that is gathered and let go."""
@@ -331,9 +312,7 @@ class Coordinator:
             yield
         finally:
             self._fixed = fixed
-            for parameter in wanted:
-                if id(parameter) not in before and self._whole.pop(id(parameter), None) is not None:
-                    self._engine.let_go(_key(parameter))
+            self._let_go(parameter for parameter in wanted if id(parameter) not in before)
 
 
 def _key(parameter: Any) -> str:
@@ -377,7 +356,7 @@ class Zero3Engine(ZeroEngine):
             self.recorder.storages.disown(parameter)
         self._models.append(Coordinator(model, self, category, self._settings))
 
-    def _make_partitions(self) -> list[Partition]:
+    def _partitions(self) -> list[int]:
         groups: list[int] = []
         elements = _SUB_GROUP
         for parameter in self.params:
@@ -386,7 +365,7 @@ class Zero3Engine(ZeroEngine):
                 elements = 0
             groups[-1] += self._share(parameter)
             elements += parameter.numel()
-        return [Partition(numel, self.session) for numel in groups]
+        return groups
 
     def gathered(self) -> AbstractContextManager[None]:
         """Gather all of the policy, while open."""

@@ -62,9 +62,7 @@ class _Step:
         loss = self._loss()
         if self._done < MOST_RUN - 1 or loss is None or not self._work:
             return None
-        _, step = self._recorder.phase_and_step()
-        for phase, tally in self._work.items():
-            self._recorder.work.add_counted(tally, phase, step)
+        self._recorder.work.add_counted(self._work)
         return loss
 
     @contextlib.contextmanager
@@ -76,6 +74,5 @@ class _Step:
         self._work = {phase: tally.since(before.get(phase)) for phase, tally in work.of_step(step).items()}
 
     def ran(self, loss: Any, *, last: bool) -> None:
-        """Note that a micro-batch was run."""
         self._done = 0 if last else self._done + 1
         self._loss = weakref.ref(loss)

@@ -23,7 +23,10 @@ _is_symbolic = attrgetter(torch_names.FAKE_SYMBOLIC.name)
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _Operator: Any = type(torch.ops.aten.add.Tensor)
 _META, _STRIDED = torch.device("meta"), torch.strided
-_NEEDED = (torch_names.NO_DISPATCH, torch_names.MAKE_SUBCLASS, torch_names.NO_DATA_POINTER, torch_names.KEYS_OF)
+_NEEDED = (
+    torch_names.FAKE_SYMBOLIC, torch_names.NO_DISPATCH, torch_names.MAKE_SUBCLASS, torch_names.NO_DATA_POINTER,
+    torch_names.KEYS_OF,
+)  # fmt: skip
 # Their result hangs on values, or they change what their argument is.
 _LEFT_ALONE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 # Types of arguments that are their own facts.
@@ -34,11 +37,7 @@ _Maker = Callable[[list[Any]], Any]
 
 def known_results() -> KnownResults | None:
     """Return an empty memory of results; None where torch's release lacks what it needs, which costs time."""
-    return None if _lacking() else KnownResults()
-
-
-def _lacking() -> bool:
-    return bool(fault_of(torch_names.FAKE_SYMBOLIC)) or any(fault_of(target) for target in _NEEDED)
+    return None if any(fault_of(target) for target in _NEEDED) else KnownResults()
 
 
 class KnownResults:

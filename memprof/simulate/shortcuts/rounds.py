@@ -70,30 +70,23 @@ class _Pattern:
     @classmethod
     def of(cls, recorder: FakeRecorder, first: RoundLog, second: RoundLog) -> _Pattern | None:
         """Make a pattern of two rounds; None where the second is not known to be one that goes on for ever."""
-        left_before, _ = first.left()
-        left, given = second.left()
-        before = [number for number, address in left_before.items() if address in given]
-        if not second.only_device or len(given) != len(before):
+        before = {address: number for address, number in first.left.items() if address in second.given}
+        left = {number: address for address, number in second.left.items()}
+        if not second.only_device or len(second.given) != len(before):
             return None
-        sizes = (first.sizes(), second.sizes())
-        if [sizes[0][number] for number in before] != [sizes[1][number] for number in left]:
+        sizes = [second.sizes[number] for number in left]
+        if [first.sizes[number] for number in before.values()] != sizes:
             return None
-        if sizes[0] == sizes[1]:
-            if before != list(left):
+        if first.sizes == second.sizes:
+            if list(before.values()) != list(left):
                 return None
-        elif len({sizes[1][number] for number in left}) < len(left):
+        elif len(set(sizes)) < len(sizes):
             return None  # which of the first round's is which of the second's?
-        place = {left_before[number]: other for number, other in zip(before, left, strict=True)}
-        steps: list[Born | tuple[bool, int]] = []
-        alive: dict[int, int] = {}
-        count = 0
-        for step in second.steps:
-            if isinstance(step, Born):
-                alive[step.address] = count
-                count += 1
-                steps.append(step)
-            else:
-                steps.append((True, alive.pop(step)) if step in alive else (False, place[step]))
+        place = dict(zip(before, left, strict=True))
+        steps = [
+            step if isinstance(step, Born) else (False, place[step[0]]) if step[1] is None else (True, step[1])
+            for step in second.steps
+        ]
         found = cls(recorder, steps, left, second)
         return found if all(watch is not None for watch in found._watches.values()) else None
 
@@ -101,7 +94,7 @@ class _Pattern:
         """Take and give back what one more round does."""
         recorder, work = self._recorder, self._log.work
         if work.kernels or work.fused or work.host_bytes:
-            recorder.work.add(work, 1, *recorder.phase_and_step())
+            recorder.work.add(work, 1)
         mine: dict[int, int] = {}
         count = 0
         for step in self._steps:

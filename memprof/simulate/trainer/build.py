@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,34 +14,19 @@ from memprof.config.to_trl_config import four_bit_arguments, grpo_arguments, lor
 from memprof.errors import UsageError
 from memprof.simulate.fake_cuda.images import HostValues, fake_images, images_of, processor_of, put_images
 from memprof.simulate.fake_cuda.nf4 import Nf4, tell_of_adapters
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.sharding.dtensors import count_shards
 from memprof.simulate.sharding.fsdp2 import shard
 from memprof.simulate.sharding.tensor_parallel import shard_tensors
 from memprof.simulate.sharding.zero import attach_zero
-from memprof.simulate.supervised.build import supervised_trainer
-from memprof.simulate.supervised.full_logits import loss_with_full_logits
 from memprof.simulate.trainer.checkpointing import choose_checkpointing
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.optimizers import modelled_optimizer
-from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
+from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of, loss_with_full_logits
 from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.trainer.rollout import fake_rollout
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
-
-__all__ = [
-    "MEASURED",
-    "WARM_UP",
-    "adapter_of",
-    "build_trainer",
-    "dataset_of",
-    "make_tokenizer",
-    "set_optimizer",
-    "trainer_arguments",
-    "trainer_of",
-]
+from memprof.simulate.trainer.supervised import supervised_trainer
 
 WARM_UP, MEASURED = 1, 1  # generation cycles
 
@@ -63,7 +48,8 @@ def build_trainer(
     if by_name and settings.gpus > 1:
         raise UsageError("Loading by name is simulated for one GPU.")
     if by_name or settings.load_in_4bit:  # weights become 4-bit ones while they are loaded
-        model = load_model(config, settings.weights_dtype, session, _nf4(settings))
+        nf4 = Nf4.of(four_bit_arguments(settings)) if settings.load_in_4bit else None
+        model = load_model(config, settings.weights_dtype, session, nf4)
     else:
         model = build_model(config, settings.weights_dtype)
     session.add_model(model, "policy")
@@ -119,10 +105,6 @@ def trainer_of(settings: Settings, model: Any, folder: str, processor: Any = Non
         peft_config=adapter_of(settings),
         **(rewards or _rewards(settings)),
     )
-
-
-def _nf4(settings: Settings) -> Nf4 | None:
-    return Nf4.of(four_bit_arguments(settings)) if settings.load_in_4bit else None
 
 
 def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) -> None:

@@ -59,12 +59,7 @@ def _shape(quantised: Any) -> tuple[int, ...]:
 def filled_cache(model: Any, shapes: list[LayerShape], held: int, generation: Any, plain: int | None = None) -> Any:
     """Make a cache that holds ``held`` tokens in every layer, as the model's own layers would have left it.
 
-    Args:
-        model: whose cache.
-        shapes: of its layers' keys and values.
-        held: tokens.
-        generation: the generation's config.
-        plain: how many tokens a quantised cache holds unquantised; None: as many as it can.
+    ``plain``: how many tokens a quantised cache holds unquantised; None: as many as it can.
     """
     config = model.config.get_text_config(decoder=True)
     if generation.cache_implementation == "quantized":

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import not_kept
+from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.pieces import Piece
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.shortcut_switches import shortcut
 from memprof.vocabulary import Category
-
-if TYPE_CHECKING:
-    from memprof.grpo.step.context import StepContext
-    from memprof.grpo.step.pieces import Piece
-    from memprof.simulate.recorder.session import FakeSession
 
 # Of the pieces a micro-batch is cut into, those executed: gradients are there from the second on. Where gradients are
 # summed apart until the last piece, its sums are there in the second, and a last one closes them.
@@ -56,7 +54,7 @@ def lean_arguments(given: Any, folder: str, notes: list[str], kind: str = "grpo"
 
 
 @contextlib.contextmanager
-def lean_world(load: Callable[..., Any], session: FakeSession | None, device: str) -> Iterator[None]:
+def lean_world(load: Callable[..., Any], session: FakeSession, device: str) -> Iterator[None]:
     """Answer what the lean trainer asks of the machine, while open.
 
     ``load`` reads the reference's checkpoint; its arguments are ``create_model_from_path``'s.
@@ -66,7 +64,7 @@ def lean_world(load: Callable[..., Any], session: FakeSession | None, device: st
         yield
 
 
-def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
+def _lean_on_cuda(session: FakeSession) -> list[Change]:
     """List what makes the lean trainer run as on a GPU: Triton's passes, long sequences' defaults, pinned host memory,
     and as many sequences generating together as the simulated card has room for."""
     from memprof.grpo import device as machine
@@ -77,7 +75,7 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     from memprof.grpo.techniques import attention_kernels, offload, segment_attention
 
     def pinned(n_bytes: int, pin: bool) -> Any:
-        with session.fake_recorder.work.apart() if session is not None else contextlib.nullcontext():
+        with session.fake_recorder.work.apart():
             return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)  # what crosses is counted at each crossing
 
     def few(step: StepContext, *given: Any, **how: Any) -> Any:
@@ -87,20 +85,22 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
         summed = are_summed(wanted, step.policy, len(planned), sharded=sharded)
         most = _SUMMED_PIECES if summed else _PIECES
         done = planned if any(piece.prompt is not None for piece in planned) else planned[:most]
-        if session is not None:
-            session.fake_recorder.work.pieces = _tokens(planned) / max(1, _tokens(done))
+        session.fake_recorder.work.pieces = _tokens(planned) / max(1, _tokens(done))
         return done
 
     plan = pieces.plan
     return [
         (fused_loss, "passes_for", lambda device: shape_passes()),
-        (machine, "device_kind", _cuda),
+        (machine, "device_kind", lambda device: "cuda"),
         (machine, "free_bytes", lambda device: _free_bytes(session)),
         (offload, "host_memory", pinned),
         (segment_attention, "attention_kernel", attention_kernels.gpu_kernel),
         (micro_batch, "plan", few),
         (scoring, "plan", few),
-        *(_seen_by(session) if session is not None else []),
+        _passes_counted(session),
+        _crossings_counted(session),
+        _steps_on_host(session),
+        *_rounds_repeated(session),
     ]
 
 
@@ -114,9 +114,8 @@ def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Chan
     def on_host(*args: Any, **kwargs: Any) -> Any:
         if session is None:
             return load(*args, **kwargs)
-        session.fake_recorder.storages.paused += 1
-        model = load(*args, **kwargs)
-        session.fake_recorder.storages.paused -= 1
+        with session.fake_recorder.storages.unseen():
+            model = load(*args, **kwargs)
         session.host_bytes += sum(p.numel() * p.element_size() for p in model.parameters())
         for tensor in (*model.parameters(), *model.buffers()):
             session.fake_recorder.storages.disown(tensor)
@@ -128,17 +127,12 @@ def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Chan
 _UNKNOWN = 1 << 62  # of a card that was not named: room for all
 
 
-def _free_bytes(session: FakeSession | None) -> int:
+def _free_bytes(session: FakeSession) -> int:
     """Count what torch could still get on the simulated card: all that is not outside torch and not in use."""
-    recorder = session.fake_recorder if session is not None else None
-    total = recorder.device().total_bytes if recorder is not None else None
-    if session is None or recorder is None or total is None:
+    total = session.fake_recorder.device().total_bytes
+    if total is None:
         return _UNKNOWN
-    return max(0, total - (session.non_torch or 0) - recorder.allocator.allocated)
-
-
-def _cuda(device: torch.device) -> str:
-    return "cuda"
+    return max(0, total - (session.non_torch or 0) - session.fake_recorder.allocator.allocated)
 
 
 def _rounds_repeated(session: FakeSession) -> list[Change]:
@@ -154,16 +148,6 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
     return [(tiled_mlp, "parts_of", parts), (fused_loss, "parts_of", parts)]
 
 
-def _seen_by(session: FakeSession) -> list[Change]:
-    """List what is counted, or left out, by the session that records."""
-    return [
-        _passes_counted(session),
-        _crossings_counted(session),
-        _steps_on_host(session),
-        *_rounds_repeated(session),
-    ]
-
-
 def _crossings_counted(session: FakeSession) -> Change:
     """Count the bytes of a layer's input that goes to host memory, and comes back in backward."""
     from memprof.grpo.techniques.offload import Offloader
@@ -171,8 +155,7 @@ def _crossings_counted(session: FakeSession) -> Change:
     park = Offloader._park
 
     def parked(self: Any, tensor: torch.Tensor, layer: int) -> Any:
-        recorder = session.fake_recorder
-        recorder.work.to_host(2 * tensor.numel() * tensor.element_size(), *recorder.phase_and_step())
+        session.fake_recorder.work.to_host(2 * tensor.numel() * tensor.element_size())
         return park(self, tensor, layer)
 
     return (Offloader, "_park", parked)
@@ -185,9 +168,8 @@ def _steps_on_host(session: FakeSession) -> Change:
     count = rounding._no_steps
 
     def on_host() -> torch.Tensor:
-        session.fake_recorder.storages.paused += 1
-        steps = count()
-        session.fake_recorder.storages.paused -= 1
+        with session.fake_recorder.storages.unseen():
+            steps = count()
         session.fake_recorder.storages.disown(steps)
         return steps
 
@@ -203,8 +185,7 @@ def _passes_counted(session: FakeSession) -> Change:
     @contextlib.contextmanager
     def here(self: Any, tensors: Any, copies: Any = None) -> Iterator[None]:
         tensors = list(tensors)
-        recorder = session.fake_recorder
-        recorder.work.to_host(sum(t.numel() * t.element_size() for t in tensors), *recorder.phase_and_step())
+        session.fake_recorder.work.to_host(sum(t.numel() * t.element_size() for t in tensors))
         with passes_over(self, tensors, copies):
             for tensor in tensors:
                 session.book.claim(tensor, Category.REFERENCE_MODEL, "streamed", None)

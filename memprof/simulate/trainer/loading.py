@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memprof.allocator.model import CachingAllocator
 from memprof.compat.versions import installed, release
 from memprof.simulate.fake_cuda.nf4 import Linear4bit, Nf4, quantize
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.trainer.models import build_model
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
 
 _GIB = 1024**3
 # Releases of transformers whose threads load weights while others are quantised; how many is a matter of time.

@@ -82,10 +82,7 @@ class _NoStep(torch.optim.Optimizer):
 def modelled_optimizer(name: str, model: Any, paged: Callable[[int], None]) -> tuple[type, dict[str, Any]] | None:
     """Return an optimizer as class and arguments; None where torch or transformers have it themselves.
 
-    Args:
-        name: transformers' name for it, or ``none``.
-        model: the model, whose embeddings bitsandbytes treats apart.
-        paged: told of bytes of state that live in managed memory.
+    bitsandbytes treats the model's embeddings apart. ``paged`` hears of bytes of state that live in managed memory.
     """
     if name == "none":
         return _NoStep, {}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memprof.compat import optional_packages as optional_names
+from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings, TrainerSettings
@@ -60,7 +61,7 @@ def apply_recipe(trainer: Any, settings: TrainerSettings) -> None:
     if settings.recipe == "trl-full-logits":
         bind(trainer, trl_names.LOGPS, logps_from_full_logits)
     elif settings.recipe == "trl-0.14":
-        apply_trl_0_14(trainer)
+        bind(trainer, trl_names.LOGPS, _logps_and_entropies)
     elif settings.recipe == "liger":
         if find_spec("liger_kernel") is None:
             raise UsageError("--recipe liger runs Liger's own loss: pip install liger-kernel.")
@@ -84,11 +85,6 @@ def liger_note(settings: Settings, config: Any) -> str:
     return f"{words}: a real run with them keeps less for backward, by {format_gib(less)} GiB or more."
 
 
-def apply_trl_0_14(trainer: Any) -> None:
-    """Make a trainer of the installed TRL compute its log-probabilities in that way and order."""
-    bind(trainer, trl_names.LOGPS, _logps_and_entropies)
-
-
 def _logps_and_entropies(
     self: Any,
     model: Any,
@@ -100,6 +96,7 @@ def _logps_and_entropies(
     compute_aux_loss: bool = False,
     **_: Any,
 ) -> tuple[Any, Any, Any]:
+    """Compute log-probabilities in the way and order of TRL 0.14, in the place of the installed TRL's method."""
     if not torch.is_grad_enabled():  # the installed release asks for the reference here; 0.14 did so later
         return input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32), None, None
     logps = _logps(model, input_ids, logits_to_keep)
@@ -167,6 +164,32 @@ def entropy_of(logits: Any) -> Any:
         logp = torch.log_softmax(chunk, dim=-1)
         parts.append(-(torch.exp(logp) * logp).sum(-1))
     return torch.cat(parts).reshape(logits.shape[:-1])
+
+
+def loss_with_full_logits(trainer: Any) -> None:
+    """Make an ``SFTTrainer`` use the model's own loss over ``[rows, tokens, vocabulary]`` logits."""
+    bind(trainer, transformers_names.LOSS, _loss_with_entropy)
+
+
+def _loss_with_entropy(
+    self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+) -> Any:
+    """Follow TRL 0.2x's ``SFTTrainer.compute_loss``: transformers' loss, then entropy and accuracy of the logits."""
+    labels = inputs["labels"]
+    inputs["use_cache"] = False
+    loss, outputs = transformers_names.LOSS.get()(
+        self, model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
+    )
+    with torch.no_grad():
+        mask = inputs["attention_mask"]
+        torch.sum(entropy_of(outputs.logits) * mask) / mask.sum()
+        shifted = outputs.logits[..., :-1, :].contiguous()
+        wanted = labels[..., 1:].contiguous()
+        predictions = shifted.argmax(dim=-1)
+        scored = wanted != -100
+        correct = (predictions == wanted) & scored
+        correct.sum(), scored.sum()
+    return (loss, outputs) if return_outputs else loss
 
 
 def log_softmax_rows(logits: Any, targets: Any) -> Any:

@@ -6,7 +6,8 @@ import copy
 import functools
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -14,16 +15,14 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
-from memprof.simulate.generation.decode_work import DecodeWork, token_made
+from memprof.simulate.generation.decode_work import DecodeWork
 from memprof.simulate.generation.lean_generation import generate_lean
 from memprof.simulate.generation.policy import unwrapped_policy
+from memprof.simulate.generation.vllm_engine import ColocatedEngine
+from memprof.simulate.recorder.recorder import FakeRecorder
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.shortcut_switches import shortcut
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
-from memprof.simulate.trainer.vllm_engine import ColocatedEngine
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.recorder import FakeRecorder
-    from memprof.simulate.recorder.session import FakeSession
 
 # Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
 _DECODED = 2
@@ -35,25 +34,27 @@ _wanted: ContextVar[int] = ContextVar("wanted", default=_DECODED)
 def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None = None) -> None:
     """Make a trainer generate completions of the settings' length, without tokenizer, text or sampling's outcome.
 
+    Without a session nothing is generated, and none is recorded.
+
     Raises:
         UsageError: the settings ask for vLLM, and not on which card.
     """
     prompt, completion = settings.prompt_length, settings.completion_length
-    engine = ColocatedEngine(settings, session, trainer.model.config) if settings.generation == "vllm" else None
-    if engine is not None:  # the loss is corrected for what the engine sampled with
-        setattr(trainer, trl_names.USE_VLLM.name, True)
+    engine = None
+    if settings.generation == "vllm" and session is not None:
+        engine = ColocatedEngine(settings, session, trainer.model.config)
+        setattr(trainer, trl_names.USE_VLLM.name, True)  # the loss is corrected for what the engine sampled with
 
     def tokenize(self: Any, prompts: list[Any]) -> Any:
         return [[0] * prompt for _ in prompts], None, {}
 
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
-        def in_passes(size: int, passes: int) -> None:
-            _generate(self, size, settings, session, passes=passes)
-
-        if settings.generation == "hf" and settings.lean:
-            generate_lean(self, settings, session, len(prompt_ids), in_passes)
-        elif settings.generation == "hf":
-            in_passes(len(prompt_ids), 1)
+        if settings.generation == "hf" and session is not None:
+            in_passes = partial(_generate, self, settings, session)
+            if settings.lean:
+                generate_lean(self, settings, session, len(prompt_ids), in_passes)
+            else:
+                in_passes(len(prompt_ids), 1)
         logprobs = None
         if engine is not None:
             engine.generate(self, len(prompt_ids))
@@ -67,16 +68,14 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
     bind(trainer, trl_names.GENERATE_SINGLE_TURN, single_turn)
 
 
-def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession | None, *, passes: int) -> None:
+def _generate(trainer: Any, settings: Settings, session: FakeSession, batch: int, passes: int) -> None:
     """Generate a batch's completions: from what a few tokens' steps do, where these repeat one another.
 
-    The work of the tokens between is counted as that of the first and the last of them, on average.
+    The work of the tokens between is counted as that of the first and the last of them, on average; that of all
+    ``passes`` as this one's.
     """
     decoding = shortcut("decoding")
     with unwrapped_policy(trainer) as model, _gathered(trainer):
-        if session is None:
-            _execute_ends(trainer, model, batch, settings, None)
-            return
         if decoding is None and session.growth:
             with session.generating():
                 length = settings.completion_length
@@ -110,13 +109,13 @@ def _decoding(decoding: Any, trainer: Any, model: Any, batch: int, settings: Set
     return known[batch]
 
 
-def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings, work: DecodeWork | None) -> None:
+def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings, work: DecodeWork) -> None:
     """Run the prompts' forward, then the step that decodes the last token over a cache of all that went before."""
     asked = settings.prompt_length
     static = settings.cache_implementation == "static"  # the cache is as long as it will be from the start
     # Layers that keep a state hold as much after two tokens as at the end.
     few = settings.completion_length <= _DECODED or model.config.model_type in STATE_ONLY
-    with work.first(alone=static or few) if work is not None else nullcontext():
+    with work.first(alone=static or few):
         cache = some_tokens(trainer, model, batch, asked, settings.completion_length if static else _DECODED)
     if static or few:
         return
@@ -124,7 +123,7 @@ def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings, work
     del cache
     held = settings.sequence_length - 1 - _DECODED
     cache = filled_cache(model, shapes, held, trainer.generation_config)
-    with work.last() if work is not None else nullcontext():
+    with work.last():
         some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
 
 
@@ -173,18 +172,17 @@ def counted(sample: Any) -> Any:
     return limited
 
 
-def cutting(recorder: FakeRecorder | None) -> Any:
+def cutting(recorder: FakeRecorder) -> Any:
     """Make what tells whether sampling goes on: a count, since no fake token ever ends a sequence.
 
-    It is asked before every token, where a rehearsal's next part begins.
+    It is asked before every token, where the next part of a rehearsal and of work that is counted apart begins.
     """
 
     def unfinished(self: Any, *_: Any, **__: Any) -> bool:
-        if recorder is not None and recorder.blocks.rehearsal is not None:
+        if recorder.blocks.rehearsal is not None:
             recorder.blocks.rehearsal.cut()
-            recorder.work.next_part()
+        recorder.work.next_part()
         self._memprof_tokens -= 1
-        token_made()
         return bool(self._memprof_tokens >= 0)
 
     return unfinished

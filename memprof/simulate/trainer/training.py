@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import nn
+
+from memprof.config.model_shape import positions_of
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.config.trl_arguments import LEFT_OUT
 from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
 from memprof.simulate.fake_cuda.images import shapes_unchecked
-from memprof.simulate.sharding.ddp_buckets import hold_buckets
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.sharding.dtensors import shards_planned_unseen
 from memprof.simulate.sharding.fsdp2 import gathered_owned
 from memprof.simulate.sharding.zero import gathering_for_zero
@@ -21,26 +25,23 @@ from memprof.simulate.shortcut_switches import shortcut
 from memprof.simulate.trainer.build import build_trainer
 from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
-from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.recipes import liger_note
 from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
-from memprof.vocabulary import Phase
+from memprof.vocabulary import Category, Phase
 
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
+_FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20  # torch's defaults for DistributedDataParallel, in bytes
+# Rows of a position table before its first position, in OPT's.
+_OFFSETS = (0, 2)
 
 
 def selected_of(settings: TrainerSettings) -> Any:
     """Count the positions of a boolean mask that are set: of ``[batch, tokens]`` masks the completions', else all."""
 
     def selected(shape: tuple[int, ...]) -> int:
-        total = 1
-        for extent in shape:
-            total *= extent
         labelled = settings.trainer != "sft" and len(shape) == 2
         if labelled and shape[1] in (settings.sequence_length - 1, settings.sequence_length):
             return shape[0] * settings.completion_length
-        return total
+        return math.prod(shape)
 
     return selected
 
@@ -79,7 +80,7 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         session.notes += notes_on_length(trainer.model, settings.sequence_length)
         stack.enter_context(gathering_for_zero(getattr(trainer, "_memprof_zero", None)))
         if settings.gpus > 1 and settings.sharding == "ddp":
-            hold_buckets(trainer.model, session)
+            _hold_buckets(trainer.model, session)
         if load is not None:
             session.exit_phase(load)
         if not session.growth and (micro_batches := shortcut("micro_batches")) is not None:
@@ -89,10 +90,40 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         session.look_again()
 
 
+def _hold_buckets(model: Any, session: FakeSession) -> None:
+    """Hold DistributedDataParallel's flat copies of gradients from now on, as many buckets as torch would make."""
+    sizes = [p.numel() * p.element_size() for p in model.parameters() if p.requires_grad]
+    filled, limit = 0, _FIRST_BUCKET
+    for size in reversed(sizes):
+        filled += size
+        if filled >= limit:
+            session.fake_recorder.blocks.hold(filled, Category.COMMUNICATION, "gradient bucket")
+            filled, limit = 0, _BUCKET
+    if filled:
+        session.fake_recorder.blocks.hold(filled, Category.COMMUNICATION, "gradient bucket")
+
+
 def _trained_dtype(settings: Settings) -> str:
     """Return the dtype of the weights that are trained: accelerate's own under FSDP2, DeepSpeed's under ZeRO."""
     accelerates = settings.sharding == "fsdp2" and settings.lora_r is None and settings.mixed_precision != "no"
     return "float32" if accelerates else settings.weights_dtype
+
+
+def notes_on_length(model: Any, tokens: int) -> list[str]:
+    """Say in a sentence that sequences of ``tokens`` are longer than the model's positions reach; else nothing."""
+    reach = positions_of(model.config.get_text_config(decoder=True))
+    if reach is None or tokens <= reach:
+        return []
+    told = f"Sequences of {tokens:,} tokens are longer than this model's positions reach ({reach:,} tokens)"
+    if _has_table(model, reach):
+        return [f"{told}: a real run ends in an index error, since each position has a row of its own."]
+    return [f"{told}: memory is what a run of this length needs, and the model was not trained for it."]
+
+
+def _has_table(model: Any, reach: int) -> bool:
+    tokens = model.get_input_embeddings()
+    tables = (module for module in model.modules() if isinstance(module, nn.Embedding) and module is not tokens)
+    return any(table.num_embeddings - reach in _OFFSETS for table in tables)
 
 
 @contextlib.contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,22 +20,19 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.targets import Target
 from memprof.config.settings import Settings, TrainerSettings
-from memprof.simulate.fake_cuda.fp16 import losses_scaled
+from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.trainer.lean import lean_world
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.rollout import counted, cutting
 
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.session import FakeSession
-
 
 @contextlib.contextmanager
-def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = None) -> Iterator[None]:
+def trl_on_fakes(settings: Settings, config: Any, session: FakeSession) -> Iterator[None]:
     """Let the trainer of these settings be built and run, while open; its reference is a model of ``config``."""
 
     def reference(*_: Any, **__: Any) -> Any:
-        if session is not None and settings.device == "cuda" and settings.gpus == 1:
+        if settings.device == "cuda" and settings.gpus == 1:
             return load_model(config, settings.weights_dtype, session)
         return build_model(config, settings.weights_dtype)
 
@@ -45,16 +43,15 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
         if settings.device == "cuda":
             stack.enter_context(_triton_kernels(session))
             stack.enter_context(_foreach_as_on_cuda())
-            stack.enter_context(losses_scaled())
-            if session is not None:
-                stack.enter_context(_seeds_on_host(session))
-                stack.enter_context(_step_counts_on_host(session))
+            stack.enter_context(_losses_scaled())
+            stack.enter_context(_seeds_on_host(session))
+            stack.enter_context(_step_counts_on_host(session))
         if settings.lean:
             stack.enter_context(lean_world(reference, session, settings.device))
         yield
 
 
-def _without_values(settings: TrainerSettings, session: FakeSession | None) -> list[tuple[Target, Any]]:
+def _without_values(settings: TrainerSettings, session: FakeSession) -> list[tuple[Target, Any]]:
     """List what asks for values: whether a mask is all ones, and when sampling ends."""
 
     def fast_all(tensor: Any) -> Any:
@@ -65,21 +62,20 @@ def _without_values(settings: TrainerSettings, session: FakeSession | None) -> l
     return [
         (transformers_names.MASK_IS_ALL, fast_all),
         (transformers_names.SAMPLE, counted(transformers_names.SAMPLE.get())),
-        (transformers_names.UNFINISHED, cutting(session.fake_recorder if session is not None else None)),
+        (transformers_names.UNFINISHED, cutting(session.fake_recorder)),
         (transformers_names.COUNTED_FLOS, lambda *_: 0),  # it asks bitsandbytes how large 4-bit weights are
     ]
 
 
 @contextlib.contextmanager
-def _triton_kernels(session: FakeSession | None) -> Iterator[None]:
+def _triton_kernels(session: FakeSession) -> Iterator[None]:
     """Take TRL's path through its Triton kernels, which allocate nothing, whether Triton is installed or not.
 
     What they compute and read is counted as the session's work.
     """
 
     def count(func: Any, given: tuple[Any, ...]) -> None:
-        if session is not None:
-            session.fake_recorder.count_work(func, given)
+        session.fake_recorder.work.see(func, given, {}, None)
 
     def add_product(*given: Any) -> None:
         count(torch.ops.aten.addmm.default, given)
@@ -129,16 +125,37 @@ def _foreach_as_on_cuda() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _losses_scaled() -> Iterator[None]:
+    """Let accelerate scale losses for fp16, while open; where it sees a CPU, and fake tensors seem to be on one, it
+    would compute in float32."""
+    make_accelerator: Any = transformers_names.MAKE_ACCELERATOR.get()
+
+    @functools.wraps(make_accelerator)
+    def made(self: Any) -> None:
+        make_accelerator(self)
+        if self.accelerator.mixed_precision == "fp16":
+            setattr(self.accelerator, accelerate_names.NATIVE_AMP.name, True)
+            setattr(self.accelerator, accelerate_names.SCALER.name, torch.amp.GradScaler("cpu"))
+
+    step_if_finite: Any = torch_names.STEP_IF_FINITE.get()
+
+    def steps(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        for found in optimizer_state["found_inf_per_device"].values():
+            found._memprof_scalar = 0.0
+        return step_if_finite(self, optimizer, optimizer_state, *args, **kwargs)
+
+    with patching((transformers_names.MAKE_ACCELERATOR, made), (torch_names.STEP_IF_FINITE, steps)):
+        yield
+
+
+@contextlib.contextmanager
 def _seeds_on_host(session: FakeSession) -> Iterator[None]:
     """Leave out the seed that each pass over a data loader draws: it is the host's, on whatever device one trains."""
     begin: Any = torch_names.LOADER_ITERATOR.get()
 
     def unseen(self: Any, loader: Any) -> None:
-        session.fake_recorder.storages.paused += 1
-        try:
+        with session.fake_recorder.storages.unseen():
             begin(self, loader)
-        finally:
-            session.fake_recorder.storages.paused -= 1
 
     with patching((torch_names.LOADER_ITERATOR, unseen)):
         yield

@@ -106,3 +106,21 @@ def test_a_failure_anywhere_leaves_the_next_simulation_as_it_is(simulate: _Simul
         _fails(simulate, FakeRecorder, "see", count)
         if number % 5 == 4:
             assert _told(simulate()) == expected, chosen[number - 4 : number + 1]
+
+
+@pytest.mark.parametrize(
+    ("last", "package"),
+    [("torch.nn", "transformers"), ("memprof.simulate.fake_cuda.fakes", "transformers"), ("memprof.grpo.loss", None)],
+)
+def test_an_error_below_a_library_is_told_as_its_own(last: str, package: str | None) -> None:
+    """Also where the fake world passes a library's mistake on; but not where memprof's own code is executed."""
+    from memprof.simulate.run import _failing_package
+
+    call: Callable[[], None] = lambda: None  # noqa: E731
+    for name in (last, "transformers.models.llama", "memprof.simulate.run"):
+        frame: dict[str, Any] = {"__name__": name, "call": call}
+        exec("def run():\n    call()\n    raise AttributeError" if name == last else "def run():\n    call()", frame)
+        call = frame["run"]
+    with pytest.raises(AttributeError) as error:
+        call()
+    assert _failing_package(error.value) == package

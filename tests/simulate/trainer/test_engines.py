@@ -47,7 +47,7 @@ def test_parked_weights_are_on_the_host_while_it_is_awake(settings_for: Callable
     """Weights and optimizer state leave the card, and cross PCIe twice; training's peak stays."""
     from memprof.config.gpus import find_gpu
     from memprof.simulate.evaluate import evaluate
-    from memprof.simulate.generation.parked_weights import NEVER_RUN
+    from memprof.simulate.generation.vllm_engine import NEVER_RUN
 
     same = settings_for(
         recipe="lean", dtype="bfloat16", lora_r=lora, generation="vllm", vllm_gpu_memory_utilization=0.5,

@@ -68,7 +68,7 @@ def test_a_run_beyond_the_positions_says_so(settings_for: Callable[..., Any]) ->
 @pytest.mark.parametrize(("kind", "sizes"), [("gpt2", {"n_positions": 64}), ("opt", {"max_position_embeddings": 64})])
 def test_a_table_of_positions_ends_a_real_run(kind: str, sizes: dict[str, int]) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from memprof.simulate.trainer.positions import notes_on_length
+    from memprof.simulate.trainer.training import notes_on_length
 
     small = {"vocab_size": 96, "n_embd": 32, "n_layer": 1, "n_head": 2} if kind == "gpt2" else {
         "vocab_size": 96, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 1,

@@ -6,18 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from memprof.allocator.repeated_decoding import DROP, DROP_OLD, TAKE, Operation, Step
+from memprof.allocator.model import DROP, DROP_OLD, TAKE
 from memprof.simulate.recorder.decode_log import Claim, Given, Kernel, Logged, Meta, Taken, plain
 from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
 from memprof.simulate.recorder.reductions import Processors
 
-__all__ = ["BEFORE", "DROP_KEPT", "KEPT", "OWN", "Between", "Jumps", "NotAlike", "Periods", "Span", "Steps", "kind"]
-
 #: Whose block is given back: this step's, the step before's, one that the last jump kept (by its number among those);
 #: else -1 - the step's number.
 OWN, BEFORE, KEPT = 0, 1, 2
-#: An operation of a jump: drop the block of that number that the jump before kept.
-DROP_KEPT = 4
 
 
 class NotAlike(Exception):
@@ -65,13 +61,8 @@ class Jumps(NamedTuple):
 
 
 class Periods:
-    """Hold the steps between the first and the last of some jumps.
-
-    Args:
-        jumps: of which the first and the last one are logged.
-        first: the logs of the steps around the first jump, by how many steps they come after it.
-        last: those of the last one.
-    """
+    """Hold the steps between the first and the last of some jumps, whose logs are ``first`` and ``last``: those of the
+    steps around the jump, by how many steps they come after it."""
 
     def __init__(self, jumps: Jumps, first: dict[int, list[Logged]], last: dict[int, list[Logged]]) -> None:
         self.jumps = jumps
@@ -167,6 +158,23 @@ class Between(NamedTuple):
         return one
 
 
+class Operation(NamedTuple):
+    """One operation of a step (:meth:`CachingAllocator.run`): ``place`` numbers blocks, ``size`` sizes."""
+
+    kind: int
+    place: int
+    size: int = -1
+
+
+class Step(NamedTuple):
+    """One step: ``sizes`` are bytes, more than 0, ``streams`` belong to them; ``places`` counts the step's blocks."""
+
+    operations: Sequence[Operation]
+    sizes: Sequence[int]
+    streams: Sequence[int]
+    places: int
+
+
 class Steps:
     """Make the allocator's steps of logged ones.
 
@@ -175,6 +183,7 @@ class Steps:
         read: reads off what a row is in a step.
         base: tells from which step on sizes grow by the same at every step up to the one asked for.
         processors: of the card; kernels' own memory depends on them.
+        kept: how many blocks a jump keeps; they come before those of the step before, by place.
     """
 
     def __init__(
@@ -183,14 +192,14 @@ class Steps:
         read: Callable[[int, Any], Any],
         base: Callable[[int], int],
         processors: Processors,
+        kept: int = 0,
     ) -> None:
         self.read, self._base = read, base
-        self._processors = processors
+        self._processors, self._kept = processors, kept
         self._numbers: dict[tuple[tuple[int, ...], int], int] = {}  # bytes in each logged step, stream -> number
         self._kernels: dict[Any, tuple[Kernel, ...]] = {}
         # By how many sizes the kernels ask for; and how many blocks the operations number.
         self._operations: dict[tuple[Any, ...], tuple[list[Operation], int]] = {}
-        self._last: tuple[Any, list[int]] = ((), [])
         self.taken: list[tuple[Taken, ...]] = []
         self.claims: dict[int, Claim] = {}
         self._order: list[Operation | Any] = []
@@ -210,9 +219,10 @@ class Steps:
             self._order.append(Operation(TAKE, len(self.taken), number))
             self.taken.append(tuple(row))
         elif isinstance(one, Given):
-            if one.part not in _DROPS:
+            if one.part not in (OWN, BEFORE, KEPT):
                 raise NotAlike("a step gives back what the first ones made")
-            self._order.append(Operation(_DROPS[one.part], one.place))
+            place = one.place + (self._kept if one.part == BEFORE else 0)
+            self._order.append(Operation(DROP if one.part == OWN else DROP_OLD, place))
         elif isinstance(one, Kernel):
             kernel = (one.func, *(plain(entry.args) for entry in row), plain(one.made))
             alike = (e._replace(args=_shared(one.args, e.args), made=_shared(one.made, e.made)) for e in row[1:])
@@ -235,10 +245,6 @@ class Steps:
         more = [size for groups in asked for group in groups for size in group]
         if counts not in self._operations:
             self._operations[counts] = self._in_order(dict(zip(self._kernels, counts, strict=True)))
-        elif counts == self._last[0] and any(now < before for now, before in zip(more, self._last[1], strict=True)):
-            operations, places = self._operations[counts]
-            self._operations[counts] = list(operations), places  # steps that share a list only grow
-        self._last = counts, more
         operations, places = self._operations[counts]
         return Step(operations, self._sizes_at(step) + more, self._streams + [0] * len(more), places)
 
@@ -278,9 +284,6 @@ class Steps:
                 found += [Operation(DROP, place) for place in places]
                 next_place, size = next_place + count, size + count
         return found, next_place
-
-
-_DROPS = {OWN: DROP, BEFORE: DROP_OLD, KEPT: DROP_KEPT}
 
 
 def _alike(row: Sequence[Kernel]) -> bool:

@@ -4,8 +4,8 @@ A decoding step does what the step before did, with tensors that are one token l
 between them: sizes and shapes grow by the same number of elements at every token, and what kernels ask for beside their
 results follows from the shapes. A quantised cache that quantises all of itself every so many tokens makes jumps, which
 follow from the first and the last of them in the same way. The allocator's model runs each step
-(:mod:`memprof.allocator.repeated_decoding`); the trace holds the steps that were logged, and now and then where the
-others' blocks lie.
+(:mod:`memprof.simulate.shortcuts.decoding.repeated_steps`); the trace holds the steps that were logged, and now and
+then where the others' blocks lie.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.shortcuts.decoding.alike_steps import BEFORE, KEPT, OWN, Jumps, NotAlike, Periods, Span, kind
 from memprof.simulate.shortcuts.decoding.repeated_steps import repeat_periods, repeat_span
-
-__all__ = ["AROUND", "Decoding", "Jumps", "NotAlike", "Player", "Run", "learn"]
 
 #: Steps around a jump that are executed: the one after it finds nothing unquantised, the third is like all others.
 AROUND = range(-2, 4)
@@ -75,10 +73,7 @@ class Decoding:
 def learn(runs: Sequence[Run], tokens: int, jumps: Jumps | None = None) -> Decoding:
     """Put together a generation of ``tokens`` after the first run's prompt.
 
-    Args:
-        runs: what was executed.
-        tokens: how many there are.
-        jumps: the steps that keep something for all steps up to the next of them.
+    ``jumps``: the steps that keep something for all steps up to the next of them.
 
     Raises:
         NotAlike: the steps between two runs cannot be read off these.
@@ -252,7 +247,8 @@ class Player:
             elif isinstance(entry, Given):
                 blocks.release(self._of(entry.part, own).pop(entry.place))
             elif isinstance(entry, Claim):
-                self._claim(entry, self._of(entry.part, own)[entry.place])
+                address = self._of(entry.part, own)[entry.place]
+                blocks.claim(address, entry.category, entry.detail, entry.name)
             elif isinstance(entry, Kernel):
                 kernels.run(entry.func, entry.args, entry.kwargs, entry.made)
             elif isinstance(entry, Workspace):
@@ -274,10 +270,6 @@ class Player:
     def _of(self, whose: int, own: dict[int, int]) -> dict[int, int]:
         near = {OWN: own, BEFORE: self._before, KEPT: self._kept}
         return near[whose] if whose in near else self._first[-1 - whose]
-
-    def _claim(self, entry: Claim, address: int) -> None:
-        if (owners := self._recorder.blocks.owners) is not None:
-            owners.claim_address(address, entry.category, entry.detail, entry.name)
 
     def _repeat(self, span: Span) -> None:
         if not self._whole or not isinstance(self._recorder.allocator, CachingAllocator):

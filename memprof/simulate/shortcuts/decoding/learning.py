@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memprof.compat import transformers as transformers_names
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.grpo.techniques.apply import TILE_TOKENS
-from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Jumps, NotAlike, Player, Run, learn
+from memprof.simulate.recorder.recorder import FakeRecorder
+from memprof.simulate.shortcuts.decoding.alike_steps import Jumps, NotAlike
+from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Player, Run, learn
 from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
 from memprof.simulate.trainer.rollout import some_tokens
-
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.recorder import FakeRecorder
 
 __all__ = ["NotAlike", "Player", "learned", "pieces_to_execute"]
 

@@ -3,115 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memprof.allocator.model import Block, CachingAllocator, OutOfMemory
-from memprof.allocator.repeated_decoding import DROP, DROP_OLD, TAKE, GrowthReplay
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.shortcuts.decoding.alike_steps import Periods, Span, Steps
+from memprof.simulate.shortcuts.decoding.alike_steps import Operation, Periods, Span, Steps
 
 _TOLD = 24  # how often the trace is told where the blocks of steps that are not told of lie
+_TOTALS = ("allocated", "reserved", "active", "requested")
 
 
-class _Held(NamedTuple):
-    """Say of a block in use which step took it as which place."""
+class _Taken(NamedTuple):
+    """Say of a block which step took it as which place."""
 
     steps: Steps
     place: int
     step: int
-    block: Block
-
-
-class _Trace:
-    """Tell the trace where blocks lie, of which it knows ``told``: address, bytes, stream."""
-
-    def __init__(self, recorder: FakeRecorder, blocks: Iterable[Block]) -> None:
-        self._recorder = recorder
-        self._told = [(b.address, b.requested, b.pool.stream) for b in blocks]
-
-    def tell(self, held: Iterable[_Held]) -> None:
-        """Tell where all blocks lie that the generation has in use."""
-        now, claims = [], []
-        for steps, place, step, block in held:
-            captured, tag = self.cause(steps, place, step)
-            now.append((block.address, block.requested, block.pool.stream, captured, tag))
-            if place in steps.claims:
-                claims.append((steps.claims[place], block.address))
-        self._recorder.blocks.trace.move(self._told, now)
-        self._told = [row[:3] for row in now]
-        if (owners := self._recorder.blocks.owners) is not None:
-            for claim, address in claims:
-                owners.claim_address(address, claim.category, claim.detail, claim.name)
-
-    def cause(self, steps: Steps, place: int, step: int) -> tuple[Any, str]:
-        """Return the stack and tag of what a step takes."""
-        if place >= steps.places:  # a kernel's own memory
-            return None, ""
-        taken = steps.read(step, steps.taken[place])
-        return taken.captured, self._recorder.blocks.tag_of(taken.born)
-
-
-@contextlib.contextmanager
-def _untold(recorder: FakeRecorder, allocator: CachingAllocator, run: Any) -> Iterator[None]:
-    """Leave what is taken and given back inside out of the trace, and count its heights; ``run`` tells what else
-    happens (``cause``) and, before the full device gives memory back, where blocks lie (``tell_now``)."""
-    heights = [allocator.max_allocated, allocator.max_reserved, allocator.max_active, allocator.max_requested]
-    allocator.max_allocated, allocator.max_reserved = allocator.allocated, allocator.reserved
-    allocator.max_active, allocator.max_requested = allocator.active, allocator.requested
-    allocator.before_release = run.tell_now
-    try:
-        with recorder.blocks.trace.without_blocks(run.cause):
-            yield
-    except OutOfMemory as error:
-        recorder.blocks.note_oom(error, run.cause()[0])
-        raise
-    finally:
-        allocator.before_release = None
-        now = [allocator.max_allocated, allocator.max_reserved, allocator.max_active, allocator.max_requested]
-        recorder.blocks.windows.widen(*now)
-        most = [max(a, b) for a, b in zip(heights, now, strict=True)]
-        allocator.max_allocated, allocator.max_reserved, allocator.max_active, allocator.max_requested = most
-
-
-class _Alike:
-    """Run steps one after another that do the same with larger sizes.
-
-    ``kept``: blocks that all of these steps leave alone.
-    """
-
-    def __init__(
-        self, allocator: CachingAllocator, steps: Steps, blocks: dict[int, Block], trace: _Trace, kept: list[_Held]
-    ) -> None:
-        self._steps, self._trace, self._kept = steps, trace, kept
-        places: list[Block | None] = [None] * max((steps.places, *(place + 1 for place in blocks)))
-        for place, block in blocks.items():
-            places[place] = block
-        self._replay = GrowthReplay(allocator, places)
-        self._at = 0
-
-    def run(self, numbers: range, every: int = 0) -> None:
-        """Run steps; tell the trace after so many of them each time, and after the last (0: never)."""
-        for self._at in numbers:
-            self._replay.run(self._steps.at(self._at))
-            if every and (self._at == numbers[-1] or (self._at - numbers[0]) % every == every - 1):
-                self._trace.tell([*self._rows(self.settled()), *self._kept])
-
-    def settled(self) -> dict[int, Block]:
-        """Return the blocks of the last step, by place."""
-        return {place: block for place, block in enumerate(self._replay.settle()) if block is not None}
-
-    def cause(self) -> tuple[Any, str]:
-        """Return the stack and tag of what is taken now."""
-        return self._trace.cause(self._steps, self._replay.place, self._at)
-
-    def tell_now(self) -> None:
-        """Tell the trace where blocks lie in the middle of a step."""
-        rows = self._replay.catch_up()
-        self._trace.tell([*(_Held(self._steps, place, self._at - (not own), b) for own, place, b in rows), *self._kept])
-
-    def _rows(self, blocks: dict[int, Block]) -> list[_Held]:
-        return [_Held(self._steps, place, self._at, block) for place, block in blocks.items()]
 
 
 def repeat_span(recorder: FakeRecorder, allocator: CachingAllocator, span: Span, addresses: dict[int, int]) -> None:
@@ -121,12 +29,14 @@ def repeat_span(recorder: FakeRecorder, allocator: CachingAllocator, span: Span,
         OutOfMemory: the simulated device is full.
     """
     steps = Steps(span.rows, span.read, span.base, recorder.kernels.processors)
-    blocks = {place: allocator.block_at(address) for place, address in addresses.items()}
-    alike = _Alike(allocator, steps, blocks, _Trace(recorder, blocks.values()), [])
-    with _untold(recorder, allocator, alike):
-        alike.run(range(span.first, span.last + 1), max(1, span.steps // _TOLD))
-    addresses.clear()
-    addresses.update({place: block.address for place, block in alike.settled().items()})
+    run = _Run(recorder, allocator, steps, addresses)
+    every = max(1, span.steps // _TOLD)
+    with run.untold():
+        for number in range(span.first, span.last + 1):
+            run.step(steps, number)
+            if number == span.last or (number - span.first) % every == every - 1:
+                run.tell()
+    run.put_addresses(addresses)
 
 
 def repeat_periods(
@@ -140,9 +50,7 @@ def repeat_periods(
     """Run all steps between the first and the last jump.
 
     Args:
-        recorder: is told of them.
-        allocator: the recorder's.
-        periods: the steps.
+        recorder, allocator, periods: as of :func:`repeat_span`.
         addresses: of the blocks of the step before, by place; afterwards of the last step.
         kept: addresses of the blocks that the first jump kept, by number; afterwards of those of the last but one.
         keeps: the places of these in a jump.
@@ -150,95 +58,133 @@ def repeat_periods(
     Raises:
         OutOfMemory: the simulated device is full.
     """
-    blocks = {place: allocator.block_at(address) for place, address in addresses.items()}
-    before = {place: allocator.block_at(kept[number]) for number, place in enumerate(keeps)}
-    run = _PeriodsRun(recorder, allocator, periods, blocks, before)
-    with _untold(recorder, allocator, run):
-        run.run()
-    addresses.clear()
-    addresses.update({place: block.address for place, block in run.blocks.items()})
-    kept.update({number: held.block.address for number, held in enumerate(run.kept)})
+    jumps, processors = periods.jumps, recorder.kernels.processors
+    inner = Steps(periods.inner_rows, periods.read_inner, periods.inner_base, processors, len(keeps))
+    around = {o: Steps(periods.rows(o), periods.read, int, processors, len(keeps)) for o in periods.offsets}
+    before = {_Taken(around[0], place, jumps.first): kept[number] for number, place in enumerate(keeps)}
+    run = _Run(recorder, allocator, inner, addresses, before)
+    every = max(1, jumps.times // _TOLD)
+    with run.untold():
+        for period, jump in enumerate(jumps.numbers[1:]):
+            for number in periods.inner(period):
+                run.step(inner, number)
+            if period < jumps.times - 2:
+                for offset in periods.offsets:
+                    run.step(around[offset], jump + offset, () if offset else keeps)
+            if period % every == every - 1 or period == jumps.times - 2:
+                run.tell()
+    run.put_addresses(addresses, kept)
 
 
-class _PeriodsRun:
-    """Run the steps between the first and the last jump; see :func:`repeat_periods`.
+class _Run:
+    """Run steps one after another, each of which gives back what the one before it took.
 
-    ``blocks`` are those of the step before, ``kept`` those that the first jump kept; both by place.
+    Args:
+        recorder, allocator: the recorder is told now and then where blocks lie.
+        usual: the steps off which is read what the step before took.
+        addresses: of the blocks of the step before the first, by place.
+        kept: addresses of what the last jump kept.
     """
 
     def __init__(
         self,
         recorder: FakeRecorder,
         allocator: CachingAllocator,
-        periods: Periods,
-        blocks: dict[int, Block],
-        kept: dict[int, Block],
+        usual: Steps,
+        addresses: dict[int, int],
+        kept: dict[_Taken, int] | None = None,
     ) -> None:
-        self._allocator, self._periods, self.blocks = allocator, periods, blocks
-        processors = recorder.kernels.processors
-        self._inner = Steps(periods.inner_rows, periods.read_inner, periods.inner_base, processors)
-        self._around = {o: Steps(periods.rows(o), periods.read, int, processors) for o in periods.offsets}
-        self.kept = [_Held(self._around[0], place, periods.jumps.first, block) for place, block in kept.items()]
-        self._trace = _Trace(recorder, [*self.blocks.values(), *(held.block for held in self.kept)])
-        self._alike: _Alike | None = None
-        self._held: list[_Held] = []
-        self._now = (self._inner, 0, periods.first)
+        self._blocks, self._allocator, self._usual = recorder.blocks, allocator, usual
+        kept = kept or {}
+        self._kept = list(kept)
+        places = (addresses.get(place) for place in range(max(addresses, default=-1) + 1))
+        # What was there before the step: first what a jump kept, then what the step before took, by place.
+        self._old = [None if at is None else allocator.block_at(at) for at in (*kept.values(), *places)]
+        self._own: list[Block | None] = []
+        self._steps, self._number = usual, 0
+        self._operations: Sequence[Operation] = ()
+        in_use = [allocator.block_at(at) for at in (*addresses.values(), *kept.values())]
+        self._told = [(block.address, block.requested, block.pool.stream) for block in in_use]
 
-    def run(self) -> None:
-        """Run all of them."""
-        jumps = self._periods.jumps
-        every = max(1, jumps.times // _TOLD)
-        for period, jump in enumerate(jumps.numbers[1:]):
-            self._between(self._periods.inner(period))
-            if period < jumps.times - 2:
-                for offset in self._periods.offsets:
-                    self._around_jump(offset, jump + offset)
-            if period % every == every - 1 or period == jumps.times - 2:
-                last = min(jump + self._periods.offsets[-1], self._periods.last)
-                self._trace.tell([*(_Held(self._inner, p, last, b) for p, b in self.blocks.items()), *self.kept])
+    def step(self, steps: Steps, number: int, keeps: Sequence[int] = ()) -> None:
+        """Run one step; what it takes as the places ``keeps`` stays until the next jump.
 
-    def cause(self) -> tuple[Any, str]:
-        """Return the stack and tag of what is taken now."""
-        return self._alike.cause() if self._alike is not None else self._trace.cause(*self._now)
+        Raises:
+            OutOfMemory: the device is full.
+        """
+        heap, step = self._allocator, steps.at(number)
+        needs = [heap.settings.round_size(size) for size in step.sizes]
+        homes = [heap.pool_of(need, stream) for need, stream in zip(needs, step.streams, strict=True)]
+        self._steps, self._number, self._operations = steps, number, step.operations
+        own = self._own = [None] * step.places
+        heap.run(step.operations, homes, needs, step.sizes, own, self._old)
+        kept = self._old[: len(self._kept)]
+        if keeps:
+            self._kept, kept = [_Taken(steps, place, number) for place in keeps], [own[place] for place in keeps]
+            for place in keeps:
+                own[place] = None
+        self._old, self._own, self._number = [*kept, *own], [], number + 1
 
-    def tell_now(self) -> None:
-        """Tell the trace where blocks lie in the middle of a step."""
-        if self._alike is not None:
-            self._alike.tell_now()
-        else:
-            self._trace.tell(self._in_use())
+    def put_addresses(self, addresses: dict[int, int], kept: dict[int, int] | None = None) -> None:
+        """Replace addresses by those of the last step's blocks, by place; and of what is kept, by number."""
+        found = [None if block is None else block.address for block in self._old]
+        first = len(self._kept)
+        addresses.clear()
+        addresses.update({place: at for place, at in enumerate(found[first:]) if at is not None})
+        if kept is not None:
+            kept.update({number: at for number, at in enumerate(found[:first]) if at is not None})
 
-    def _between(self, numbers: range) -> None:
-        self._alike = _Alike(self._allocator, self._inner, self.blocks, self._trace, self.kept)
-        self._alike.run(numbers)
-        self.blocks, self._alike = self._alike.settled(), None
+    # -- the trace -----------------------------------------------------------------------------------------------------
 
-    def _around_jump(self, offset: int, number: int) -> None:
-        """Run one step around a jump, operation by operation."""
-        allocator, steps = self._allocator, self._around[offset]
-        step = steps.at(number)
-        needs = [allocator.settings.round_size(size) for size in step.sizes]
-        homes = [allocator.pool_of(need, stream) for need, stream in zip(needs, step.streams, strict=True)]
-        self._own: dict[int, Block] = {}
-        self._old, self._old_kept = dict(self.blocks), dict(enumerate(self.kept))
-        self._around_now = (steps, number)
-        for kind, place, size in step.operations:
-            if kind == TAKE:
-                self._now = (steps, place, number)
-                self._own[place] = allocator.acquire(homes[size], needs[size], step.sizes[size])
-            elif kind == DROP:
-                allocator.drop(self._own.pop(place))
-            elif kind == DROP_OLD:
-                allocator.drop(self._old.pop(place))
-            else:
-                allocator.drop(self._old_kept.pop(place).block)
-        if offset == 0:
-            self.kept = [held._replace(step=number, block=self._own.pop(held.place)) for held in self.kept]
-        self.blocks = self._own
+    @contextlib.contextmanager
+    def untold(self) -> Iterator[None]:
+        """Leave what is taken and given back inside out of the trace, and count its heights. Before the full device
+        gives memory back, the trace is told where blocks lie."""
+        heap, blocks = self._allocator, self._blocks
+        before = [getattr(heap, f"max_{name}") for name in _TOTALS]
+        for name in _TOTALS:
+            setattr(heap, f"max_{name}", getattr(heap, name))
+        heap.before_release = self.tell
+        try:
+            with blocks.trace.without_blocks(self._cause):
+                yield
+        except OutOfMemory as error:
+            blocks.note_oom(error, self._cause()[0])
+            raise
+        finally:
+            heap.before_release = None
+            now = [getattr(heap, f"max_{name}") for name in _TOTALS]
+            blocks.windows.widen(*now)
+            for name, *heights in zip(_TOTALS, before, now, strict=True):
+                setattr(heap, f"max_{name}", max(heights))
 
-    def _in_use(self) -> list[_Held]:
-        """List the blocks in use in the middle of a step around a jump; what the step before took counts as its."""
-        steps, number = self._around_now
-        old = (_Held(self._inner, place, number - 1, block) for place, block in self._old.items())
-        own = (_Held(steps, place, number, block) for place, block in self._own.items())
-        return [*old, *own, *self._old_kept.values()]
+    def tell(self) -> None:
+        """Tell the trace where all blocks lie that the generation has in use; in the middle of a step too."""
+        now, claims = [], []
+        for taken, block in self._in_use():
+            captured, tag = self._cause_of(taken)
+            now.append((block.address, block.requested, block.pool.stream, captured, tag))
+            if taken.place in taken.steps.claims:
+                claims.append((taken.steps.claims[taken.place], block.address))
+        self._blocks.trace.move(self._told, now)
+        self._told = [row[:3] for row in now]
+        for claim, address in claims:
+            self._blocks.claim(address, claim.category, claim.detail, claim.name)
+
+    def _in_use(self) -> Iterator[tuple[_Taken, Block]]:
+        first = len(self._kept)
+        old = [_Taken(self._usual, place, self._number - 1) for place in range(len(self._old) - first)]
+        own = [_Taken(self._steps, place, self._number) for place in range(len(self._own))]
+        blocks = (*self._old[first:], *self._own, *self._old[:first])
+        return ((taken, b) for taken, b in zip((*old, *own, *self._kept), blocks, strict=True) if b is not None)
+
+    def _cause(self) -> tuple[Any, str]:
+        place = self._operations[self._allocator.at].place if self._operations else 0
+        return self._cause_of(_Taken(self._steps, place, self._number))
+
+    def _cause_of(self, taken: _Taken) -> tuple[Any, str]:
+        """Return the stack and tag of what a step takes."""
+        if taken.place >= taken.steps.places:  # a kernel's own memory
+            return None, ""
+        found = taken.steps.read(taken.step, taken.steps.taken[taken.place])
+        return found.captured, self._blocks.tag_of(found.born)

@@ -17,12 +17,7 @@ def supervised_trainer(
 ) -> Any:
     """Make the trainer of these settings. Rows are not packed; DPO's reference is a second model or an adapter's base.
 
-    Args:
-        settings: a run with the trainer ``sft`` or ``dpo``.
-        model: the policy.
-        tokenizer: reads ``a`` as one token.
-        adapter: a ``LoraConfig``; None where the whole model is trained.
-        unattended: arguments of every simulated trainer, ``max_steps`` among them.
+    The tokenizer reads ``a`` as one token; ``unattended`` are the arguments of every simulated trainer.
     """
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
