@@ -158,8 +158,7 @@ def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_])
             born = facts.born_in(span)
             ran = np.flatnonzero(facts.module[born])
             early[born[: ran[0] if len(ran) else 0]] = True
-    draft.fill(rows & early, Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
-               alternatives=(Category.TEMPORARIES, Category.LOSS_LOGITS))  # fmt: skip
+    draft.decide(rows & early, Category.INPUTS, "program.before-the-model")
 
 
 def _apply_outside_modules(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) -> None:
@@ -172,8 +171,7 @@ def _apply_outside_modules(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) 
     first = int(t.alloc_event[facts.module & ~facts.ghost].min(initial=t.n_events))
     stack = t.stack.astype(np.int64)
     inputs = rows & is_among(stack, distinct(stack[~facts.ghost & (t.alloc_event < first)]))
-    draft.fill(inputs, Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
-               alternatives=(Category.TEMPORARIES, Category.LOSS_LOGITS))  # fmt: skip
+    draft.decide(inputs, Category.INPUTS, "program.before-the-model")
     sized = rows & is_among(facts.size, np.concatenate([logits, logits * 2, logits // 2]))
     rule, loss, other = "context.outside-modules", Category.LOSS_LOGITS, Category.TEMPORARIES
     draft.fill(sized, loss, Evidence.SHAPE, rule, "policy", (other,))
@@ -235,20 +233,14 @@ def _apply_rest(facts: Facts, draft: Draft) -> None:
     """Decide open rows outside every phase by stack or lifetime, and leave the rest unattributed."""
     told = facts.stacks.has_python[facts.timeline.stack] & draft.open & ~facts.ghost
     kept = told & (facts.phase == Phase.LOAD.code) & facts.survivor
-    draft.fill(kept, Category.WEIGHTS, Evidence.LIFETIME, "parameters.while-loading", alternatives=(Category.INPUTS,))
+    draft.decide(kept, Category.WEIGHTS, "parameters.while-loading")
     loading = told & (facts.phase == Phase.LOAD.code)
-    draft.fill(
-        loading, Category.TEMPORARIES, Evidence.LIFETIME, "program.while-loading", alternatives=(Category.WEIGHTS,)
-    )
+    draft.decide(loading, Category.TEMPORARIES, "program.while-loading")
     if all(span.phase in (Phase.LOAD, Phase.OTHER) for span in facts.track.spans):
         told[:] = False  # nothing lies between phases where none is known: a lifetime alone is no purpose
     brief = told & (facts.death == facts.phase) & ~facts.survivor
-    draft.fill(
-        brief, Category.TEMPORARIES, Evidence.LIFETIME, "program.between-phases", alternatives=(Category.INPUTS,)
-    )
-    draft.fill(
-        told, Category.INPUTS, Evidence.LIFETIME, "program.kept-between-phases", alternatives=(Category.TEMPORARIES,)
-    )
+    draft.decide(brief, Category.TEMPORARIES, "program.between-phases")
+    draft.decide(told, Category.INPUTS, "program.kept-between-phases")
     draft.fill(draft.open, Category.UNATTRIBUTED, Evidence.NONE, "")
 
 
