@@ -287,6 +287,5 @@ def _final(state: _State) -> list[Candidate]:
     """List the changes; a later one of the same settings replaces an earlier one."""
     kept: list[Candidate] = []
     for change in state.changes:
-        kept = [c for c in kept if not set(c.changes) <= set(change.changes)]
-        kept.append(replace(change))
+        kept = [*(c for c in kept if not set(c.changes) <= set(change.changes)), change]
     return kept

@@ -134,21 +134,16 @@ def _above_median(own: Summary, ranks: Sequence[Summary]) -> list[dict[str, Any]
     for category, n in mine.items():
         usual = median_low(parts.get(category, 0) for parts in known.values())
         if n - usual > threshold:
-            reason = _known_reason(category, own, usual, median_low(tokens) if tokens else None)
-            rows.append((n - usual, category, usual, reason))
-    rows.sort(key=lambda row: (-row[0], row[1]))
-    found = [
-        {
-            "rank": own["rank"],
-            "phase": phase,
-            "category": category,
-            "bytes": above,
-            "median_bytes": usual,
-            "reason": why,
-        }
-        for above, category, usual, why in rows[:_MOST_CATEGORIES]
-    ]
-    return found + _outside(own, ranks, threshold)
+            why = _known_reason(category, own, usual, median_low(tokens) if tokens else None)
+            rows.append(_above(own["rank"], phase, category, n - usual, usual, why))
+    rows.sort(key=lambda row: (-row["bytes"], row["category"]))
+    return rows[:_MOST_CATEGORIES] + _outside(own, ranks, threshold)
+
+
+def _above(rank: int, phase: str | None, category: str, above: int, usual: int, why: str) -> dict[str, Any]:
+    return {
+        "rank": rank, "phase": phase, "category": category, "bytes": above, "median_bytes": usual, "reason": why,
+    }  # fmt: skip
 
 
 def _in_phase(summary: Summary, phase: str | None) -> Mapping[str, int] | None:
@@ -163,16 +158,8 @@ def _outside(own: Summary, ranks: Sequence[Summary], threshold: float) -> list[d
     mine = own["device_peak"]["non_torch_bytes"]
     if mine is None or len(known) < 2 or mine - (usual := median_low(known)) <= threshold:
         return []
-    return [
-        {
-            "rank": own["rank"],
-            "phase": own["device_peak"]["phase"],
-            "category": "non_torch",
-            "bytes": mine - usual,
-            "median_bytes": usual,
-            "reason": _known_reason("non_torch", own, usual, None),
-        }
-    ]
+    why = _known_reason("non_torch", own, usual, None)
+    return [_above(own["rank"], own["device_peak"]["phase"], "non_torch", mine - usual, usual, why)]
 
 
 def _known_reason(category: str, own: Mapping[str, Any], usual: int, median_tokens: int | None) -> str:
