@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memprof.reports.document.advice import advised
-from memprof.reports.document.blocks import Fact, Headline
+from memprof.reports.document.blocks import Fact, Headline, Line, table
 from memprof.reports.document.checks import adds_up
 from memprof.reports.document.model import (
     Allocation,
@@ -17,7 +17,6 @@ from memprof.reports.document.model import (
     Leftover,
     Oom,
     Span,
-    Step,
     Steps,
     Timeline,
 )
@@ -46,6 +45,7 @@ from memprof.reports.document.text import (
     plain,
     signed_gib,
     size,
+    thousands,
     where_words,
 )
 
@@ -246,7 +246,12 @@ def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
     """Fill the steps where there is a trend to see: the first builds the optimizer's state, so two say nothing."""
     if not growth or (len(growth["steps"]) < 3 and not growth["left_behind"]):
         return None
-    steps = tuple(Step(s["step"], s["peak_bytes"], s["end_bytes"], s["tokens"]) for s in growth["steps"])
+    counted = any(s["tokens"] is not None for s in growth["steps"])
+    lines = []
+    for s in growth["steps"]:
+        tokens = "–" if s["tokens"] is None else thousands(s["tokens"])
+        lines.append(Line((str(s["step"]), s["peak_bytes"], s["end_bytes"], *([tokens] if counted else ()))))
+    steps = table("Step|Peak>|Left at its end>" + ("|Tokens>" if counted else ""), lines, "steps")
     left = tuple(
         Leftover(
             bytes=x["bytes"],

@@ -38,13 +38,7 @@ def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:
     """Draw memory from step to step, and what stays behind."""
     if steps is None:
         return None
-    known = any(s.tokens is not None for s in steps.steps)
-    lines = []
-    for s in steps.steps:
-        tokens = "–" if s.tokens is None else thousands(s.tokens)
-        lines.append(Line((str(s.step), s.peak_bytes, s.end_bytes, *([tokens] if known else ()))))
-    rows = table("Step|Peak>|Left at its end>" + ("|Tokens>" if known else ""), lines, "steps")
-    return section("steps", "From step to step", steps.sentence, draw_table(rows), _left_behind(steps, opened))
+    return section("steps", "From step to step", steps.sentence, draw_table(steps.steps), _left_behind(steps, opened))
 
 
 def _left_behind(steps: Steps, opened: Opened) -> Markup | None:
