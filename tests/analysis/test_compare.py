@@ -189,7 +189,7 @@ def test_the_same_run_has_nothing_over_itself(tmp_path: Path) -> None:
 def test_counts_are_compared_not_sets(tmp_path: Path) -> None:
     many, few = held(tmp_path, run_of(MIB, MIB, MIB), "a"), held(tmp_path, run_of(MIB), "b")
     (found,) = surplus(many, few)
-    assert (found.count_in, found.count_not_in, found.bytes) == (3, 1, 2 * MIB)
+    assert (found["count_in"], found["count_not_in"], found["bytes"]) == (3, 1, 2 * MIB)
     assert surplus(few, many) == []
 
 
