@@ -175,11 +175,8 @@ def combine(
     Args:
         base: the unchanged run, on CUDA.
         gpu: name or size of the card; ``machine`` must simulate on it.
-        machine: runs simulations.
         like: the recorded run, for its model's shape.
         shift: bytes the recorded run held on its device beyond its own simulation.
-        seconds: when to stop looking.
-        clock: returns seconds.
 
     Raises:
         InputError, UsageError: the unchanged run cannot be simulated.

@@ -32,7 +32,6 @@ def simulated_parts(
     Where the run cannot be simulated a note says why, and what a GPU asked for is estimated.
 
     Args:
-        report: ``memprof.report/1``.
         models: a folder for the model's config.
         gpu: name or size of a card that the run is to fit.
         seconds: when to stop starting simulations.

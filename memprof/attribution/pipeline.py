@@ -48,12 +48,9 @@ _PASS_DETAIL = {
 
 
 def attribute(snapshot: Snapshot, timeline: Timeline, rules: RuleSet | None = None) -> Attribution:
-    """Decide for every allocation its category, the phase that made it, and the evidence for both.
+    """Decide for every allocation of a device its category, the phase that made it, and the evidence for both.
 
-    Args:
-        snapshot: the file that the timeline was built from.
-        timeline: lifetimes of one of its devices.
-        rules: stack rules; default: the packaged ones (:func:`load_rules`).
+    ``rules`` are stack rules; default: the packaged ones (:func:`load_rules`).
     """
     stacks = StackIndex(snapshot.stacks, rules or load_rules(), recorded_own_folders(snapshot.extra))
     tags = read_tags(snapshot.metadata)

@@ -26,8 +26,7 @@ def across(
     bytes and those outside torch) are apart. The median is one of the ranks' own values, the lower of two middle ones.
 
     Args:
-        ranks: the summary of each rank (:func:`memprof.analysis.ranks.rank_summary`), at least one.
-        world_size: how many ranks the run had, where known.
+        ranks: the summary of each rank (:func:`memprof.analysis.ranks.summary.rank_summary`), at least one.
         missing: ``{"rank", "last_step", "peak_allocated_bytes"}`` of each rank without a recording.
     """
     steps = {r["peak"]["step"] for r in ranks}
@@ -165,13 +164,7 @@ def _outside(own: Summary, ranks: Sequence[Summary], threshold: float) -> list[d
 def _known_reason(category: str, own: Mapping[str, Any], usual: int, median_tokens: int | None) -> str:
     """Return why a rank holds more of ``category`` (or of ``"non_torch"``) than the median rank; "" if not known.
 
-    Tokens are a reason where both ranks counted them; so is a median rank that holds none.
-
-    Args:
-        category: a category's id, or ``non_torch``.
-        own: the summary of the rank.
-        usual: the median rank's bytes of it.
-        median_tokens: the tokens in the step of the median rank, None where no rank counted them.
+    Tokens are a reason where both ranks counted them; so is a median rank that holds none (``usual`` bytes).
     """
     tokens = own.get("tokens")
     if category in _BY_TOKENS and isinstance(tokens, int) and median_tokens:

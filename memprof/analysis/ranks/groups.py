@@ -46,10 +46,7 @@ def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Record
 
     All of the step are read only where their paths do not name their roles.
 
-    Args:
-        group: with the recordings of the step.
-        read_into: reads recordings, and adds them to the group.
-        role: the role to show; default: the one that trains.
+    ``read_into`` adds recordings to the group; ``role`` is that which trains where none is given.
 
     Raises:
         UsageError: none is of that role.
