@@ -59,26 +59,13 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
         return None
     active, moment = sum(p.bytes for p in document.summary.bar), document.summary.moment
     head = el(
-        "tr",
-        *[
-            column("Allocation"),
-            column("Category"),
-            column("Size", True),
-            column(f"% of {moment}", True, "wide"),
-            column("Made in", extra="wide"),
-            column("Alive for", True, "wide"),
-        ],
-    )
-    search = el(
-        "input",
-        {
-            "type": "search",
-            "id": "filter",
-            "class": "needs-js",
-            "placeholder": "Filter by tensor, file or function",
-            "aria-label": "Filter allocations",
-        },
-    )
+        "tr", column("Allocation"), column("Category"), column("Size", True), column(f"% of {moment}", True, "wide"),
+        column("Made in", extra="wide"), column("Alive for", True, "wide"),
+    )  # fmt: skip
+    search = el("input", {
+        "type": "search", "id": "filter", "class": "needs-js", "placeholder": "Filter by tensor, file or function",
+        "aria-label": "Filter allocations",
+    })  # fmt: skip
     listed = f"{amount(document.allocations_bytes)} of {amount(active)}"
     note = f"the {thousands(document.allocations_listed)} largest, {listed}; equal ones share a line"
     more = el("button", {"type": "button", "id": "more", "class": "needs-js"}, "Show all")
