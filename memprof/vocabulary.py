@@ -124,36 +124,21 @@ class Kind(_Id):
     SIMULATED = "simulated"
 
 
-GROUP_OF: dict[Category, Group] = {
-    Category.WEIGHTS: Group.TRAINING,
-    Category.ADAPTERS: Group.TRAINING,
-    Category.WEIGHT_CASTS: Group.TRAINING,
-    Category.GRADIENTS: Group.TRAINING,
-    Category.OPTIMIZER_STATE: Group.TRAINING,
-    Category.ACTIVATIONS: Group.TRAINING,
-    Category.ACTIVATION_GRADIENTS: Group.TRAINING,
-    Category.TEMPORARIES: Group.TRAINING,
-    Category.COMMUNICATION: Group.TRAINING,
-    Category.INPUTS: Group.TRAINING,
-    Category.WORKSPACE: Group.TRAINING,
-    Category.LOSS_LOGITS: Group.GRPO_LOSS,
-    Category.REFERENCE_MODEL: Group.REFERENCE_AND_REWARD,
-    Category.REWARD_MODEL: Group.REFERENCE_AND_REWARD,
-    Category.VALUE_MODEL: Group.REFERENCE_AND_REWARD,
-    Category.INFERENCE_ENGINE: Group.INFERENCE,
-    Category.KV_CACHE: Group.KV_CACHE,
-    Category.UNATTRIBUTED: Group.UNATTRIBUTED,
+_GROUPS = {
+    Group.TRAINING: (
+        "Training memory",
+        "weights adapters weight_casts gradients optimizer_state activations activation_gradients temporaries "
+        "communication inputs workspace",
+    ),
+    Group.GRPO_LOSS: ("GRPO memory", "loss_logits"),
+    Group.REFERENCE_AND_REWARD: ("Reference and reward models", "reference_model reward_model value_model"),
+    Group.INFERENCE: ("Inference cost", "inference_engine"),
+    Group.KV_CACHE: ("KV cache", "kv_cache"),
+    Group.UNATTRIBUTED: ("Unattributed", "unattributed"),
+    Group.TOTAL: ("Total", ""),
 }
-
-GROUP_LABELS: dict[Group, str] = {
-    Group.TRAINING: "Training memory",
-    Group.GRPO_LOSS: "GRPO memory",
-    Group.REFERENCE_AND_REWARD: "Reference and reward models",
-    Group.INFERENCE: "Inference cost",
-    Group.KV_CACHE: "KV cache",
-    Group.UNATTRIBUTED: "Unattributed",
-    Group.TOTAL: "Total",
-}
+GROUP_LABELS: dict[Group, str] = {group: label for group, (label, _) in _GROUPS.items()}
+GROUP_OF: dict[Category, Group] = {Category(name): g for g, (_, names) in _GROUPS.items() for name in names.split()}
 
 # A category's label is its id in words.
 CATEGORY_LABELS: dict[Category, str] = {c: c.replace("_", " ").capitalize() for c in Category}

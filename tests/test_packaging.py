@@ -146,9 +146,8 @@ def core_environment(folder: Path, wheel: Path) -> str:
 
 # Import names of the core dependencies and of what they need in turn.
 CORE_MODULES = (
-    *("click", "fastjsonschema", "markdown_it", "mdurl", "narwhals"),
-    *("numpy", "numpy.libs", "packaging", "_plotly_utils", "plotly", "pygments", "rich", "tomli"),
-    *(f"{name}-*.dist-info" for name in ("click", "fastjsonschema", "numpy", "plotly", "rich")),
+    *("click", "fastjsonschema", "markdown_it", "mdurl", "numpy", "numpy.libs", "pygments", "rich", "tomli"),
+    *(f"{name}-*.dist-info" for name in ("click", "fastjsonschema", "numpy", "rich")),
 )
 
 WRITE_SNAPSHOT = """

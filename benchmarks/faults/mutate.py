@@ -210,7 +210,7 @@ class Mutants:
         """Explain a log made of out-of-memory texts, with lines, numbers and characters changed."""
         from memprof.reports.renderers import Answer, render
 
-        from memprof.oom import explain_log
+        from memprof.oom.explain import explain_log
 
         log = "\n".join(draw.choice(self._texts) for _ in range(draw.choice((1, 1, 2, 4))))
         for _ in range(draw.choice((0, 1, 2, 4))):

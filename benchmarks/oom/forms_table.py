@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 from memprof.oom.known_messages import FORMS
 from tests.oom.examples import EXAMPLES
 

@@ -19,7 +19,7 @@ from typing import Any
 import click
 from memprof.reports.renderers import draw
 
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 from memprof.units import GIB
 
 Answer = dict[str, Any]

@@ -28,6 +28,7 @@ from memprof.reports.document.model import Timeline
 from memprof.reports.html.compare import write_comparison
 from memprof.reports.html.interactive_timeline import thinned, timeline_figure
 from memprof.reports.html.report import write_html
+from plotly.graph_objects import Figure
 
 from benchmarks.measure import write_result
 from benchmarks.reading.large_files import replay
@@ -37,6 +38,7 @@ from memprof.analysis.compare import Run, compare
 from memprof.snapshot import load_snapshot
 from memprof.snapshot.unpickle import read_plain
 from memprof.snapshot.writer import save_snapshot
+from memprof.units import GIB
 from tests.reports.html.browser import chromium
 
 # Pages and the bytes they may have, by their events.
@@ -101,7 +103,11 @@ def _pages(source: Path, folder: Path, sizes: list[int]) -> dict[str, Path]:
 def _write_rival(timeline: Timeline | None, path: Path) -> None:
     """Write the same stack of categories, of fewer points, as plotly itself writes a page."""
     assert timeline is not None, "a replayed history has a timeline"
-    timeline_figure(thinned(timeline, _RIVAL_POINTS)).write_html(path, include_plotlyjs=True)
+    thin = thinned(timeline, _RIVAL_POINTS)
+    figure = timeline_figure(thin)
+    for trace, values in zip(figure["data"], [*thin.categories.values(), thin.reserved or ()], strict=False):
+        trace |= {"x": thin.phase_x, "y": [n / GIB for n in values]}
+    Figure(figure).write_html(path, include_plotlyjs=True)
 
 
 def _analysis(source: Path, events: int, folder: Path) -> Analysis:

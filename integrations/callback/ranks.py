@@ -172,7 +172,7 @@ def _document_of(path: Path) -> Document | None:
 
 
 def _show(result: Result, folder: Path, document: Document, whole: dict[str, Any]) -> None:
-    from memprof.reports.document.build import subtitle_of, title_of
+    from memprof.reports.document.page_title import subtitle_of, title_of
     from memprof.reports.document.ranks import ranks_of
     from memprof.reports.html.report import write_html
     from memprof.reports.terminal import report as terminal

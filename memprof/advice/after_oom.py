@@ -23,10 +23,7 @@ _ADAM = ("adamw", "adam.py", "_adam")
 
 
 def look_ahead(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Estimate what the step that ran out of memory would have needed in all.
-
-    Args:
-        report: ``memprof.report/1`` with an ``oom``; its advice is not looked at.
+    """Estimate what the step that ran out of memory (a report's ``oom``) would have needed in all.
 
     Returns:
         ``still``: bytes yet to be made by category; ``moment``: the phase that needs most; ``needed_bytes``: allocated

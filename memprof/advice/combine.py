@@ -175,11 +175,8 @@ def combine(
     Args:
         base: the unchanged run, on CUDA.
         gpu: name or size of the card; ``machine`` must simulate on it.
-        machine: runs simulations.
         like: the recorded run, for its model's shape.
         shift: bytes the recorded run held on its device beyond its own simulation.
-        seconds: when to stop looking.
-        clock: returns seconds.
 
     Raises:
         InputError, UsageError: the unchanged run cannot be simulated.
@@ -287,6 +284,5 @@ def _final(state: _State) -> list[Candidate]:
     """List the changes; a later one of the same settings replaces an earlier one."""
     kept: list[Candidate] = []
     for change in state.changes:
-        kept = [c for c in kept if not set(c.changes) <= set(change.changes)]
-        kept.append(replace(change))
+        kept = [*(c for c in kept if not set(c.changes) <= set(change.changes)), change]
     return kept

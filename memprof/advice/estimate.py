@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
-from memprof.advice.growing_segments import saved_by_growing
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
 from memprof.advice.recorded_run import Effect, Made, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
+from memprof.allocator.native import reserved_within
+from memprof.allocator.settings import settings_of
 from memprof.analysis.allocations.places import places_at_peak, without_folders
 from memprof.errors import UsageError
 
@@ -147,6 +148,28 @@ def idle_estimates(report: Mapping[str, Any], run: Run, analysis: Views | None =
         return []
     saves = saved_by_growing(analysis) if analysis is not None else _said(report, about[0].id)
     return [Estimate(c, saves, run.peak) for c in about if saves and worth(saves, run)]
+
+
+def saved_by_growing(analysis: Views) -> int | None:
+    """Return the bytes by which growing segments would have lowered the reserved peak (below zero: raised it).
+
+    The recorded allocations are replayed; None where that is not possible. Idle memory between blocks says little:
+    growing segments close such gaps, but they take memory from the device in pages of 20 MiB for each stream and pool
+    (2 MiB for small blocks), where an ordinary segment is as large as its first block. A small run, or one with many
+    streams, can need more with them.
+
+    Blocks older than the recording are laid out anew, without gaps. All memory reserved when it began counts as needed:
+    how much of it was in use is not known.
+    """
+    timeline = analysis.timeline
+    if timeline.reserved is None or not timeline.n_events:
+        return None
+    recorded = settings_of(analysis.snapshot.settings)
+    if recorded.expandable_segments:
+        return None
+    settings = replace(recorded, expandable_segments=True)
+    needed = max(reserved_within(timeline.program(), settings, None), int(timeline.reserved[0]))
+    return int(timeline.reserved.max()) - needed
 
 
 def _said(report: Mapping[str, Any], candidate: str) -> int | None:

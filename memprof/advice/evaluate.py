@@ -48,12 +48,9 @@ def evaluate_advice(
     """Simulate the changes that the estimates say are worth it, the most promising first, while ``seconds`` last.
 
     Args:
-        report: the run's ``memprof.report/1``.
         settings: of the unchanged run, ready to be simulated (:func:`memprof.config.from_recording.place_model`).
-        machine: runs simulations.
         seconds: how long it may take beside the unchanged run; what is left keeps its estimate.
         batch: how many are started together.
-        clock: returns seconds.
 
     Raises:
         InputError, UsageError: the unchanged run cannot be simulated.

@@ -87,9 +87,7 @@ def _scope_of(names: Names, phase: str, training: bool, alloc_conf: str = "", **
 
     Args:
         names: the framework whose files the stacks show. An engine's settings say nothing of a training beside it.
-        phase: the phase of the peak.
         training: gradients were seen.
-        alloc_conf: the allocator's settings.
         more: what the change's own words ask for, such as ``held``, the bytes that it is about.
     """
     words = dict(names.words)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memprof.advice.combine import combine, combine_estimates
 from memprof.advice.recorded_run import run_of
-from memprof.config.from_recording import Likeness, place_model, ran_on, settings_like
+from memprof.config.from_recording import place_model, ran_on, settings_like
 from memprof.errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from memprof.config.settings import Settings
 
 # Beyond what the list of changes may take, looking for a set may take this many times as long.
 _SET_TAKES = 3
@@ -34,17 +32,37 @@ def simulated_parts(
     Where the run cannot be simulated a note says why, and what a GPU asked for is estimated.
 
     Args:
-        report: ``memprof.report/1``.
         models: a folder for the model's config.
         gpu: name or size of a card that the run is to fit.
         seconds: when to stop starting simulations.
         workers, use_cache, progress: see :class:`memprof.plan.subprocess_runner.Runner`.
     """
+    from memprof.advice.evaluate import evaluate_advice
+    from memprof.plan.subprocess_runner import runner
+
     try:
         likeness = settings_like(report["source"])
-        return _parts(report, likeness, place_model(likeness, models), gpu, seconds, workers, use_cache, progress)
+        settings = place_model(likeness, models)
+        simulating = partial(runner, workers=workers, progress=progress, use_cache=use_cache)
+        with simulating(ran_on(report["source"], settings)) as machine:
+            batch = workers or max(1, min(os.cpu_count() or 1, 4))
+            found = evaluate_advice(report, settings, machine, seconds=seconds, batch=batch)
+        together = None
+        if gpu is not None:
+            with simulating(gpu) as machine:
+                on_card, shift = settings.with_(device="cuda"), _beyond(report, found.base)
+                time = _SET_TAKES * max(seconds, 60.0)
+                together = combine(on_card, gpu, machine, run_of(report), shift=shift, seconds=time)
     except (InputError, UsageError) as error:
         return estimated_parts(report, gpu, str(error))
+    notes = [f"Not simulated: {name.replace('_', ' ')}, {why.rstrip('.')}." for name, why in found.refused.items()]
+    unchanged = {
+        "measured_bytes": int(report["peak"]["allocated_bytes"]),
+        "simulated_bytes": int(found.base["peak_bytes"]),
+        "assumed": likeness.words(),
+    }
+    parts = {"advice": found.entries, "unchanged": unchanged, "notes": [*notes, *report["notes"]]}
+    return parts if together is None else {**parts, "combination": together.to_dict()}
 
 
 def estimated_parts(report: Mapping[str, Any], gpu: str | None, why: str = "") -> dict[str, Any]:
@@ -54,39 +72,6 @@ def estimated_parts(report: Mapping[str, Any], gpu: str | None, why: str = "") -
         parts["notes"].insert(0, f"{why.rstrip('.')}; savings are estimates.")
     if gpu is not None:
         parts["combination"] = combine_estimates(report, gpu).to_dict()
-    return parts
-
-
-def _parts(
-    report: Mapping[str, Any],
-    likeness: Likeness,
-    settings: Settings,
-    gpu: str | None,
-    seconds: float,
-    workers: int | None,
-    use_cache: bool,
-    progress: Callable[[int, int], None] | None,
-) -> dict[str, Any]:
-    from memprof.advice.evaluate import evaluate_advice
-    from memprof.plan.subprocess_runner import runner
-
-    batch = workers or max(1, min(os.cpu_count() or 1, 4))
-    with runner(ran_on(report["source"], settings), workers=workers, progress=progress, use_cache=use_cache) as machine:
-        found = evaluate_advice(report, settings, machine, seconds=seconds, batch=batch)
-    notes = [f"Not simulated: {name.replace('_', ' ')}, {why.rstrip('.')}." for name, why in found.refused.items()]
-    unchanged = {
-        "measured_bytes": int(report["peak"]["allocated_bytes"]),
-        "simulated_bytes": int(found.base["peak_bytes"]),
-        "assumed": likeness.words(),
-    }
-    parts = {"advice": found.entries, "unchanged": unchanged, "notes": [*notes, *report["notes"]]}
-    if gpu is not None:
-        with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
-            shift = _beyond(report, found.base)
-            on_card = settings.with_(device="cuda")
-            time = _SET_TAKES * max(seconds, 60.0)
-            together = combine(on_card, gpu, machine, run_of(report), shift=shift, seconds=time)
-        parts["combination"] = together.to_dict()
     return parts
 
 

@@ -97,15 +97,11 @@ def analyze(
     advisor: Advisor | None = None,
     outlook: Outlook | None = None,
 ) -> Analysis:
-    """Attribute every byte of a snapshot (or of the file at a path).
+    """Do what :func:`memprof.analyze` does, which passes the estimates of :mod:`memprof.advice`.
 
     Args:
-        snapshot: the result of :func:`memprof.load_snapshot`, or a path to load.
-        device: index of the device; default: the one that ran out of memory, else that with the highest peak.
-        rules: stack rules to use instead of the shipped ones.
-        advisor: fills the report's ``advice``; ``memprof.analyze`` passes the estimates of :mod:`memprof.advice`.
-        outlook: fills the report's ``oom.ahead``; ``memprof.analyze`` passes
-            :func:`memprof.advice.after_oom.look_ahead`.
+        advisor: fills the report's ``advice``.
+        outlook: fills the report's ``oom.ahead``.
 
     Raises:
         InputError: the file cannot be used.

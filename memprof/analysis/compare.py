@@ -380,23 +380,12 @@ def _surplus(runs: Sequence[Run], here: int, there: int) -> dict[str, Any]:
     assert one is not None
     assert other is not None
     found = surplus(one, other)
-    keys = ("category", "detail", "name", "phase", "stack")
-    listed = [
-        {
-            "bytes": s.bytes,
-            "each_bytes": s.each_bytes,
-            "count_in": s.count_in,
-            "count_not_in": s.count_not_in,
-            **{key: s.example[key] for key in keys if key in s.example},
-        }
-        for s in found[:_MAX_ALLOCATIONS]
-    ]
     return {
         "in": here,
         "not_in": there,
-        "bytes": sum(s.bytes for s in found),
+        "bytes": sum(s["bytes"] for s in found),
         "above_bytes": max(one.cutoff, other.cutoff),
-        "allocations": listed,
+        "allocations": found[:_MAX_ALLOCATIONS],
     }
 
 

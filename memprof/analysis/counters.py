@@ -18,7 +18,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,20 +157,15 @@ def read_counters(path: Path, newest_bytes: int | None = None) -> Counters:
     if about is None or about.get("schema") != SCHEMA:
         raise InputError(f"{path}: not a counters file of this version of memprof ({SCHEMA}).")
     rank = about.get("rank")
-    counters = Counters(path, rank if isinstance(rank, int) else 0, about)
-    return _filled(counters, (row for line in rest.splitlines(keepends=True) if (row := _row(line)) is not None))
-
-
-def _filled(counters: Counters, rows: Iterable[dict[str, Any]]) -> Counters:
-    categories = ended = None
-    for row in rows:
+    steps, categories, ended = [], None, None
+    for row in filter(None, map(_row, rest.splitlines(keepends=True))):
         if "ended" in row:
             ended = row
         elif isinstance(row.get("categories"), dict):
             categories = row
         elif isinstance(row.get("step"), int):
-            counters.steps.append(row)
-    return Counters(counters.path, counters.rank, counters.about, counters.steps, categories, ended)
+            steps.append(row)
+    return Counters(path, rank if isinstance(rank, int) else 0, about, steps, categories, ended)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -84,19 +84,12 @@ def switches_report(rows: Iterable[Any]) -> list[dict[str, Any]]:
     ``resident_bytes`` is torch's reserved (allocated, where there is no allocator) bytes minus the pages that an
     engine has given back and torch still counts.
     """
+    names = ("time_us", "phase", "step", "allocated_bytes", "reserved_bytes")
     found = []
-    for time_us, phase, step, allocated, reserved, unmapped, used in (row for row in rows if len(row) == 7):
-        counted = allocated if reserved is None else reserved
-        found.append(
-            {
-                "time_us": time_us,
-                "phase": phase,
-                "step": step,
-                "allocated_bytes": allocated,
-                "reserved_bytes": reserved,
-                "unmapped_bytes": unmapped or 0,
-                "resident_bytes": None if counted is None else max(0, counted - (unmapped or 0)),
-                "device_used_bytes": used,
-            }
-        )
+    for *first, unmapped, used in (row for row in rows if len(row) == 7):
+        row = dict(zip(names, first, strict=True))
+        counted = row["allocated_bytes"] if row["reserved_bytes"] is None else row["reserved_bytes"]
+        resident = None if counted is None else max(0, counted - (unmapped or 0))
+        row |= {"unmapped_bytes": unmapped or 0, "resident_bytes": resident, "device_used_bytes": used}
+        found.append(row)
     return found

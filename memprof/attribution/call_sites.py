@@ -52,7 +52,7 @@ def resolve_runs(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, t
     runs = code == RUN
     if not runs.any():
         return code
-    of_stack, callers = caller_path(stacks, stacks.rules.frames.sets.get("module", ()))
+    of_stack, callers = caller_path(stacks, stacks.rules.sets.get("module", ()))
     site = of_stack[trace.stack[births]]
     code = _find_decoding(code, runs, site, births, trace, stacks, callers)
     runs = code == RUN

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from memprof.attribution.result import PhaseTrack
 from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import Tags
+from memprof.files import read_toml
 from memprof.snapshot.model import Action, Snapshot
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
@@ -221,6 +223,12 @@ class Draft:
         others = tuple(c.value for c in alternatives)
         self.alternatives[index] = self.intern(self.alternative_sets, others)
 
+    def decide(self, rows: NDArray[Any], category: Category, rule: str) -> None:
+        """Decide those of ``rows`` that are still open by a rule of ``inferred.toml``."""
+        said = inferred()[rule][str(category)]
+        others = map(Category, said.get("alternatives", ()))
+        self.fill(rows, category, Evidence(said["evidence"]), rule, said.get("detail", ""), others)
+
     def intern(self, table: list[Any], value: Any) -> int:
         """Return the index of ``value`` in one of the tables; add it if it is new."""
         key = (id(table), value)
@@ -231,6 +239,12 @@ class Draft:
                 table.append(value)
                 self._ids[key] = len(table) - 1
         return self._ids[key]
+
+
+@cache
+def inferred() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return ``inferred.toml``: by rule and category what a decision rests on."""
+    return read_toml(Path(__file__).with_name("inferred.toml"))
 
 
 def multiset(sizes: NDArray[Any]) -> Counter[int]:

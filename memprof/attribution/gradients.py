@@ -16,7 +16,6 @@ from memprof.attribution.facts import WORKSPACE_BYTES, Draft, Facts, Ints, multi
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
-RULE = "gradient.outlives-backward"
 _SETTLED = 24  # births: backward's scratch rarely outlives so many
 
 
@@ -30,14 +29,14 @@ def apply_gradients(facts: Facts, draft: Draft) -> None:
         return
     t = facts.timeline
     zeroed = facts.freed_by(("*:zero_grad",)) & (facts.phase == Phase.BACKWARD.code) & ~facts.module
-    draft.fill(zeroed, Category.GRADIENTS, Evidence.LIFETIME, "gradient.freed-by-zero-grad")
+    draft.decide(zeroed, Category.GRADIENTS, "gradient.freed-by-zero-grad")
     for span in facts.spans_of(Phase.BACKWARD):
         if span[1] >= t.n_events:
             continue
         rows = facts.born_in(span)
         outlive = (t.free_event[rows] > span[1]) & ~facts.module[rows] & (facts.size[rows] > 0)
         rows = np.setdiff1d(rows[outlive], first_workspaces(facts, rows), assume_unique=True)
-        draft.fill(rows, Category.GRADIENTS, Evidence.LIFETIME, RULE)
+        draft.decide(rows, Category.GRADIENTS, "gradient.outlives-backward")
 
 
 def first_workspaces(facts: Facts, among: Ints) -> Ints:
@@ -100,13 +99,9 @@ def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[i
         if facts.survivor[row] and settled and seen[size] < parameters[size]:
             seen[size] += 1
             chosen.append(row)
-    draft.fill(
-        np.array(chosen, np.int64), Category.GRADIENTS, Evidence.FINGERPRINT, "gradient.unfinished-backward",
-        alternatives=(Category.ACTIVATION_GRADIENTS,),
-    )  # fmt: skip
+    draft.decide(np.array(chosen, np.int64), Category.GRADIENTS, "gradient.unfinished-backward")
 
 
-BUCKET_RULE = "recorded.bucket-size"
 _BLOCK = 512
 
 
@@ -123,11 +118,4 @@ def apply_buckets(facts: Facts, draft: Draft) -> None:
         rows = np.flatnonzero(alike & facts.survivor & draft.open)
         # A tensor trace first sees a bucket in the backward that fills it; of several candidates the oldest count.
         rows = rows[np.argsort(t.alloc_event[rows], kind="stable")][:count]
-        draft.fill(
-            rows,
-            Category.COMMUNICATION,
-            Evidence.FINGERPRINT,
-            BUCKET_RULE,
-            "bucket",
-            alternatives=(Category.ACTIVATION_GRADIENTS,),
-        )
+        draft.decide(rows, Category.COMMUNICATION, "recorded.bucket-size")

@@ -65,9 +65,7 @@ def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int], lib
     if casting.any():
         candidate &= (casting | facts.stacks.all_python)[facts.timeline.stack]
     rows = order[~last_of_run & candidate[order]]
-    draft.fill(
-        rows, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "autocast.weight-copy", alternatives=(Category.ACTIVATIONS,)
-    )
+    draft.decide(rows, Category.WEIGHT_CASTS, "autocast.weight-copy")
 
 
 def draft_is(draft: Draft, category: Category) -> Bools:
@@ -89,9 +87,7 @@ def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> 
         later = bisect_left(starts, span[1])
         until = working[later][1] if later < len(working) else t.n_events - 1
         born = facts.born_in(span)
-        draft.fill(
-            born[t.free_event[born] > until], Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-step"
-        )
+        draft.decide(born[t.free_event[born] > until], Category.OPTIMIZER_STATE, "optimizer.outlives-step")
 
 
 def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
@@ -114,8 +110,7 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     if siblings.any() and not replaced_by_step(facts):
         outlives |= siblings
     kept = rows[outlives]
-    draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-its-parameter",
-               alternatives=(Category.TEMPORARIES,))  # fmt: skip
+    draft.decide(kept, Category.OPTIMIZER_STATE, "optimizer.outlives-its-parameter")
 
 
 def apply_kv_cache(facts: Facts, draft: Draft) -> None:
@@ -135,8 +130,7 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
         )[1].reshape(-1)
         share = np.bincount(like, outlives) / np.bincount(like)
         cached = outlives | (share[like] >= 0.5)
-        draft.fill(rows[cached], Category.KV_CACHE, Evidence.LIFETIME, "cache.outlives-layers",
-                   alternatives=(Category.ACTIVATIONS,))  # fmt: skip
+        draft.decide(rows[cached], Category.KV_CACHE, "cache.outlives-layers")
     for span in facts.spans_of(Phase.GENERATE):
         _preallocated(facts, draft, span)
 
@@ -178,8 +172,7 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
     sizes, counts = np.unique(facts.size[held], return_counts=True)
     repeated = sizes[((counts >= 2 * _LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
     cached = held[is_among(facts.size[held], repeated)]
-    draft.fill(cached, Category.KV_CACHE, Evidence.LIFETIME, "cache.preallocated-layers",
-               alternatives=(Category.INPUTS,))  # fmt: skip
+    draft.decide(cached, Category.KV_CACHE, "cache.preallocated-layers")
 
 
 def apply_early_parameters(facts: Facts, draft: Draft) -> None:
@@ -189,6 +182,4 @@ def apply_early_parameters(facts: Facts, draft: Draft) -> None:
         return
     t = facts.timeline
     early = ~facts.ghost & (t.alloc_event < first) & (t.free_event > t.n_events * 0.9) & (facts.size >= 1 << 16)
-    draft.fill(
-        early, Category.WEIGHTS, Evidence.LIFETIME, "parameters.before-everything", alternatives=(Category.INPUTS,)
-    )
+    draft.decide(early, Category.WEIGHTS, "parameters.before-everything")

@@ -58,9 +58,7 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
     for model in models:
         role = model.role or Category.WEIGHTS
         adapters = _adapters_in(facts, model, trained) if role is Category.WEIGHTS else np.zeros(0, np.int64)
-        draft.fill(
-            adapters, Category.ADAPTERS, Evidence.FINGERPRINT, "models.trained-part", alternatives=(Category.WEIGHTS,)
-        )
+        draft.decide(adapters, Category.ADAPTERS, "models.trained-part")
         if model.never_runs:
             draft.fill(model.rows, role, Evidence.FINGERPRINT, "models.never-runs", alternatives=NEVER_RUNS)
         for index in distinct(matched[model.rows]):
@@ -75,7 +73,7 @@ def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
     births = np.sort(t.alloc_event[rows])
     age = np.searchsorted(births, t.free_event[rows]) - np.searchsorted(births, t.alloc_event[rows])
     scratch = (age <= 3) & ~facts.survivor[rows] & (facts.death[rows] == Phase.LOAD.code)
-    draft.fill(rows[scratch], Category.TEMPORARIES, Evidence.LIFETIME, "models.loading-scratch")
+    draft.decide(rows[scratch], Category.TEMPORARIES, "models.loading-scratch")
     kept: Ints = rows[~scratch]
     kept = kept[np.argsort(t.alloc_event[kept], kind="stable")]
     return kept

@@ -91,26 +91,17 @@ def apply_fused_logprobs(
     if casts:
         extents = {vocabulary, 1 << 15, vocabulary % (1 << 15)} - {0}
         tile = rows & is_among(facts.size, [e * vector // 2 for e in extents])
-        draft.fill(
-            tile,
-            Category.WEIGHT_CASTS,
-            Evidence.FINGERPRINT,
-            "logprob.weight-tile",
-            alternatives=(Category.LOSS_LOGITS,),
-        )
+        draft.decide(tile, Category.WEIGHT_CASTS, "logprob.weight-tile")
     head = (backward | (rows & ~facts.module)) & is_among(facts.size, [vocabulary * vector, vocabulary * vector * 2])
     held = _existing_gradient(facts, draft, vocabulary * vector)
-    draft.fill(head & ~held, Category.GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient",
-               alternatives=(Category.ACTIVATION_GRADIENTS,))  # fmt: skip
+    draft.decide(head & ~held, Category.GRADIENTS, "logprob.head-gradient")
     # Later in an accumulation it is added to the existing gradient and freed.
-    draft.fill(head, Category.ACTIVATION_GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient-in-flight",
-               "weight_grad", (Category.GRADIENTS,))  # fmt: skip
+    draft.decide(head, Category.ACTIVATION_GRADIENTS, "logprob.head-gradient-in-flight")
     if not (backward & draft.open).any():
         return
     hidden = backward & draft.open & (facts.size % vector == 0) & (facts.size > 16 * vector)
     hidden &= facts.size < facts.size[backward & draft.open].max()
-    draft.fill(hidden, Category.ACTIVATION_GRADIENTS, Evidence.SHAPE, "logprob.hidden-gradient", "scratch",
-               (Category.LOSS_LOGITS,))  # fmt: skip
+    draft.decide(hidden, Category.ACTIVATION_GRADIENTS, "logprob.hidden-gradient")
 
 
 def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:

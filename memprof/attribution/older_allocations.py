@@ -286,8 +286,7 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
     _workspaces(facts, draft, trained)
     # Blocks keep the stack of their birth: what a module's forward made is no weight.
     made = facts.ghost & draft.open & facts.module & facts.stacks.has_python[facts.timeline.stack]
-    draft.fill(made, Category.ACTIVATIONS, Evidence.STACK, "ghost.made-in-forward",
-               alternatives=(Category.KV_CACHE, Category.INPUTS))  # fmt: skip
+    draft.decide(made, Category.ACTIVATIONS, "ghost.made-in-forward")
     if trained:
         copies_of_trained(facts, draft, trained)
     else:
@@ -297,19 +296,14 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
         return  # the recording named every parameter, so other ghosts are no parameters, and nothing else is known
     rest = facts.ghost & draft.open
     sizes = facts.size
-    draft.fill(
-        rest & (sizes < _SMALL), Category.WEIGHTS, Evidence.FINGERPRINT, "ghost.small", alternatives=(Category.INPUTS,)
-    )
-    draft.fill(
-        rest, Category.WEIGHTS, Evidence.FINGERPRINT, "ghost.base-weights",
-        alternatives=(Category.REFERENCE_MODEL, Category.REWARD_MODEL, Category.OPTIMIZER_STATE),
-    )  # fmt: skip
+    draft.decide(rest & (sizes < _SMALL), Category.WEIGHTS, "ghost.small")
+    draft.decide(rest, Category.WEIGHTS, "ghost.base-weights")
 
 
 def apply_ghost_gradients(facts: Facts, draft: Draft) -> None:
     """Decide ghosts that ``zero_grad`` frees: they were gradients."""
     zeroed = facts.ghost & ~facts.survivor & facts.freed_by(("*:zero_grad",))
-    draft.fill(zeroed, Category.GRADIENTS, Evidence.LIFETIME, "ghost.freed-by-zero-grad")
+    draft.decide(zeroed, Category.GRADIENTS, "ghost.freed-by-zero-grad")
 
 
 def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
@@ -317,37 +311,29 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     dead = facts.ghost & draft.open & ~facts.survivor
     if not dead.any():
         return
-    life = Evidence.LIFETIME
     sized = is_among(facts.size, np.array(sorted(trained), np.int64))
     step = facts.death == Phase.OPTIMIZER_STEP.code
     if trained:
         _replaced_state(facts, draft, trained, dead & step & sized)
-    draft.fill(
-        dead & step & sized, Category.GRADIENTS, life, "ghost.dies-in-optimizer", alternatives=(Category.TEMPORARIES,)
-    )
-    draft.fill(dead & step, Category.TEMPORARIES, life, "ghost.dies-in-optimizer", alternatives=(Category.GRADIENTS,))
+    draft.decide(dead & step & sized, Category.GRADIENTS, "ghost.dies-in-optimizer")
+    draft.decide(dead & step, Category.TEMPORARIES, "ghost.dies-in-optimizer")
     if (draft.category == Category.WEIGHT_CASTS.code).any():
         halves = np.array(sorted(s // 2 for s in parameters if s >= _SMALL), np.int64)
         cast = dead & is_among(facts.size, halves)
-        draft.fill(
-            cast, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "ghost.weight-copy", alternatives=(Category.ACTIVATIONS,)
-        )
+        draft.decide(cast, Category.WEIGHT_CASTS, "ghost.weight-copy")
     forward_or_back = np.isin(facts.death, codes_of(Phase.BACKWARD, Phase.FORWARD))
     opens = _opening_phase(facts)
     in_training = opens in codes_of(Phase.FORWARD, Phase.BACKWARD)
     if in_training:
-        draft.fill(dead & forward_or_back, Category.ACTIVATIONS, life, "ghost.dies-in-backward", "saved",
-                   (Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS))  # fmt: skip
+        draft.decide(dead & forward_or_back, Category.ACTIVATIONS, "ghost.dies-in-backward")
     if opens == Phase.GENERATE.code:
         large = _repeated(facts, dead, 6)
-        draft.fill(dead & (facts.death == opens) & large, Category.KV_CACHE, life, "ghost.dies-in-generate",
-                   alternatives=(Category.ACTIVATIONS,))  # fmt: skip
-        draft.fill(dead & (facts.death == opens), Category.ACTIVATIONS, life, "ghost.dies-in-generate", "no_grad",
-                   (Category.KV_CACHE,))  # fmt: skip
+        draft.decide(dead & (facts.death == opens) & large, Category.KV_CACHE, "ghost.dies-in-generate")
+        draft.decide(dead & (facts.death == opens), Category.ACTIVATIONS, "ghost.dies-in-generate")
     if opens in _NO_GRAD:
-        draft.fill(dead & (facts.death == opens), Category.ACTIVATIONS, life, "ghost.dies-in-its-phase", "no_grad")
+        draft.decide(dead & (facts.death == opens), Category.ACTIVATIONS, "ghost.dies-in-its-phase")
     small = facts.size < 1 << 20
-    draft.fill(dead & small, Category.INPUTS, life, "ghost.dies-later", alternatives=(Category.TEMPORARIES,))
+    draft.decide(dead & small, Category.INPUTS, "ghost.dies-later")
 
 
 def replaced_by_step(facts: Facts) -> Counter[int]:

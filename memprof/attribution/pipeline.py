@@ -48,12 +48,9 @@ _PASS_DETAIL = {
 
 
 def attribute(snapshot: Snapshot, timeline: Timeline, rules: RuleSet | None = None) -> Attribution:
-    """Decide for every allocation its category, the phase that made it, and the evidence for both.
+    """Decide for every allocation of a device its category, the phase that made it, and the evidence for both.
 
-    Args:
-        snapshot: the file that the timeline was built from.
-        timeline: lifetimes of one of its devices.
-        rules: stack rules; default: the packaged ones (:func:`load_rules`).
+    ``rules`` are stack rules; default: the packaged ones (:func:`load_rules`).
     """
     stacks = StackIndex(snapshot.stacks, rules or load_rules(), recorded_own_folders(snapshot.extra))
     tags = read_tags(snapshot.metadata)
@@ -158,8 +155,7 @@ def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_])
             born = facts.born_in(span)
             ran = np.flatnonzero(facts.module[born])
             early[born[: ran[0] if len(ran) else 0]] = True
-    draft.fill(rows & early, Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
-               alternatives=(Category.TEMPORARIES, Category.LOSS_LOGITS))  # fmt: skip
+    draft.decide(rows & early, Category.INPUTS, "program.before-the-model")
 
 
 def _apply_outside_modules(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) -> None:
@@ -172,8 +168,7 @@ def _apply_outside_modules(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) 
     first = int(t.alloc_event[facts.module & ~facts.ghost].min(initial=t.n_events))
     stack = t.stack.astype(np.int64)
     inputs = rows & is_among(stack, distinct(stack[~facts.ghost & (t.alloc_event < first)]))
-    draft.fill(inputs, Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
-               alternatives=(Category.TEMPORARIES, Category.LOSS_LOGITS))  # fmt: skip
+    draft.decide(inputs, Category.INPUTS, "program.before-the-model")
     sized = rows & is_among(facts.size, np.concatenate([logits, logits * 2, logits // 2]))
     rule, loss, other = "context.outside-modules", Category.LOSS_LOGITS, Category.TEMPORARIES
     draft.fill(sized, loss, Evidence.SHAPE, rule, "policy", (other,))
@@ -235,20 +230,14 @@ def _apply_rest(facts: Facts, draft: Draft) -> None:
     """Decide open rows outside every phase by stack or lifetime, and leave the rest unattributed."""
     told = facts.stacks.has_python[facts.timeline.stack] & draft.open & ~facts.ghost
     kept = told & (facts.phase == Phase.LOAD.code) & facts.survivor
-    draft.fill(kept, Category.WEIGHTS, Evidence.LIFETIME, "parameters.while-loading", alternatives=(Category.INPUTS,))
+    draft.decide(kept, Category.WEIGHTS, "parameters.while-loading")
     loading = told & (facts.phase == Phase.LOAD.code)
-    draft.fill(
-        loading, Category.TEMPORARIES, Evidence.LIFETIME, "program.while-loading", alternatives=(Category.WEIGHTS,)
-    )
+    draft.decide(loading, Category.TEMPORARIES, "program.while-loading")
     if all(span.phase in (Phase.LOAD, Phase.OTHER) for span in facts.track.spans):
         told[:] = False  # nothing lies between phases where none is known: a lifetime alone is no purpose
     brief = told & (facts.death == facts.phase) & ~facts.survivor
-    draft.fill(
-        brief, Category.TEMPORARIES, Evidence.LIFETIME, "program.between-phases", alternatives=(Category.INPUTS,)
-    )
-    draft.fill(
-        told, Category.INPUTS, Evidence.LIFETIME, "program.kept-between-phases", alternatives=(Category.TEMPORARIES,)
-    )
+    draft.decide(brief, Category.TEMPORARIES, "program.between-phases")
+    draft.decide(told, Category.INPUTS, "program.kept-between-phases")
     draft.fill(draft.open, Category.UNATTRIBUTED, Evidence.NONE, "")
 
 

@@ -86,17 +86,16 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
     _casts(facts, draft, inside, parameters)
     # Cached keys and values also come out of modules, so lifetimes decide first in generation.
     generating = facts.phase == Phase.GENERATE.code
-    fill = draft.fill
     scratch = facts.raw_bytes & region["outside"] & brief
-    fill(scratch, Category.TEMPORARIES, Evidence.METADATA, "tag.raw-bytes", alternatives=(Category.INPUTS,))
+    draft.decide(scratch, Category.TEMPORARIES, "tag.raw-bytes")
     scratch = facts.raw_bytes & region["backward"]
-    fill(scratch, Category.ACTIVATION_GRADIENTS, Evidence.METADATA, "tag.raw-bytes", "scratch")
-    fill(facts.whole_numbers & ~region["optimizer"] & ~inside, Category.INPUTS, Evidence.METADATA, "tag.whole-numbers")
-    fill(region["recompute"], Category.ACTIVATIONS, Evidence.METADATA, "tag.recompute", "recomputed")
-    fill(inside & ~generating, Category.ACTIVATIONS, Evidence.METADATA, "tag.module-forward")
-    fill(region["backward"], Category.ACTIVATION_GRADIENTS, Evidence.METADATA, "tag.backward", "scratch")
-    fill(region["optimizer"] & brief, Category.TEMPORARIES, Evidence.METADATA, "tag.optimizer")
-    fill(region["outside"] & np.isin(facts.phase, _LOSS), Category.LOSS_LOGITS, Evidence.METADATA, "tag.loss")
+    draft.decide(scratch, Category.ACTIVATION_GRADIENTS, "tag.raw-bytes")
+    draft.decide(facts.whole_numbers & ~region["optimizer"] & ~inside, Category.INPUTS, "tag.whole-numbers")
+    draft.decide(region["recompute"], Category.ACTIVATIONS, "tag.recompute")
+    draft.decide(inside & ~generating, Category.ACTIVATIONS, "tag.module-forward")
+    draft.decide(region["backward"], Category.ACTIVATION_GRADIENTS, "tag.backward")
+    draft.decide(region["optimizer"] & brief, Category.TEMPORARIES, "tag.optimizer")
+    draft.decide(region["outside"] & np.isin(facts.phase, _LOSS), Category.LOSS_LOGITS, "tag.loss")
 
 
 def _said(facts: Facts) -> Any:
@@ -123,6 +122,4 @@ def _casts(facts: Facts, draft: Draft, inside: Bools, parameters: Counter[int]) 
     other = np.array(sorted({s // 2 for s in parameters} | {s * 2 for s in parameters}), np.int64)
     flat = facts.tags.rank[facts.timeline.metadata] <= 2
     rows = copies & inside & flat & is_among(facts.size, other) & (facts.size >= _MODEL_BYTES)
-    draft.fill(
-        rows, Category.WEIGHT_CASTS, Evidence.SHAPE, "tag.cast-of-parameter", alternatives=(Category.ACTIVATIONS,)
-    )
+    draft.decide(rows, Category.WEIGHT_CASTS, "tag.cast-of-parameter")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,6 @@ LOGPROBS = "logprobs"
 SCHEMA = "memprof.rules/1"
 
 _CONDITIONS = ("inner", "any", "all", "none", "outermost", "inside")
-_RULE_KEYS = {
-    "name", "comment", "tier", "category", "detail", "role", "phases", "alternatives", "example", "example_phase",
-    *_CONDITIONS,
-}  # fmt: skip
-_PHASE_KEYS = {"name", "comment", "phase", "frames", "outermost", "rank", "example"}
 _FRAME_KEYS = (
     "module", "linear", "autocast", "checkpoint", "recompute", "library",
     "reward_model", "reference_model", "value_model",
@@ -66,20 +61,13 @@ class PhaseRule:
 
 
 @dataclass(frozen=True)
-class FrameSets:
-    """Hold the named lists of frame patterns that the stages of attribution use."""
-
-    transparent: tuple[str, ...] = ()
-    sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class RuleSet:
-    """Hold every rule, in the order they are tried."""
+    """Hold every rule, in the order they are tried, and the named lists of frame patterns that attribution uses."""
 
     rules: tuple[Rule, ...]
     phases: tuple[PhaseRule, ...]
-    frames: FrameSets
+    transparent: tuple[str, ...]
+    sets: dict[str, tuple[str, ...]]
 
     def rule(self, name: str) -> Rule:
         """Return the rule called ``name``."""
@@ -100,13 +88,14 @@ def load_rules(extra: Path | None = None) -> RuleSet:
         return packaged
     own = _parse(_read_toml(Path(extra)), str(extra))
     taken = {r.name for r in own.rules} | {p.name for p in own.phases}
-    sets = dict(packaged.frames.sets)
-    for key, patterns in own.frames.sets.items():
+    sets = dict(packaged.sets)
+    for key, patterns in own.sets.items():
         sets[key] = patterns + sets.get(key, ())
     return RuleSet(
         rules=own.rules + tuple(r for r in packaged.rules if r.name not in taken),
         phases=own.phases + tuple(p for p in packaged.phases if p.name not in taken),
-        frames=FrameSets(own.frames.transparent + packaged.frames.transparent, sets),
+        transparent=own.transparent + packaged.transparent,
+        sets=sets,
     )
 
 
@@ -142,7 +131,7 @@ def _parse(table: dict[str, Any], where: str) -> RuleSet:
         raise InputError(f"{where}: [frames] may hold {', '.join(_FRAME_KEYS)} only.")
     sets = {key: _patterns(value, f"{where}: frames.{key}") for key, value in frames.items()}
     transparent = _patterns(table.get("transparent", {}).get("frames", []), f"{where}: transparent.frames")
-    return RuleSet(rules, phases, FrameSets(transparent, sets))
+    return RuleSet(rules, phases, transparent, sets)
 
 
 def _entries(table: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
@@ -153,7 +142,7 @@ def _entries(table: dict[str, Any], key: str, where: str) -> list[dict[str, Any]
 
 
 def _rule(entry: dict[str, Any], where: str) -> Rule:
-    name = _name(entry, _RULE_KEYS, where)
+    name = _name(entry, Rule, where)
     at = f"{where}: rule {name!r}"
     category = _one_of(entry.get("category"), [c.value for c in Category], f"{at}: category")
     phases = _strings(entry.get("phases", []), f"{at}: phases")
@@ -177,7 +166,7 @@ def _rule(entry: dict[str, Any], where: str) -> Rule:
 
 
 def _phase(entry: dict[str, Any], where: str) -> PhaseRule:
-    name = _name(entry, _PHASE_KEYS, where)
+    name = _name(entry, PhaseRule, where)
     at = f"{where}: phase {name!r}"
     phase = _one_of(entry.get("phase"), [*(p.value for p in Phase), LOGPROBS], f"{at}: phase")
     frames = _patterns(entry.get("frames", []), f"{at}: frames")
@@ -191,11 +180,11 @@ def _phase(entry: dict[str, Any], where: str) -> PhaseRule:
     return PhaseRule(name, phase, str(entry.get("comment", "")), frames, outermost, rank, example)
 
 
-def _name(entry: dict[str, Any], known: set[str], where: str) -> str:
+def _name(entry: dict[str, Any], kind: type[Rule | PhaseRule], where: str) -> str:
     name = entry.get("name")
     if not isinstance(name, str) or not name:
         raise InputError(f"{where}: every rule needs a name.")
-    if unknown := set(entry) - known:
+    if unknown := set(entry) - {key.name for key in fields(kind)}:
         raise InputError(f"{where}: rule {name!r} has the unknown key {sorted(unknown)[0]!r}.")
     return name
 

@@ -101,7 +101,7 @@ class StackIndex:
         self.has_python = self.having(self.python)
         self.all_python = ~self.having(~self.python)
         #: Flags, by frame id, of Python frames that are not transparent; call sites are told apart by these.
-        self.telling = self.python & ~self._matcher.matches(rules.frames.transparent)
+        self.telling = self.python & ~self._matcher.matches(rules.transparent)
         self._inner = self._frame_at(self._first(self.telling))
         self._outermost = self._frame_at(self._last(self.python))
 
@@ -140,11 +140,11 @@ class StackIndex:
 
     def any_of(self, name: str) -> Bools:
         """Flag the stacks with a frame of the named set (``[frames]`` in the rules)."""
-        return self.having(self._matcher.matches(self.rules.frames.sets.get(name, ())))
+        return self.having(self._matcher.matches(self.rules.sets.get(name, ())))
 
     def inner_in(self, name: str) -> Bools:
         """Flag the stacks whose innermost non-transparent frame is in the named set."""
-        hits = self._matcher.matches(self.rules.frames.sets.get(name, ()))
+        hits = self._matcher.matches(self.rules.sets.get(name, ()))
         return (self._inner >= 0) & hits[self._inner]
 
     @property
@@ -154,7 +154,7 @@ class StackIndex:
 
     def caller_key(self, name: str = "library") -> NDArray[np.int64]:
         """Number the stacks so that those with equal Python frames outside the named set share a number."""
-        inside = ~self.python | self._matcher.matches(self.rules.frames.sets.get(name, ()))
+        inside = ~self.python | self._matcher.matches(self.rules.sets.get(name, ()))
         keys: dict[tuple[int, ...], int] = {}
         out = np.zeros(self.n, np.int64)
         for i, stack in enumerate(self.table.stacks):

@@ -20,9 +20,7 @@ _NO_FILE = ("<frozen", "<string>")
 def oom_lines(report: Mapping[str, Any], page: str | None = None) -> list[str]:
     """Return at most ten lines: what was asked for, where, who held the memory, and what to change.
 
-    Args:
-        report: a report (``memprof.report/1``) whose ``oom`` is not null.
-        page: the page or snapshot that tells the rest.
+    The report's ``oom`` is not null; ``page`` is the page or snapshot that tells the rest.
     """
     oom = report["oom"]
     rank = report["source"].get("rank")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 
-from memprof.attribution.rules import PhaseRule, file_test, function_names, load_rules
-from memprof.frame_paths import FramePath, frame_path
+from memprof.attribution.rules import file_test, function_names, load_rules
+from memprof.frame_paths import frame_path
 from memprof.oom.failure import Frame
 
 _STANDARD = re.compile(
@@ -27,23 +26,12 @@ def phase_of(frames: Sequence[Frame]) -> str | None:
     rules = load_rules().phases
     for rank in sorted({rule.rank for rule in rules}):
         at_rank = [rule for rule in rules if rule.rank == rank]
-        found = _outermost(at_rank, frames[0]) or _innermost(at_rank, frames)
-        if found is not None:
-            phase = found.phase
-            return _which_pass(frames) if phase == "logprobs" else phase
+        tried = [(rule, rule.outermost, frames[0]) for rule in at_rank]
+        tried += [(rule, rule.frames, frame) for frame in reversed(frames) for rule in at_rank]
+        for rule, patterns, frame in tried:
+            if any(_matches(pattern, frame) for pattern in patterns):
+                return _which_pass(frames) if rule.phase == "logprobs" else rule.phase
     return None
-
-
-def _innermost(rules: Sequence[PhaseRule], frames: Sequence[Frame]) -> PhaseRule | None:
-    for frame in reversed(frames):
-        for rule in rules:
-            if any(_matches(pattern, frame) for pattern in rule.frames):
-                return rule
-    return None
-
-
-def _outermost(rules: Sequence[PhaseRule], frame: Frame) -> PhaseRule | None:
-    return next((rule for rule in rules if any(_matches(pattern, frame) for pattern in rule.outermost)), None)
 
 
 def _which_pass(frames: Sequence[Frame]) -> str | None:
@@ -60,12 +48,7 @@ def _matches(pattern: str, frame: Frame) -> bool:
     file, _, function = pattern.partition(":")
     if function != "*" and not function_names(function).fits(frame.function):
         return False
-    return file == "*" or _file_test(file)(frame_path(frame.path))
-
-
-@cache
-def _file_test(glob: str) -> Callable[[FramePath], bool]:
-    return file_test(glob)
+    return file == "*" or file_test(file)(frame_path(frame.path))
 
 
 def makes_logits(frames: Sequence[Frame]) -> bool:

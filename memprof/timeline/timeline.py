@@ -23,6 +23,8 @@ from memprof.vocabulary import History, Kind
 
 # Rows in a part of a timeline; any number gives the same answers.
 _PART = 4096
+# Columns of rows that ``size`` and ``requested`` are made of.
+_SIZES = ("trace_size", "block_size", "block_requested")
 
 
 @dataclass(frozen=True)
@@ -231,18 +233,11 @@ def _totals(
         device=device,
         n_events=count,
         event_us=event_us,
-        address=rows.address,
         size=size,
         requested=requested,
-        alloc_event=rows.alloc_event,
-        release_event=rows.release_event,
-        free_event=rows.free_event,
         born_us=born,
         died_us=died,
-        stream=rows.stream,
-        pool=rows.pool,
-        stack=rows.stack,
-        metadata=rows.metadata,
+        **{name: column for name, column in vars(rows).items() if name not in _SIZES},
         active=active,
         allocated=_running(size, rows.alloc_event, rows.release_event, count),
         requested_total=_running(requested, rows.alloc_event, rows.free_event, count),

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from memprof.reports.document.advice import advised
-from memprof.reports.document.blocks import Fact, Headline
+from memprof.reports.document.blocks import Fact, Headline, Line, table
 from memprof.reports.document.checks import adds_up
-from memprof.reports.document.model import Allocation, DevicePeak, Document, Growth, Leftover, Oom, Step, Steps
+from memprof.reports.document.model import (
+    Allocation,
+    DevicePeak,
+    Document,
+    Growth,
+    Leftover,
+    Oom,
+    Span,
+    Steps,
+    Timeline,
+)
 from memprof.reports.document.outside_torch import outside_facts, switches_of
+from memprof.reports.document.page_title import base_name, subtitle_of, title_of
 from memprof.reports.document.prediction import assumed, prediction_of
 from memprof.reports.document.ranks import ranks_of, recordings_of
 from memprof.reports.document.summary import room_of, summary_of
@@ -27,24 +38,22 @@ from memprof.reports.document.tables import (
 )
 from memprof.reports.document.text import (
     HISTORY_WORDS,
-    KIND_WORDS,
+    STACK_ORDER,
     category_label,
     phase_label,
+    phase_short,
     plain,
-    sentence_list,
     signed_gib,
     size,
     thousands,
     where_words,
 )
-from memprof.reports.document.timeline import timeline_of
 
 from memprof._version import __version__
 from memprof.analysis.allocations.alike import fold
 from memprof.analysis.headline import headline_of
 from memprof.analysis.host.growth import PARTS as HOST_PARTS
-from memprof.units import gib
-from memprof.vocabulary import EMULATED, ahead_words
+from memprof.vocabulary import ahead_words
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
@@ -119,7 +128,7 @@ def build_document(
         advice=advised(report),
         rows=group_rows(report),
         phases=phase_table(report),
-        timeline=timeline_of(series, timed=timed) if series and series["time_us"] else None,
+        timeline=_timeline(series, timed) if series and series["time_us"] else None,
         icicle=icicle(report, rows),
         allocations=rows[:_MAX_ROWS],
         allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
@@ -172,65 +181,6 @@ def _sentence(note: str) -> str:
 
 def _config(config: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:
     return tuple((plain(key), plain(value)) for key, value in sorted((config or {}).items()) if value is not None)
-
-
-_MODEL_KEYS = ("model", "model_name", "model_name_or_path", "_name_or_path", "name_or_path")
-
-
-def _base_name(path: object) -> str:
-    text = str(path)
-    return PureWindowsPath(text).name if "\\" in text else PurePosixPath(text).name
-
-
-def title_of(report: Mapping[str, Any]) -> str:
-    """Name a report's run: by its model and how many ranks it has, else by its file or folder."""
-    source = report["source"]
-    config = source["config"] or {}
-    model = next((config[k] for k in _MODEL_KEYS if isinstance(config.get(k), str) and config[k]), None)
-    if report.get("across_ranks") and report.get("ranks"):
-        return _run_title(report, model)
-    if model:
-        return plain(_base_name(model.rstrip("/")) or model)
-    return plain(_base_name(source["files"][0])) if source["files"] else "Memory report"
-
-
-def _run_title(report: Mapping[str, Any], model: str | None) -> str:
-    """Name a run of several ranks: by its model, else by the folder that all its files are in."""
-    ranks, world = len(report["ranks"]), report["across_ranks"]["world_size"]
-    count = f"{ranks} of {world} ranks" if world and world != ranks else f"{ranks} rank{'' if ranks == 1 else 's'}"
-    folders = {str(PurePosixPath(rank["file"]).parent) for rank in report["ranks"] if rank.get("file")}
-    folder = PurePosixPath(folders.pop()) if len(folders) == 1 else PurePosixPath()
-    # The callback's own folder says nothing; the trainer's output folder is above it.
-    inner = folder.parent if folder.name.startswith("_memprof") else folder
-    name = _base_name(model.rstrip("/")) if model else inner.name
-    return plain(f"{name}: {count}" if name else f"Run of {count}")
-
-
-def subtitle_of(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what was recorded, where and how."""
-    source = report["source"]
-    words = [KIND_WORDS.get(source["kind"], source["kind"])]
-    if (source.get("device_name") or "").endswith(EMULATED):
-        words[0] += " on an emulated device: memory is real, kernels and times are not"
-    device = source.get("device_name") or f"device {source['device']}"
-    total = source["device_total_bytes"]
-    words.append(f"{device}, {gib(total)} GiB" if total and report["peak"]["reserved_bytes"] is not None else device)
-    others = [str(d) for d in source.get("devices") or [] if d != source["device"]]
-    if others:
-        own = f"device {source['device']}; " if source.get("device_name") else ""
-        words[-1] += f" ({own}the file also holds {sentence_list(others)}, see --device)"
-    if source["torch"]:
-        words.append(f"torch {source['torch']}")
-    if (source["world_size"] or 1) > 1:
-        shown = " shown in full" if report.get("across_ranks") else ""
-        words.append(f"rank {source['rank']} of {source['world_size']}{shown}")
-    words.append(f"{thousands(source['events'])} event{'' if source['events'] == 1 else 's'}")
-    steps = sorted({p["step"] for p in report["phases"] if p["step"] is not None})
-    if steps:
-        words.append(f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}")
-    if source["history"] != "complete":
-        words.append(HISTORY_WORDS.get(source["history"], source["history"]))
-    return tuple(plain(w) for w in words)
 
 
 def _device_peak(device: Mapping[str, Any] | None) -> DevicePeak | None:
@@ -296,7 +246,12 @@ def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
     """Fill the steps where there is a trend to see: the first builds the optimizer's state, so two say nothing."""
     if not growth or (len(growth["steps"]) < 3 and not growth["left_behind"]):
         return None
-    steps = tuple(Step(s["step"], s["peak_bytes"], s["end_bytes"], s["tokens"]) for s in growth["steps"])
+    counted = any(s["tokens"] is not None for s in growth["steps"])
+    lines = []
+    for s in growth["steps"]:
+        tokens = "–" if s["tokens"] is None else thousands(s["tokens"])
+        lines.append(Line((str(s["step"]), s["peak_bytes"], s["end_bytes"], *([tokens] if counted else ()))))
+    steps = table("Step|Peak>|Left at its end>" + ("|Tokens>" if counted else ""), lines, "steps")
     left = tuple(
         Leftover(
             bytes=x["bytes"],
@@ -357,7 +312,7 @@ def _commands(source: Mapping[str, Any], quoted: str) -> list[Fact]:
 
 
 def _reproduce(source: Mapping[str, Any]) -> tuple[Fact, ...]:
-    name = plain(_base_name(source["files"][0])) if source["files"] else "SNAPSHOT"
+    name = plain(base_name(source["files"][0])) if source["files"] else "SNAPSHOT"
     quoted = f"'{name}'" if any(c in " '\"$&;|<>()*?`\\" for c in name) else name
     facts = [*_commands(source, quoted)]
     facts += [
@@ -375,3 +330,68 @@ def _reproduce(source: Mapping[str, Any]) -> tuple[Fact, ...]:
         words = {"marks": "marks in the recording", "stacks": "stacks (inferred)", "none": "nothing"}
         facts.append(Fact("Phases known by", plain(words.get(source["phases_known_by"], source["phases_known_by"]))))
     return tuple(facts)
+
+
+# ---- over time: categories in stacking order, and the phases' spans over them ----------------------------------------
+
+
+def _timeline(series: Mapping[str, Any], timed: bool) -> Timeline:
+    """Fill the timeline from a series of one point or more, as ``Analysis.series`` gives it; ``timed``: as recorded."""
+    start = series["time_us"][0]
+    known = [c for c in STACK_ORDER if any(series["categories"].get(c, ()))]
+    others = [c for c in series["categories"] if c not in STACK_ORDER and any(series["categories"][c])]
+    categories = {c: tuple(series["categories"][c]) for c in known + others}
+    n_points = len(series["time_us"])
+    total = tuple(map(sum, zip(*categories.values(), strict=True))) if categories else (0,) * n_points
+    time_us = tuple(t - start for t in series["time_us"])
+    spans = tuple(_span(s) for s in series["phase_spans"] if s["end_point"] > s["start_point"])
+    return Timeline(
+        clock_us=start,
+        time_us=time_us,
+        phase_x=_phase_axis(n_points, spans),
+        spans=spans,
+        categories=categories,
+        reserved=None if series["reserved"] is None else tuple(series["reserved"]),
+        total=total,
+        peak_point=series["peak_point"],
+        timed=timed,
+    )
+
+
+def _span(span: Mapping[str, Any]) -> Span:
+    return Span(
+        phase=plain(span["phase"]),
+        label=plain(phase_label(span["phase"])),
+        short=plain(phase_short(span["phase"])),
+        step=span["step"],
+        start_point=span["start_point"],
+        end_point=span["end_point"],
+    )
+
+
+# What is between the phases gets less room than they do.
+_NARROW = {"other": 0.3}
+
+
+def _phase_axis(n_points: int, spans: Sequence[Span]) -> tuple[float, ...]:
+    """Place each point on an axis where every phase is one unit wide, its points spread evenly over it.
+
+    Without spans the whole recording is one unit.
+    """
+    edges = [0, *(s.start_point for s in spans), *(s.end_point for s in spans), max(n_points - 1, 0)]
+    stops = sorted(set(edges))
+    widths = {s.start_point: _NARROW.get(s.phase, 1.0) for s in spans}
+    places, x = {}, 0.0
+    for stop, following in zip(stops, [*stops[1:], None], strict=True):
+        places[stop] = (x, following)
+        x += widths.get(stop, 0.0) if spans else 1.0
+    return tuple(_place(point, stops, places) for point in range(n_points))
+
+
+def _place(point: int, stops: list[int], places: dict[int, tuple[float, int | None]]) -> float:
+    stop = stops[bisect_right(stops, point) - 1]
+    x, following = places[stop]
+    if following is None:
+        return x
+    width = places[following][0] - x
+    return x + width * (point - stop) / (following - stop)

@@ -14,12 +14,7 @@ from memprof.units import gib
 def adds_up(report: Mapping[str, Any]) -> AddsUp:
     """Check every total of the report against the sum of its parts, byte by byte."""
     peak = report["peak"]
-    checks = [
-        *_composition(peak),
-        *_device(report),
-        _phases(report),
-        _events(report["source"]),
-    ]
+    checks = [*_composition(peak), *_device(report), _phases(report), _events(report["source"])]
     return AddsUp(tuple(checks), all(check.ok is not False for check in checks))
 
 
@@ -32,22 +27,15 @@ def _equal(label: str, parts: int, whole: int, note: str) -> Check:
 def _composition(peak: Mapping[str, Any]) -> list[Check]:
     active, allocated, pending = peak["active_bytes"], peak["allocated_bytes"], peak["pending_free_bytes"]
     groups = {k: v for k, v in peak["groups"].items() if k != "total"}
+    held = f"{gib(allocated)} held by the program, {gib(pending)} waiting for a stream"
+    requested, rounding = peak["requested_bytes"], peak["rounding_bytes"]
+    rounds = f"rounding up to whole blocks takes {size(rounding)}"
     return [
         _equal("Sum of categories", sum(peak["categories"].values()), active, "equals the active bytes"),
         _equal("Sum of groups", sum(groups.values()), peak["groups"]["total"], "equals the total row"),
         _equal("Sum of evidence", sum(peak["evidence"].values()), active, "every byte has its evidence"),
-        _equal(
-            "Allocated + pending free",
-            allocated + pending,
-            active,
-            f"{gib(allocated)} held by the program, {gib(pending)} waiting for a stream",
-        ),
-        _equal(
-            "Requested + rounding",
-            peak["requested_bytes"] + peak["rounding_bytes"],
-            allocated,
-            f"rounding up to whole blocks takes {size(peak['rounding_bytes'])}",
-        ),
+        _equal("Allocated + pending free", allocated + pending, active, held),
+        _equal("Requested + rounding", requested + rounding, allocated, rounds),
     ]
 
 

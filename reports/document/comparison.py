@@ -56,14 +56,6 @@ class ComparedRun:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether one run fits: ``words`` say by how much."""
-
-    fits: bool
-    words: str
-
-
-@dataclass(frozen=True)
 class OnlyIn:
     """What one run holds at its peak and the other does not: blocks of one stack and size in a line."""
 
@@ -77,6 +69,7 @@ class Comparison:
     """Runs side by side. ``scale_bytes`` is the one scale of every bar; ``data`` is the JSON it was made from.
 
     ``totals`` are the runs' own, ``rows`` has a line for each component, with a terminal's and a page's figures.
+    ``verdicts`` say of each run whether it fits, and by how much.
 
     ``settings`` differ and memory is known to depend on them, ``others`` differ too. ``unchanged`` says how far off
     the simulator is on a recorded run as it was; empty where none was simulated.
@@ -90,7 +83,7 @@ class Comparison:
     rows: Table
     capacity_bytes: int | None
     device: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[tuple[bool, str], ...]
     scale_bytes: int
     settings: Table | None
     others: Table | None
@@ -244,7 +237,7 @@ class _Rows:
     highest: int
     capacity: Mapping[str, Any] | None
     device: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[tuple[bool, str], ...]
 
     @property
     def scale(self) -> int:
@@ -319,9 +312,9 @@ class _Rows:
         limit = self.capacity["bytes"] if self.capacity else 0
         small = "the dashed line" if limit <= self.scale else ""
         cells: list[Cell] = [Words(f"Fits in {self.device}", small=small, short=f"Fits {gib(limit)}")]
-        for run, verdict in zip(self.runs, self.verdicts, strict=True):
-            tone, short = ("ok", "yes") if verdict.fits else ("bad", "no")
-            cells += [Words(verdict.words, tone, short=short), *([""] if run.document else [])]
+        for run, (fits, words) in zip(self.runs, self.verdicts, strict=True):
+            tone, short = ("ok", "yes") if fits else ("bad", "no")
+            cells += [Words(words, tone, short=short), *([""] if run.document else [])]
         return Line((*cells, *[""] * (5 * (len(self.runs) - 1))), kind="fits")
 
 
@@ -372,10 +365,10 @@ def _device(capacity: Mapping[str, Any] | None) -> str:
     return f"{n / 1e9:g} GB" if n % 10**8 == 0 else f"{gib(n)} GiB"
 
 
-def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[Verdict, ...]:
+def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[tuple[bool, str], ...]:
     if capacity is None:
         return ()
-    return tuple(Verdict(fits, fit_words(capacity, i)) for i, fits in enumerate(capacity["fits"]))
+    return tuple((bool(fits), fit_words(capacity, i)) for i, fits in enumerate(capacity["fits"]))
 
 
 def _settings(title: str, labels: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Table | None:

@@ -301,15 +301,6 @@ class DevicePeak(NamedTuple):
     grown_by: tuple[Growth, ...]
 
 
-class Step(NamedTuple):
-    """One optimizer step: its highest allocated bytes, and what is left when it ends."""
-
-    step: int
-    peak_bytes: int
-    end_bytes: int
-    tokens: int | None
-
-
 class Leftover(NamedTuple):
     """Bytes one stack left behind in several steps."""
 
@@ -325,10 +316,10 @@ class Leftover(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Memory over the optimizer steps, in a sentence and in figures."""
+    """Memory over the optimizer steps, in a sentence and in figures: each step's highest, and what its end leaves."""
 
     sentence: str
-    steps: tuple[Step, ...]
+    steps: Table | None
     left_behind: tuple[Leftover, ...]
 
 

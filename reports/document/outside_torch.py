@@ -13,45 +13,22 @@ def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:
     """List the facts; none where no driver was asked."""
     if not outside:
         return ()
-    facts = []
-    if outside["reason"]:
-        facts.append(Fact("Not known", plain(outside["reason"])))
-    device = "the slice (MIG)" if outside["mig"] else "the device"
-    _add(facts, "Highest use", outside["highest_used_bytes"], _of(outside["capacity_bytes"], device))
-    _add(facts, "This process", outside["own_bytes"], "torch's reserved memory and the two lines below")
-    _add(
-        facts, "Before recording", outside["at_start_bytes"],
-        "outside torch: CUDA's context, loaded modules, libraries' handles; made when the device is first used",
-    )  # fmt: skip
-    beside = f"outside torch: {_beside(outside)}; the driver does not tell them apart"
-    _add(facts, "Since then", outside["grown_bytes"], beside)
-    _add(facts, "Estimated", outside.get("estimated_bytes"), _estimated(outside))
-    others = outside["processes"]
-    named = sentence_list(
-        f"{p['pid']}: {size(p['bytes']) if p['bytes'] is not None else 'not told'}" for p in others[:6]
+    capacity, others = outside["capacity_bytes"], outside["processes"]
+    of = f", of {size(capacity)} of {'the slice (MIG)' if outside['mig'] else 'the device'}" if capacity else ""
+    known = [f"{p['pid']}: {size(p['bytes']) if p['bytes'] is not None else 'not told'}" for p in others[:6]]
+    named = f"by process id, {sentence_list(known)}" if others else "there are none"
+    context = "CUDA's context, loaded modules, libraries' handles; made when the device is first used"
+    rows = (
+        ("Highest use", "highest_used_bytes", f"by all processes{of}"),
+        ("This process", "own_bytes", "torch's reserved memory and the two lines below"),
+        ("Before recording", "at_start_bytes", f"outside torch: {context}"),
+        ("Since then", "grown_bytes", f"outside torch: {_beside(outside)}; the driver does not tell them apart"),
+        ("Estimated", "estimated_bytes", _estimated(outside)),
+        ("Other processes", "others_bytes", plain(named)),
+        ("Not claimed by any process", "unnamed_bytes", "the driver's own reserve, or processes it does not list"),
     )
-    _add(
-        facts,
-        "Other processes",
-        outside["others_bytes"],
-        plain(f"by process id, {named}" if others else "there are none"),
-    )
-    _add(
-        facts,
-        "Not claimed by any process",
-        outside["unnamed_bytes"],
-        "the driver's own reserve, or processes it does not list",
-    )
-    return tuple(facts)
-
-
-def _add(facts: list[Fact], label: str, n_bytes: int | None, note: str) -> None:
-    if n_bytes is not None:
-        facts.append(Fact(label, size(n_bytes), note, n_bytes))
-
-
-def _of(capacity: int | None, device: str) -> str:
-    return f"by all processes, of {size(capacity)} of {device}" if capacity else "by all processes"
+    facts = [Fact(label, size(n), note, n) for label, key, note in rows if (n := outside.get(key)) is not None]
+    return (*([Fact("Not known", plain(outside["reason"]))] if outside["reason"] else []), *facts)
 
 
 def _beside(outside: Mapping[str, Any]) -> str:

@@ -284,7 +284,6 @@ def allocation_rows(
 
     Args:
         groups: as :func:`~memprof.analysis.allocations.alike.largest_groups` and the report's ``peak.largest`` have.
-        whole: the bytes of which each row's share is taken.
         shorten: what is shown of a stack; default: :func:`shown_stack`.
         timed: whether the clock counts microseconds; a simulation's counts events.
     """

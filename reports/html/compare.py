@@ -106,9 +106,8 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
 def _fits(comparison: Comparison, index: int) -> Markup | None:
     if not comparison.verdicts:
         return None
-    verdict = comparison.verdicts[index]
-    words = f"Fits in {comparison.device}: {verdict.words}"
-    return el("p", {"class": "ok" if verdict.fits else "bad"}, words)
+    fits, words = comparison.verdicts[index]
+    return el("p.ok" if fits else "p.bad", f"Fits in {comparison.device}: {words}")
 
 
 def _card_bar(comparison: Comparison, column: ComparedRun) -> Markup:

@@ -5,21 +5,15 @@ from __future__ import annotations
 import base64
 import gzip
 import itertools
-import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from memprof.reports.document.model import Allocation, Document, Timeline
 from memprof.reports.document.text import category_label
 from memprof.reports.html.opened import Opened
 from memprof.reports.palette import FALLBACK, LIGHT, PATTERNS, PHASES, slug
-
-from memprof.units import GIB
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 # Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
 # keeps the page below 2 MB beside plotly's 1.2.
@@ -31,12 +25,8 @@ PHASE_UNIT = 1_000_000
 def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened) -> dict[str, Any]:
     """Collect what the script draws a timeline from, its points packed into ``most`` bytes or nearly so."""
     timeline, points = _fitted(whole, most)
-    figure = json.loads(timeline_figure(_unfilled(timeline)).to_json())
-    figure["layout"].pop("template", None)
-    for trace in figure["data"]:
-        del trace["x"], trace["y"]  # sent once and packed: "points"
     return {
-        "figure": figure,
+        "figure": timeline_figure(timeline),
         "n_points": len(timeline.time_us),
         "columns": list(_columns(timeline)),
         "points": points,
@@ -63,19 +53,6 @@ def _lives(allocation: Allocation) -> list[Any]:
     name = allocation.name or allocation.site or allocation.detail or allocation.category_label
     lives = [list(life) for life in allocation.lives]
     return [name, slug(allocation.category), allocation.each_bytes, lives]
-
-
-def _unfilled(timeline: Timeline) -> Timeline:
-    """Leave the traces one point each: only how they look is needed."""
-    return timeline._replace(
-        time_us=(0,),
-        phase_x=(0.0,),
-        spans=(),
-        categories=dict.fromkeys(timeline.categories, (0,)),
-        reserved=None if timeline.reserved is None else (0,),
-        total=(0,),
-        peak_point=0,
-    )
 
 
 def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
@@ -172,67 +149,29 @@ def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[
     return chosen
 
 
-def timeline_figure(timeline: Timeline) -> Figure:
-    """Stack an area of GiB per category, bottom of the stack first, with the reserved line and the phase ribbon."""
-    from plotly.graph_objects import Figure, Scatter
+def timeline_figure(timeline: Timeline) -> dict[str, Any]:
+    """Return what plotly draws, without its points, which are sent once and packed.
 
-    x = timeline.phase_x
-    figure = Figure()
-    for category, values in timeline.categories.items():
-        figure.add_trace(
-            Scatter(
-                x=x,
-                y=[n / GIB for n in values],
-                name=category_label(category),
-                meta=category,
-                mode="lines",
-                line={"width": 0, "shape": "hv"},
-                fillcolor=LIGHT.get(category, FALLBACK),
-                stackgroup="memory",
-                hoverinfo="skip",
-            )
-        )
+    An area of GiB per category, bottom of the stack first, and the reserved line. The page's script adds the phases.
+    """
+    both = {"hoverinfo": "skip", "mode": "lines", "type": "scatter"}
+    traces: list[dict[str, Any]] = [
+        {
+            **both, "name": category_label(category), "meta": category, "stackgroup": "memory",
+            "fillcolor": LIGHT.get(category, FALLBACK), "line": {"shape": "hv", "width": 0},
+        }
+        for category in timeline.categories
+    ]  # fmt: skip
     if timeline.reserved is not None:
-        reserved = [n / GIB for n in timeline.reserved]
-        line = {"width": 1.3, "dash": "dot", "shape": "hv", "color": "#1c2024"}
-        figure.add_trace(
-            Scatter(x=x, y=reserved, name="Reserved", meta="reserved", mode="lines", line=line, hoverinfo="skip")
-        )
-    figure.update_layout(_layout(timeline))
-    return figure
-
-
-def _layout(timeline: Timeline) -> dict[str, object]:
-    """Lay out the axis of phases, every span equally wide; the page's script puts that of time in its place."""
-    x = timeline.phase_x
-    return {
+        line = {"color": "#1c2024", "dash": "dot", "shape": "hv", "width": 1.3}
+        traces.append({**both, "name": "Reserved", "meta": "reserved", "line": line})
+    layout = {
         "margin": {"l": 46, "r": 8, "t": 42, "b": 44},
+        "xaxis": {"range": [0.0, 1.0], "showgrid": False, "zeroline": False, "showticklabels": False},
+        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero", "fixedrange": True, "zeroline": False},
         "showlegend": False,
         "dragmode": "zoom",
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "xaxis": {
-            "range": [x[0], x[-1] if x[-1] > x[0] else x[0] + 1],
-            "showgrid": False,
-            "zeroline": False,
-            "showticklabels": False,
-        },
-        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero", "fixedrange": True, "zeroline": False},
-        "shapes": [_ribbon(timeline, x, span_index) for span_index in range(len(timeline.spans))],
     }
-
-
-def _ribbon(timeline: Timeline, x: Sequence[float], index: int) -> dict[str, object]:
-    span = timeline.spans[index]
-    last = min(span.end_point, len(x) - 1)
-    return {
-        "type": "rect",
-        "xref": "x",
-        "yref": "paper",
-        "x0": x[span.start_point],
-        "x1": x[last],
-        "y0": 1.015,
-        "y1": 1.055,
-        "line": {"width": 0},
-        "fillcolor": PHASES.get(span.phase, FALLBACK),
-    }
+    return {"data": [dict(sorted(trace.items())) for trace in traces], "layout": layout}

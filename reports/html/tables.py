@@ -38,13 +38,7 @@ def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:
     """Draw memory from step to step, and what stays behind."""
     if steps is None:
         return None
-    known = any(s.tokens is not None for s in steps.steps)
-    lines = []
-    for s in steps.steps:
-        tokens = "–" if s.tokens is None else thousands(s.tokens)
-        lines.append(Line((str(s.step), s.peak_bytes, s.end_bytes, *([tokens] if known else ()))))
-    rows = table("Step|Peak>|Left at its end>" + ("|Tokens>" if known else ""), lines, "steps")
-    return section("steps", "From step to step", steps.sentence, draw_table(rows), _left_behind(steps, opened))
+    return section("steps", "From step to step", steps.sentence, draw_table(steps.steps), _left_behind(steps, opened))
 
 
 def _left_behind(steps: Steps, opened: Opened) -> Markup | None:
@@ -65,26 +59,13 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
         return None
     active, moment = sum(p.bytes for p in document.summary.bar), document.summary.moment
     head = el(
-        "tr",
-        *[
-            column("Allocation"),
-            column("Category"),
-            column("Size", True),
-            column(f"% of {moment}", True, "wide"),
-            column("Made in", extra="wide"),
-            column("Alive for", True, "wide"),
-        ],
-    )
-    search = el(
-        "input",
-        {
-            "type": "search",
-            "id": "filter",
-            "class": "needs-js",
-            "placeholder": "Filter by tensor, file or function",
-            "aria-label": "Filter allocations",
-        },
-    )
+        "tr", column("Allocation"), column("Category"), column("Size", True), column(f"% of {moment}", True, "wide"),
+        column("Made in", extra="wide"), column("Alive for", True, "wide"),
+    )  # fmt: skip
+    search = el("input", {
+        "type": "search", "id": "filter", "class": "needs-js", "placeholder": "Filter by tensor, file or function",
+        "aria-label": "Filter allocations",
+    })  # fmt: skip
     listed = f"{amount(document.allocations_bytes)} of {amount(active)}"
     note = f"the {thousands(document.allocations_listed)} largest, {listed}; equal ones share a line"
     more = el("button", {"type": "button", "id": "more", "class": "needs-js"}, "Show all")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from memprof.advice.analyze_with_advice import analyze
-from memprof.advice.estimate import estimated_advice
-from memprof.advice.growing_segments import saved_by_growing
+from memprof.advice.estimate import estimated_advice, saved_by_growing
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.settings import parse_settings
 from memprof.snapshot.reader import snapshot_from_raw

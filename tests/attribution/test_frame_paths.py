@@ -127,7 +127,7 @@ def test_no_rule_sees_the_folder_of_a_program(folder: str) -> None:
     def answers(prefix: str) -> list[bool]:
         frames = [Frame(f"{prefix}{file}", 1, f) for file in ("train.py", "own/nets.py") for f in functions]
         index = StackIndex(StackTable(frames, [()] + [(i,) for i in range(len(frames))]), rules)
-        sets = [rules.frames.transparent, *rules.frames.sets.values(), *(p.frames + p.outermost for p in rules.phases)]
+        sets = [rules.transparent, *rules.sets.values(), *(p.frames + p.outermost for p in rules.phases)]
         found = [index.frames_matching(patterns).tolist() for patterns in sets]
         return [hit for row in [*found, *(index.holds(rule).tolist() for rule in rules.rules)] for hit in row]
 
@@ -137,7 +137,7 @@ def test_no_rule_sees_the_folder_of_a_program(folder: str) -> None:
 
 def test_every_package_that_rules_name_has_a_structure() -> None:
     rules = load_rules()
-    patterns = [*rules.frames.transparent, *(p for s in rules.frames.sets.values() for p in s)]
+    patterns = [*rules.transparent, *(p for s in rules.sets.values() for p in s)]
     for phase in rules.phases:
         patterns += [*phase.frames, *phase.outermost]
     for rule in rules.rules:

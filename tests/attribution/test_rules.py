@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memprof.attribution import facts
+from memprof.attribution.facts import inferred
 from memprof.attribution.rules import PhaseRule, Rule, file_test, load_rules, package_names
 from memprof.attribution.stack_index import StackIndex
 from memprof.errors import InputError
 from memprof.frame_paths import FramePath
 from memprof.snapshot import Frame, StackTable
-from memprof.vocabulary import Phase
+from memprof.vocabulary import Category, Evidence, Phase
 
 RULES = load_rules()
 
@@ -163,3 +165,13 @@ def test_simple_globs_match_what_their_regular_expressions_match() -> None:
             for root in (True, False):
                 expected = match(path.rpartition("/")[2]) if named else root and match(path) if rooted else below(path)
                 assert test(FramePath(path, root)) == bool(expected), (glob, path, root)
+
+
+@pytest.mark.parametrize("rule", inferred())
+def test_an_inferred_rule_is_whole_and_used(rule: str) -> None:
+    stages = "".join(path.read_text() for path in Path(facts.__file__).parent.glob("*.py"))
+    for category, said in inferred()[rule].items():
+        assert f'Category.{Category(category).name}, "{rule}")' in stages
+        assert set(said) <= {"evidence", "detail", "alternatives"}
+        assert Evidence(said["evidence"]) is not Evidence.NONE
+        assert Category(category) not in [Category(other) for other in said.get("alternatives", ())]

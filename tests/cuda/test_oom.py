@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.advice.closed_loop import CASES as DYING
 from benchmarks.advice.closed_loop import Runs, follow
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 from memprof.units import format_bytes
 from tests.cuda.balance import Balance, report_of
 from tests.cuda.emulated import command_line, device, run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 from tests.cuda.balance import Balance, analysed
 from tests.cuda.emulated import device, run
 

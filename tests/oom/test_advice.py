@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 from memprof.oom.framework_settings import frameworks
 from tests.oom.examples import EXAMPLES
 from tests.oom.test_arithmetic import CAUSES, message

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from memprof.reports.renderers import draw
 
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 from tests.oom.wordings import gib, mib
 
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memprof.reports.renderers import draw
 
-from memprof.oom import explain_log, find_failures
+from memprof.oom.explain import explain_log
 from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY
 from memprof.oom.message_form import Form
+from memprof.oom.reading.find import find_failures
 from memprof.oom.reading.normalize import streams_of
 from memprof.oom.reading.regions import regions
 from tests.oom.examples import EXAMPLES

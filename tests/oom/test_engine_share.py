@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 from memprof.oom.knowledge_files import table
 from memprof.oom.reading.engine_share import engine_shares
 

@@ -8,9 +8,9 @@ import pytest
 from memprof.reports.markdown.draw import text as escaped
 from memprof.reports.renderers import draw
 
-from memprof.oom import explain_log, find_failures
+from memprof.oom.explain import explain_log
 from memprof.oom.known_messages import FORMS, NOT_MEMORY
-from memprof.oom.reading.find import read_log
+from memprof.oom.reading.find import find_failures, read_log
 from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 ABOUT = {form.id: form.says for form in NOT_MEMORY}

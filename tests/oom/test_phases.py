@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from memprof.attribution.rules import load_rules
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 from memprof.oom.failure import Frame
 from memprof.oom.stack import makes_logits, phase_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 from memprof.oom.reading.regions import regions
 
 PYTHON = "/usr/lib/python3.10/site-packages"

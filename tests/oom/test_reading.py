@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from memprof.reports.renderers import draw
 
 from memprof.cli import main
-from memprof.oom import explain_log, find_failures
+from memprof.oom.explain import explain_log
+from memprof.oom.reading.find import find_failures
 from tests.oom.wordings import WORDINGS, gib, mib
 
 FULL = WORDINGS["2.4, private pools"].text

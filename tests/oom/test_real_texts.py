@@ -9,7 +9,7 @@ import pytest
 from memprof.reports.renderers import draw
 
 from benchmarks.oom.texts import checked
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 
 
 def test_every_text_is_read_as_an_expert_reads_it(shared: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.oom import explain_log
+from memprof.oom.explain import explain_log
 
 OUT = "Tried to allocate 22.00 MiB (NPU 0; 60.97 GiB total capacity; 10.24 GiB already allocated; 10.24 GiB current "
 NPU = f"RuntimeError: NPU out of memory. {OUT}active; 19.52 MiB free; 10.65 GiB reserved in total by PyTorch)"

@@ -97,7 +97,7 @@ def test_published_rows_say_in_the_title_what_was_measured() -> None:
 def test_how_many_times_the_device_is_said_of_the_figure_beside_it() -> None:
     data = compare([Run("a", "measured", sample()[0]), Run("b", "measured", sample()[0])], 2 * 2**30)
     need = data["capacity"]["needs"][0]
-    words = build_comparison(data).verdicts[0].words
+    words = build_comparison(data).verdicts[0][1]
     assert words == f"no, {need / 2**30:.2f} GiB, {need / 2**31:.1f}× the device"
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Key = tuple[tuple[str, ...], int, str]
 
 _CATEGORIES = list(Category)
+# What is told of an example.
+_TOLD = ("category", "detail", "name", "phase", "stack")
 _LIBRARY = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|python3\.\d+)[/\\]")
 
 
@@ -32,21 +34,6 @@ class Holdings:
     examples: Mapping[Key, int]
     describe: Callable[[int], Mapping[str, Any]]
     cutoff: int
-
-
-@dataclass(frozen=True)
-class Surplus:
-    """Hold the blocks of one stack, size and category that one run holds more of than the other."""
-
-    each_bytes: int
-    count_in: int
-    count_not_in: int
-    example: Mapping[str, Any]
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of the blocks without a counterpart."""
-        return self.each_bytes * (self.count_in - self.count_not_in)
 
 
 def stack_key(stack: Sequence[str]) -> tuple[str, ...]:
@@ -101,12 +88,18 @@ def holdings_of_report(report: Mapping[str, Any]) -> Holdings:
     return Holdings(held, examples, listed.__getitem__, 0 if complete else smallest)
 
 
-def surplus(one: Holdings, other: Holdings) -> list[Surplus]:
-    """List the blocks ``one`` holds more of than ``other``, the largest sum first; only sizes known in both count."""
+def surplus(one: Holdings, other: Holdings) -> list[dict[str, Any]]:
+    """List the blocks ``one`` holds more of than ``other``, the largest sum first; only sizes known in both count.
+
+    ``bytes`` are those without a counterpart, each of ``each_bytes``; ``count_in`` and ``count_not_in`` are the blocks
+    of that stack, size and category in each, and the rest is of an example.
+    """
     cutoff = max(one.cutoff, other.cutoff)
-    found = [
-        Surplus(key[1], count, other.counts.get(key, 0), one.describe(one.examples[key]))
-        for key, count in one.counts.items()
-        if key[1] > cutoff and count > other.counts.get(key, 0)
-    ]
-    return sorted(found, key=lambda s: -s.bytes)
+    found = []
+    for key, count in one.counts.items():
+        missing = count - (there := other.counts.get(key, 0))
+        if key[1] > cutoff and missing > 0:
+            figures = {"bytes": key[1] * missing, "each_bytes": key[1], "count_in": count, "count_not_in": there}
+            example = one.describe(one.examples[key])
+            found.append(figures | {name: example[name] for name in _TOLD if name in example})
+    return sorted(found, key=lambda s: -s["bytes"])

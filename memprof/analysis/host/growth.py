@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,25 +27,10 @@ _LEAST_BYTES, _LEAST_SHARE = GIB // 4, 0.05
 _RISING = 3
 
 
-@dataclass(frozen=True)
-class HostGrowth:
-    """State by how many bytes host memory grew over how many steps, and by which parts, the largest first."""
-
-    steps: int
-    bytes: int
-    parts: tuple[tuple[str, int], ...]
-
-    @property
-    def sentence(self) -> str:
-        """Return one sentence with the growth of a step and the parts that make most of it."""
-        each = self.bytes / self.steps / GIB
-        named = [f"{PARTS[name]} {size / GIB:.2f} GiB" for name, size in self.parts if size > 0.1 * self.bytes]
-        said = "; ".join(named) if named else "no part that is told apart accounts for it"
-        return f"Host memory grows by {each:.3f} GiB a step, {self.bytes / GIB:.2f} GiB in {self.steps} steps: {said}."
-
-
-def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
+def host_growth(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the growth of a run's host memory after its warm-up; None where it does not grow, or too little is known.
+
+    ``steps``, ``bytes``, ``parts`` (that grew, the largest first) and a ``sentence``: a report's ``host.growth``.
 
     Args:
         rows: the steps of one rank, as :class:`memprof.analysis.counters.Counters` has them.
@@ -54,15 +38,23 @@ def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
     rows = [row for row in rows if isinstance(row.get("host_rss"), int)][_WARM_UP:]
     if len(rows) < _LEAST_STEPS:
         return None
-    levels = [_held(row) for row in rows]
+    levels = [_of(row, "host_rss") + _of(row, "host_children") for row in rows]
     grown = levels[-1] - levels[0]
     if grown < max(_LEAST_BYTES, _LEAST_SHARE * levels[0]) or not _rises(levels):
         return None
     parts = {name: _of(rows[-1], name) - _of(rows[0], name) for name in PARTS}
     parts["host_anon"] -= parts["host_arenas"]  # which are in it
-    ordered = sorted(parts.items(), key=lambda part: -part[1])
-    steps = int(rows[-1].get("step", 0)) - int(rows[0].get("step", 0))
-    return HostGrowth(max(1, steps), grown, tuple((name, size) for name, size in ordered if size > 0))
+    ordered = {name: size for name, size in sorted(parts.items(), key=lambda part: -part[1]) if size > 0}
+    steps = max(1, int(rows[-1].get("step", 0)) - int(rows[0].get("step", 0)))
+    named = [f"{PARTS[name]} {size / GIB:.2f} GiB" for name, size in ordered.items() if size > 0.1 * grown]
+    said = "; ".join(named) if named else "no part that is told apart accounts for it"
+    how = f"{grown / steps / GIB:.3f} GiB a step, {grown / GIB:.2f} GiB in {steps} steps"
+    return {
+        "steps": steps,
+        "bytes": grown,
+        "parts": {name.removeprefix("host_"): size for name, size in ordered.items()},
+        "sentence": f"Host memory grows by {how}: {said}.",
+    }
 
 
 def host_report(
@@ -83,20 +75,12 @@ def host_report(
     except InputError as error:
         why = str(error).replace(str(counters), counters.name)
         return dict(host), f"Whether host memory grew from step to step is not known: {why}"
-    if found is None:
-        return dict(host), None
-    parts = {name.removeprefix("host_"): size for name, size in found.parts}
-    growth = {"steps": found.steps, "bytes": found.bytes, "parts": parts, "sentence": found.sentence}
-    return {**host, "growth": growth}, found.sentence
+    return (dict(host), None) if found is None else ({**host, "growth": found}, found["sentence"])
 
 
 def counters_beside(snapshot: Path, rank: int) -> Path:
     """Return where a run keeps the counters of the rank whose snapshot this is."""
     return snapshot.parent / f"counters.rank-{rank}.jsonl"
-
-
-def _held(row: Mapping[str, Any]) -> int:
-    return _of(row, "host_rss") + _of(row, "host_children")
 
 
 def _of(row: Mapping[str, Any], name: str) -> int:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
 
 _MOST_NAMED = 8
+_OF_PEAK = ("allocated_bytes", "active_bytes", "reserved_bytes", "not_in_history_bytes", "time_us", "phase", "step")
 
 
 def devices_report(analysis: Views, rules: RuleSet | None = None) -> list[dict[str, Any]]:
@@ -66,13 +67,7 @@ def _device(view: Views, shown: bool) -> dict[str, Any]:
         "device_total_bytes": facts.get("total_bytes"),
         "shown": shown,
         "peak": {
-            "allocated_bytes": peak.allocated_bytes,
-            "active_bytes": peak.active_bytes,
-            "reserved_bytes": peak.reserved_bytes,
-            "not_in_history_bytes": peak.not_in_history_bytes,
-            "time_us": peak.time_us,
-            "phase": peak.phase,
-            "step": peak.step,
+            **{name: getattr(peak, name) for name in _OF_PEAK},
             "categories": {category: n for category, n in peak.categories.items() if n},
         },
         "device_peak_bytes": None if device_peak is None else device_peak.reserved_bytes,

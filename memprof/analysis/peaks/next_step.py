@@ -13,9 +13,6 @@ def phases_of_next_step(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Where memory ran out, the report's ``oom.ahead`` counts that state; where anything follows that step, its peak shows
     it. Gradients are taken to be freed before the next forward, as in the step seen.
-
-    Args:
-        report: ``memprof.report/1``.
     """
     phases = [p for p in report["phases"] if p["phase"] != Phase.LOAD]
     steps = [i for i, p in enumerate(phases) if p["phase"] == Phase.OPTIMIZER_STEP]

@@ -26,8 +26,7 @@ def across(
     bytes and those outside torch) are apart. The median is one of the ranks' own values, the lower of two middle ones.
 
     Args:
-        ranks: the summary of each rank (:func:`memprof.analysis.ranks.rank_summary`), at least one.
-        world_size: how many ranks the run had, where known.
+        ranks: the summary of each rank (:func:`memprof.analysis.ranks.summary.rank_summary`), at least one.
         missing: ``{"rank", "last_step", "peak_allocated_bytes"}`` of each rank without a recording.
     """
     steps = {r["peak"]["step"] for r in ranks}
@@ -134,21 +133,16 @@ def _above_median(own: Summary, ranks: Sequence[Summary]) -> list[dict[str, Any]
     for category, n in mine.items():
         usual = median_low(parts.get(category, 0) for parts in known.values())
         if n - usual > threshold:
-            reason = _known_reason(category, own, usual, median_low(tokens) if tokens else None)
-            rows.append((n - usual, category, usual, reason))
-    rows.sort(key=lambda row: (-row[0], row[1]))
-    found = [
-        {
-            "rank": own["rank"],
-            "phase": phase,
-            "category": category,
-            "bytes": above,
-            "median_bytes": usual,
-            "reason": why,
-        }
-        for above, category, usual, why in rows[:_MOST_CATEGORIES]
-    ]
-    return found + _outside(own, ranks, threshold)
+            why = _known_reason(category, own, usual, median_low(tokens) if tokens else None)
+            rows.append(_above(own["rank"], phase, category, n - usual, usual, why))
+    rows.sort(key=lambda row: (-row["bytes"], row["category"]))
+    return rows[:_MOST_CATEGORIES] + _outside(own, ranks, threshold)
+
+
+def _above(rank: int, phase: str | None, category: str, above: int, usual: int, why: str) -> dict[str, Any]:
+    return {
+        "rank": rank, "phase": phase, "category": category, "bytes": above, "median_bytes": usual, "reason": why,
+    }  # fmt: skip
 
 
 def _in_phase(summary: Summary, phase: str | None) -> Mapping[str, int] | None:
@@ -163,28 +157,14 @@ def _outside(own: Summary, ranks: Sequence[Summary], threshold: float) -> list[d
     mine = own["device_peak"]["non_torch_bytes"]
     if mine is None or len(known) < 2 or mine - (usual := median_low(known)) <= threshold:
         return []
-    return [
-        {
-            "rank": own["rank"],
-            "phase": own["device_peak"]["phase"],
-            "category": "non_torch",
-            "bytes": mine - usual,
-            "median_bytes": usual,
-            "reason": _known_reason("non_torch", own, usual, None),
-        }
-    ]
+    why = _known_reason("non_torch", own, usual, None)
+    return [_above(own["rank"], own["device_peak"]["phase"], "non_torch", mine - usual, usual, why)]
 
 
 def _known_reason(category: str, own: Mapping[str, Any], usual: int, median_tokens: int | None) -> str:
     """Return why a rank holds more of ``category`` (or of ``"non_torch"``) than the median rank; "" if not known.
 
-    Tokens are a reason where both ranks counted them; so is a median rank that holds none.
-
-    Args:
-        category: a category's id, or ``non_torch``.
-        own: the summary of the rank.
-        usual: the median rank's bytes of it.
-        median_tokens: the tokens in the step of the median rank, None where no rank counted them.
+    Tokens are a reason where both ranks counted them; so is a median rank that holds none (``usual`` bytes).
     """
     tokens = own.get("tokens")
     if category in _BY_TOKENS and isinstance(tokens, int) and median_tokens:

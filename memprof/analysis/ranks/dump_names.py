@@ -58,43 +58,27 @@ def layouts() -> tuple[tuple[re.Pattern[str], dict[str, Any]], ...]:
 
 def dump_name(path: PurePath) -> DumpName | None:
     """Read a path relative to the folder that was given; None where nothing says that it is a memory snapshot."""
-    text = path.as_posix()
     for pattern, row in layouts():
-        if (match := pattern.fullmatch(text)) is not None:
-            said = match.groupdict()
-            return DumpName(
-                rank=_whole(said.get("rank")),
-                step=_whole(said.get("step")),
-                role=row.get("role") or _role(path),
-                pid=_whole(said.get("pid")),
-                time=_time(path),
-                label=(said.get("label") or "").lower() or _replica(path),
-                out_of_memory=row.get("out_of_memory", False),
-                count=_whole(said.get("count")),
-            )
-    return _by_words(path)
-
-
-def _by_words(path: PurePath) -> DumpName | None:
+        if (match := pattern.fullmatch(path.as_posix())) is not None:
+            return _read(path, match.groupdict(), row.get("role"), row.get("out_of_memory", False))
     name, folders = path.name, path.parts[:-1]
-    rank = _RANK.search(name)
+    rank, pid = _RANK.search(name), _PID.search(name)
     if rank is None and _SAYS_MEMORY.search(name) is None:
         return None
     steps = [match for part in (*folders, name) for match in _STEP.finditer(part)]
-    pid = _PID.search(name)
-    return DumpName(
-        rank=int(rank.group(1)) if rank else None,
-        step=int(steps[0].group(1)) if steps else None,
-        role=_role(path),
-        pid=int(pid.group(1)) if pid else None,
-        time=_time(path),
-        label=_replica(path),
-        out_of_memory=_OUT.search(name) is not None or any(match.group(2) for match in steps),
-    )
+    said = {
+        "rank": rank.group(1) if rank else None,
+        "step": steps[0].group(1) if steps else None,
+        "pid": pid.group(1) if pid else None,
+    }
+    return _read(path, said, None, _OUT.search(name) is not None or any(match.group(2) for match in steps))
 
 
-def _whole(digits: str | None) -> int | None:
-    return None if digits is None else int(digits)
+def _read(path: PurePath, said: dict[str, str | None], role: str | None, out_of_memory: bool) -> DumpName:
+    """Take what was found in a path; role, time and label where its words say them."""
+    rank, step, pid, count = (None if (n := said.get(k)) is None else int(n) for k in ("rank", "step", "pid", "count"))
+    label = (said.get("label") or "").lower() or next((p for p in path.parts[:-1] if _REPLICA.fullmatch(p)), None)
+    return DumpName(rank, step, role or _role(path), pid, _time(path), label, out_of_memory, count)
 
 
 def _role(path: PurePath) -> str | None:
@@ -111,7 +95,3 @@ def _time(path: PurePath) -> str | None:
             hours = ":".join(clock[i : i + 2] for i in range(0, len(clock), 2))
             return f"{day[:4]}-{day[4:6]}-{day[6:]} {hours}"
     return None
-
-
-def _replica(path: PurePath) -> str | None:
-    return next((part for part in path.parts[:-1] if _REPLICA.fullmatch(part)), None)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from memprof.analysis.ranks.dump_names import ROLES
 from memprof.analysis.ranks.files import Recording, not_read
-from memprof.analysis.ranks.roles import newest_of_each_rank, pick_role, role_of, several_of_a_rank
+from memprof.errors import UsageError
 
 _MOST_STRANGERS = 5
+_TRAINS = ("optimizer_state", "gradients", "activation_gradients")
+_SERVES = ("kv_cache", "inference_engine")
+# The role that a report shows first, where a run has several.
+_FIRST = ("actor", "critic", "reference", "reward", "teacher", "rollout")
 
 
 class DumpGroup:
@@ -38,7 +43,7 @@ class DumpGroup:
             self.refused[recording.path] = why
         else:
             self.reports[recording.path] = report
-            self.roles[recording.path] = role_of(recording, report)
+            self.roles[recording.path] = _role_of(recording, report)
 
 
 def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Recording]], None], role: str | None) -> None:
@@ -46,16 +51,13 @@ def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Record
 
     All of the step are read only where their paths do not name their roles.
 
-    Args:
-        group: with the recordings of the step.
-        read_into: reads recordings, and adds them to the group.
-        role: the role to show; default: the one that trains.
+    ``read_into`` adds recordings to the group; ``role`` is that which trains where none is given.
 
     Raises:
         UsageError: none is of that role.
     """
     candidates = group.shown
-    if role is None and not several_of_a_rank(candidates):
+    if role is None and not _several_of_a_rank(candidates):
         read_into(group, candidates)
         group.shown = [r for r in candidates if r.path in group.reports]
         return
@@ -68,8 +70,8 @@ def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Record
             group.shown = []
             return
         roles = {r.path: r.role if named else group.roles[r.path][0] for r in usable}
-        wanted = pick_role(roles.values(), role)
-        group.shown = newest_of_each_rank(r for r in usable if roles[r.path] == wanted)
+        wanted = _pick_role(roles.values(), role)
+        group.shown = _newest_of_each_rank(r for r in usable if roles[r.path] == wanted)
         known = len(group.refused)
         read_into(group, group.shown)
         if len(group.refused) == known:
@@ -78,6 +80,70 @@ def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Record
         group.notes.append(
             f"The paths do not say which dump is of which role: {wanted} is the role of those shown by what they hold."
         )
+
+
+# ---- of one step by role, and of one role the newest of each rank ----------------------------------------------------
+
+
+def _role_of(recording: Recording, report: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return what a process was for and how that is known: ``name``, ``recording`` or ``content``; None where it isn't.
+
+    A dump with gradients or optimizer state trains; one that computes reference log-probabilities and does not is the
+    reference; one with keys and values and neither is the rollout.
+    """
+    if recording.role is not None:
+        return recording.role, "name"
+    said = (report["source"].get("config") or {}).get("role")
+    if isinstance(said, str) and said:
+        return ROLES.get(said, said), "recording"
+    own, phases = report.get("own_peaks") or {}, {phase.get("phase") for phase in report.get("phases") or []}
+    if any(own.get(category) for category in _TRAINS):
+        return ("critic" if own.get("value_model") else "actor"), "content"
+    if "reference_logprobs" in phases:
+        return "reference", "content"
+    if any(own.get(category) for category in _SERVES):
+        return "rollout", "content"
+    return None, None
+
+
+def _several_of_a_rank(recordings: Sequence[Recording]) -> bool:
+    """Tell whether two recordings are of one rank, or paths name several roles."""
+    ranks = [recording.rank for recording in recordings]
+    return len(set(ranks)) < len(ranks) or len({recording.role for recording in recordings}) > 1
+
+
+def _pick_role(roles: Iterable[str | None], wanted: str | None) -> str | None:
+    """Choose the role to show: ``wanted``, else the actor, the critic, ...; None where no dump tells its role.
+
+    Raises:
+        UsageError: no dump is of the wanted role.
+    """
+    there = [role for role in roles if role is not None]
+    if wanted is not None:
+        role = ROLES.get(wanted.lower(), wanted.lower())
+        if role not in there:
+            known = ", ".join(sorted(set(there))) or "none that is known"
+            raise UsageError(f"--role {wanted}: not recorded in that step; there are dumps of {known}.")
+        return role
+    return min(there, key=lambda role: (_FIRST.index(role) if role in _FIRST else len(_FIRST), role), default=None)
+
+
+def _newest_of_each_rank(recordings: Iterable[Recording]) -> list[Recording]:
+    """Return the newest recording of each rank by the time or count in its path, else the time of its file."""
+    newest: dict[int | None, Recording] = {}
+    for recording in recordings:
+        known = newest.get(recording.rank)
+        if known is None or _age(recording) > _age(known):
+            newest[recording.rank] = recording
+    return sorted(newest.values(), key=lambda r: r.rank or 0)
+
+
+def _age(recording: Recording) -> tuple[str, int, int, int, str]:
+    written = recording.path.stat().st_mtime_ns
+    return recording.time or "", recording.count or 0, written, recording.pid or 0, str(recording.path)
+
+
+# ---- rows of the report ----------------------------------------------------------------------------------------------
 
 
 def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[dict[str, Any]]:

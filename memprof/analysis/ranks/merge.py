@@ -19,13 +19,7 @@ def merged(
     world_size: int | None,
     missing: Iterable[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return ``report`` with ``ranks`` (by number) and ``across_ranks`` added.
-
-    Args:
-        report: the report of the rank to be shown in full.
-        ranks: a summary of each rank.
-        world_size: how many ranks the run had, where known.
-        missing: see :func:`missing_ranks`.
+    """Return the report of the rank to be shown in full with ``ranks`` (by number) and ``across_ranks`` added.
 
     Raises:
         InputError: there are two summaries of one rank.

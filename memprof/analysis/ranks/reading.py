@@ -169,9 +169,8 @@ def read_ranks(
 
     Args:
         places: one folder, or the files of the ranks.
-        reader: reads one recording.
-        step: the step to report; default: the newest that most ranks recorded.
-        role: the role to report; default: who trains.
+        step: default: the newest that most ranks recorded.
+        role: default: who trains.
         executor: reads the ranks; a name as of :func:`memprof.executors.open_executor`; None for this process.
 
     Raises:

@@ -30,7 +30,7 @@ def command(log: Path, output: Output, redact: bool) -> None:
     reads torch's messages, those of engines and libraries (vLLM, SGLang, NCCL, bitsandbytes, ...), and what Ray,
     Slurm, Kubernetes, launchers and the kernel say when they kill a process. It needs no torch and no GPU.
     """
-    from memprof.oom import explain_log
+    from memprof.oom.explain import explain_log
 
     answer = explain_log(_read(log))
     if not answer["failures"]:

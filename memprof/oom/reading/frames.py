@@ -37,13 +37,9 @@ _MARKS = re.compile(r"^[\s^~❱❯|>-]{0,2000}$")
 
 
 def frames_around(lines: Sequence[Line], at: int, floor: int, ceiling: int) -> tuple[Frame, ...]:
-    """Return the frames of the traceback a message belongs to, outermost first.
+    """Return the frames of the traceback that the message in line ``at`` belongs to, outermost first.
 
-    Args:
-        lines: a stream.
-        at: the index of the message's line.
-        floor: the first line that can belong to it (after the failure before).
-        ceiling: the line after the last that can.
+    Lines from ``floor`` (after the failure before) to ``ceiling`` can belong to it.
     """
     above = _block_above(lines, at, max(floor, at - _MOST_LINES))
     if frames := _read(above):

@@ -122,12 +122,7 @@ class Stream:
 
 
 def streams_of(text: str, first_line: int) -> list[Stream]:
-    """Straighten a region of a log and part it into streams.
-
-    Args:
-        text: whole lines of the log.
-        first_line: the number of its first line.
-    """
+    """Straighten a region of a log, whole lines from ``first_line`` on, and part it into streams."""
     lines = [line for i, raw in enumerate(text.split("\n")) for line in _lines_of(raw, first_line + i)]
     if len({line.who for line in lines if line.who}) < 2:
         return [Stream(lines)]
