@@ -70,7 +70,7 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     """List what makes the lean trainer run as on a GPU: Triton's passes, long sequences' defaults, pinned host memory,
     and as many sequences generating together as the simulated card has room for."""
     from memprof.grpo import device as machine
-    from memprof.grpo.loss import fused_loss
+    from memprof.grpo.loss import chunked_loss
     from memprof.grpo.loss.passes import shape_passes
     from memprof.grpo.step import micro_batch, pieces, scoring
     from memprof.grpo.step.gradient_sums import are_summed
@@ -93,7 +93,7 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
 
     plan = pieces.plan
     return [
-        (fused_loss, "passes_for", lambda device: shape_passes()),
+        (chunked_loss, "passes_for", lambda device: shape_passes()),
         (machine, "device_kind", _cuda),
         (machine, "free_bytes", lambda device: _free_bytes(session)),
         (offload, "host_memory", pinned),
@@ -143,7 +143,7 @@ def _cuda(device: torch.device) -> str:
 
 def _rounds_repeated(session: FakeSession) -> list[Change]:
     """Execute only a few of an MLP's tiles and the head's chunks, which are alike but for the last."""
-    from memprof.grpo.loss import fused_loss
+    from memprof.grpo.loss import chunked_loss
     from memprof.grpo.rows import parts_of
     from memprof.grpo.techniques import tiled_mlp
 
@@ -151,7 +151,7 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
         found, rounds = list(parts_of(total, size)), shortcut("rounds")
         return iter(found) if rounds is None else rounds.alike_rounds(session.fake_recorder, found)
 
-    return [(tiled_mlp, "parts_of", parts), (fused_loss, "parts_of", parts)]
+    return [(tiled_mlp, "parts_of", parts), (chunked_loss, "parts_of", parts)]
 
 
 def _seen_by(session: FakeSession) -> list[Change]:
