@@ -72,7 +72,7 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
 def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
     """Count simulations while open; ``lean`` are arguments for ``LeanGRPOConfig`` that no setting has."""
     from memprof.compat.patching import replacing
-    from memprof.grpo.loss import fused_loss
+    from memprof.grpo.loss import chunked_loss
     from memprof.grpo.step import micro_batch
     from memprof.grpo.step import pieces as cutting
     from memprof.simulate.recorder.recorder import FakeRecorder
@@ -112,7 +112,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
             found.add(session.fake_recorder, 2 * a.shape[0] * a.shape[1] * b.shape[1])
 
         with fakes(settings, config, session):
-            passes, few = fused_loss.passes_for, micro_batch.plan
+            passes, few = chunked_loss.passes_for, micro_batch.plan
 
             def executed(*given: Any, **how: Any) -> Any:
                 pieces = few(*given, **how)
@@ -122,7 +122,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
 
             changes = [
                 (kernels, "_addmm_fp32", product),
-                (fused_loss, "passes_for", lambda device: replace(passes(device), accumulate=product)),
+                (chunked_loss, "passes_for", lambda device: replace(passes(device), accumulate=product)),
                 (micro_batch, "plan", executed),
             ]
             with replacing(*(changes if settings.device == "cuda" else [])):

@@ -98,7 +98,7 @@ def _plain(hidden: Any, weight: Any, targets: Any) -> Any:
 
 
 def _in_backward(hidden: Any, weight: Any, targets: Any) -> Any:
-    from memprof.grpo.loss.fused_loss import fused_linear_logprobs
+    from memprof.grpo.loss.chunked_loss import fused_linear_logprobs
 
     found = fused_linear_logprobs(hidden, weight, None, targets)
     found.logps.sum().backward()
@@ -106,7 +106,7 @@ def _in_backward(hidden: Any, weight: Any, targets: Any) -> Any:
 
 
 def _in_forward(hidden: Any, weight: Any, targets: Any) -> Any:
-    from memprof.grpo.loss.fused_loss import fused_linear_logprobs
+    from memprof.grpo.loss.chunked_loss import fused_linear_logprobs
 
     found = fused_linear_logprobs(
         hidden, weight, None, targets, grad_fn=lambda logps, *_: (torch.ones_like(logps), None)

@@ -32,7 +32,8 @@ class Page:
     def __init__(self, text: str, problem: str | None = None) -> None:
         self.text = text
         self.problem = problem
-        self.hashes = script_hashes(text)
+        #: SHA-256 of every inline script that runs, as a content security policy names it.
+        self.hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in _SCRIPT.findall(text)]
 
 
 class Pages:
@@ -42,15 +43,8 @@ class Pages:
         self._busy = Lock()
         self._kept: OrderedDict[tuple[object, ...], Page] = OrderedDict()
 
-    def report(self, recording: Recording) -> Page:
-        """Return the report page of one recording."""
-        return self._page([recording])
-
-    def comparison(self, first: Recording, second: Recording) -> Page:
-        """Return the page that compares two recordings."""
-        return self._page([first, second])
-
-    def _page(self, recordings: list[Recording]) -> Page:
+    def of(self, recordings: list[Recording]) -> Page:
+        """Return the report page of one recording, or the page that compares two."""
         key = tuple((r.run, r.step, r.rank, r.changed) for r in recordings)
         with self._busy:
             if key in self._kept:
@@ -61,11 +55,6 @@ class Pages:
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
             return page
-
-
-def script_hashes(text: str) -> list[str]:
-    """Return the SHA-256 hash of every inline script that runs, as a content security policy names it."""
-    return [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in _SCRIPT.findall(text)]
 
 
 def _made(recordings: list[Recording]) -> Page:

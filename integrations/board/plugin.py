@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.integrations.board.pages import Page, Pages
+from memprof.integrations.board.pages import Pages
 from memprof.integrations.board.recordings import Recording, Recordings
 from tensorboard.backend import http_util
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin
@@ -69,19 +69,19 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
 
     @_app
     def _report(self, request: Any) -> Any:
-        return self._answer(request, ("",), lambda found: self._pages.report(found[0]))
+        return self._answer(request, ("",))
 
     @_app
     def _comparison(self, request: Any) -> Any:
-        return self._answer(request, ("a_", "b_"), lambda found: self._pages.comparison(found[0], found[1]))
+        return self._answer(request, ("a_", "b_"))
 
-    def _answer(self, request: Any, prefixes: tuple[str, ...], make: Callable[[list[Recording]], Page]) -> Any:
+    def _answer(self, request: Any, prefixes: tuple[str, ...]) -> Any:
         try:
             chosen = [self._chosen(request.args, prefix) for prefix in prefixes]
             found = [r for r in chosen if r is not None]
             if len(found) != len(chosen):
                 return http_util.Respond(request, "no such recording", "text/plain", code=404)
-            page = make(found)
+            page = self._pages.of(found)
         except Exception as error:
             return http_util.Respond(request, f"memprof: {error!r}", "text/plain", code=500)
         return http_util.Respond(request, page.text, "text/html", csp_scripts_sha256s=page.hashes)

@@ -179,11 +179,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._state = state
 
     def _found_trainer(self, state: Any = None) -> Any:
-        """Return the trainer this callback was given to; None if it cannot be found.
-
-        Raises:
-            UsageError: the installed packages lack what the callback needs.
-        """
+        """Return the trainer this callback was given to, None if it cannot be found; UsageError where the installed
+        packages lack what the callback needs."""
         require("callback")
         return find_trainer(self, state)
 

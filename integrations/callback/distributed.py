@@ -36,12 +36,8 @@ _trainings = 0
 
 
 class Gathering:
-    """Exchange one rank's summaries of one ``train()`` with rank 0.
-
-    Args:
-        rank, world_size: this process's place.
-        store: a ``torch.distributed`` store all ranks share; by default the one of the process group, if there is one.
-    """
+    """Exchange one rank's summaries of one ``train()`` with rank 0, through a ``store`` all ranks share: by default the
+    one of the process group, if there is one."""
 
     def __init__(self, rank: int, world_size: int, store: Any = None) -> None:
         global _trainings

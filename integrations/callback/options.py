@@ -40,11 +40,7 @@ class Options:
         capacity: int | str | None = None,
         **rest: Any,
     ) -> Options:
-        """Check what can be checked before anything runs.
-
-        Raises:
-            UsageError: an option that cannot be satisfied.
-        """
+        """Check what can be checked before anything runs; UsageError for an option that cannot be satisfied."""
         if stacks not in ("python", "all", None):
             raise UsageError(f"stacks={stacks!r} is not known; use 'python', 'all' or None.")
         if max_entries is not None and max_entries < 1:

@@ -20,12 +20,8 @@ class NewRecords:
     """Hold the highest peak that is written, and decide whether a step's is to be.
 
     A run whose memory grows from step to step would otherwise write its whole ring at each of them, while the other
-    ranks wait. Three bounds hold: the growth doubles with every record, there are at most eight, and writing takes
-    no more than a twentieth of the time.
-
-    Args:
-        wanted: False where the steps to record are chosen: only those are written; higher peaks are reported.
-        clock: seconds that pass.
+    ranks wait. Three bounds hold: the growth doubles with every record, there are at most eight, and writing takes no
+    more than a twentieth of the time. Not ``wanted``: the steps to record are chosen, and higher peaks are reported.
     """
 
     def __init__(self, wanted: bool = True, clock: Callable[[], float] = time.monotonic) -> None:

@@ -32,10 +32,8 @@ def summaries_of(result: Result, rank: int) -> list[dict[str, Any]]:
 
 
 def put_ranks_together(result: Result, folder: Path, gathering: Gathering, failed: bool) -> None:
-    """Wait on rank 0 for the others and write the merged JSON, page and table; elsewhere send summaries to it.
-
-    Never raises; a warning says what could not be done.
-    """
+    """Wait on rank 0 for the others and write the merged JSON, page and table; elsewhere send summaries to it; only
+    warn."""
     lost = f"the ranks put together; try `memprof report {folder}`"
     Door("run", lost)(_tell_or_merge, result, folder, gathering, failed)
 

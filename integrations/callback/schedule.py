@@ -12,9 +12,7 @@ from memprof.errors import UsageError
 
 @dataclass(frozen=True)
 class Cycle:
-    """How a trainer generates: every ``micro_steps`` micro-batches, ``accumulation`` of which make one optimizer step.
-
-    A plain trainer has ``micro_steps`` 1: every step is like the next.
+    """How a trainer generates: every ``micro_steps`` micro-batches, of which ``accumulation`` make one optimizer step.
     """
 
     micro_steps: int = 1
@@ -32,15 +30,11 @@ class Cycle:
 
 
 class Schedule:
-    """Decides at each optimizer step's beginning.
+    """Decides at each optimizer step's beginning, by the numbers of ``steps``, from 1, or ``every`` so many a whole
+    cycle.
 
-    Without ``steps`` or ``every``, one whole generation cycle is recorded, the first that begins after the first
-    optimizer step of a ``train()`` (only then is there optimizer state); where the run is too short for that, the
-    first.
-
-    Args:
-        steps: numbers of optimizer steps, from 1.
-        every: record a whole cycle, beginning at every such step.
+    Without either, one whole generation cycle is recorded, the first that begins after the first optimizer step of a
+    ``train()`` (only then is there optimizer state); where the run is too short for that, the first.
 
     Raises:
         UsageError: steps that are no steps.
@@ -61,14 +55,9 @@ class Schedule:
         self._done = False
 
     def begins(self, step: int, first_step: int, last_step: int, micro: int, cycle: Cycle) -> bool:
-        """Tell whether a new recording begins with ``step``.
+        """Tell whether a new recording begins with ``step``, counted from 1.
 
-        Args:
-            step: the optimizer step that begins, from 1.
-            first_step: the first of this ``train()`` (later than 1 when resumed).
-            last_step: the last there will be.
-            micro: the trainer's count of micro-batches so far.
-            cycle: how it generates.
+        ``first_step`` is later than 1 when resumed; ``micro`` is the trainer's count of micro-batches so far.
         """
         if self._steps is not None or self._every is not None:
             chosen = step in (self._steps or ()) or (self._every is not None and step % self._every == 0)

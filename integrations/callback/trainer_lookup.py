@@ -10,9 +10,7 @@ from typing import Any
 def find_trainer(callback: Any, state: Any = None) -> Any:
     """Find, in the calling frames, the trainer whose callback handler holds ``callback``; None if there is none.
 
-    Args:
-        callback: the callback that was just called.
-        state: the ``TrainerState`` it was called with, to tell apart trainers that are nested.
+    ``state``, the ``TrainerState`` it was called with, tells apart trainers that are nested.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

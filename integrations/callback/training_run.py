@@ -32,24 +32,13 @@ class TrainingRun:
     """Follows one trainer from ``on_train_begin`` to its end, however it ends.
 
     On CUDA, and where a capacity is enforced, one session runs all along and snapshots are taken from its ring;
-    elsewhere each recording is a session of its own, so that nothing is paid between recordings.
-
-    Args:
-        trainer: the trainer.
-        options: the user's.
-        early: a CUDA session that has run since the trainer was built.
-        door: between the trainer and this; when it shuts, everything is undone.
-        on_error: told when the training ends by an exception or a signal, after what was recorded is written;
-            with False when somebody will not wait for a report.
+    elsewhere each recording is a session of its own, so that nothing is paid between recordings. ``early`` has run
+    since the trainer was built. ``on_error`` is told when the training ends by an exception or a signal, after what was
+    recorded is written; with False when somebody will not wait for a report.
     """
 
     def __init__(
-        self,
-        trainer: Any,
-        options: Options,
-        early: Session | None,
-        door: Door,
-        on_error: Callable[[bool], None],
+        self, trainer: Any, options: Options, early: Session | None, door: Door, on_error: Callable[[bool], None]
     ) -> None:
         self.folder = options.output_dir or Path(trainer.args.output_dir) / "_memprof"
         rank = int(getattr(trainer.accelerator, "process_index", 0))
@@ -124,8 +113,7 @@ class TrainingRun:
     def rehearse(self, dataloader: Any) -> str | None:
         """One step at the worst case before the first; what it needed, in a sentence (None: it did not take place).
 
-        Raises:
-            BaseException: what would end the run later: out of memory, an interrupt. It is written and reported first.
+        What would end the run later, out of memory or an interrupt, is written and reported, and then raised.
         """
         trainer = self._trainer()
         if trainer is None or self._ended:
@@ -217,7 +205,6 @@ class TrainingRun:
 
     @property
     def over(self) -> bool:
-        """Tell whether this run has ended."""
         return self._ended
 
     # -- recordings --------------------------------------------------------------------------------------------

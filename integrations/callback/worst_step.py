@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -45,22 +44,10 @@ def refusal(trainer: Any) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Worst:
-    """Describe the rehearsed batch: how many sequences, and the tokens of the longest example."""
-
-    batch: Any
-    sequences: int
-    tokens: int
-
-
 class WorstStep:
-    """Run the step; ``kept`` is what it changes.
+    """Run the step of a ``transformers.Trainer``, TRL's included, at ``on_train_begin``; ``kept`` is what it changes.
 
-    Args:
-        trainer: a ``transformers.Trainer``, TRL's included, at ``on_train_begin``.
-        dataloader: its prepared training dataloader.
-        step_ended: called after each optimizer step.
+    ``dataloader`` is its prepared one of training; ``step_ended`` is called after each optimizer step.
     """
 
     def __init__(self, trainer: Any, dataloader: Any, step_ended: Callable[[], None]) -> None:
@@ -76,23 +63,20 @@ class WorstStep:
         wrapped = tuple(n for n, v in vars(trainer).items() if hasattr(v, "__wrapped__"))
         scalers = [scaler] if scaler is not None else []
         self.kept = Kept(trainer.model, self._optimizer, objects, scalers, (*_DATA, *wrapped))
-        self.worst = _worst_batch(trainer, dataloader)
+        generated = int(getattr(trainer.args, "steps_per_generation", None) or 1)
+        self._sequences = int(BATCH_SIZE.of(trainer)) * generated
+        example, self._tokens = _longest(trainer, dataloader.dataset)
+        self._batch = dataloader.collate_fn([dict(example) for _ in range(self._sequences)])
 
     @property
     def sentence(self) -> str:
         """Return how large the step is, in words."""
-        trainer = self._trainer
-        lengths = f"{self.worst.tokens}"
-        if (completion := getattr(trainer, "max_completion_length", None)) is not None:
-            lengths += f" + {completion}"
-        return f"{self.worst.sequences} sequences of {lengths} tokens"
+        completion = getattr(self._trainer, "max_completion_length", None)
+        lengths = f"{self._tokens}" if completion is None else f"{self._tokens} + {completion}"
+        return f"{self._sequences} sequences of {lengths} tokens"
 
     def run(self) -> None:
-        """Run the step.
-
-        Raises:
-            BaseException: whatever the step raises; nothing is put back yet.
-        """
+        """Run the step; what it raises leaves nothing put back yet."""
         trainer = self._trainer
         model = trainer.model_wrapped
         trainer.current_gradient_accumulation_steps = int(trainer.args.gradient_accumulation_steps)
@@ -104,22 +88,13 @@ class WorstStep:
                 SET_SYNC_GRADIENTS.of(state)(last)
                 alone = functools.partial(trainer.accelerator.no_sync, model=model)
                 with contextlib.nullcontext() if last else alone():
-                    trainer.training_step(model, self.worst.batch, None)
-            self._clip(model)
+                    trainer.training_step(model, self._batch, None)
+            norm = trainer.args.max_grad_norm
+            if norm is not None and norm > 0:
+                trainer.accelerator.clip_grad_norm_(model.parameters(), norm)
             trainer.optimizer.step()
             model.zero_grad()
             self._step_ended()
-
-    def _clip(self, model: Any) -> None:
-        norm = self._trainer.args.max_grad_norm
-        if norm is not None and norm > 0:
-            self._trainer.accelerator.clip_grad_norm_(model.parameters(), norm)
-
-
-def _worst_batch(trainer: Any, dataloader: Any) -> Worst:
-    size = int(BATCH_SIZE.of(trainer)) * int(getattr(trainer.args, "steps_per_generation", None) or 1)
-    example, tokens = _longest(trainer, dataloader.dataset)
-    return Worst(dataloader.collate_fn([dict(example) for _ in range(size)]), size, tokens)
 
 
 def _longest(trainer: Any, dataset: Any) -> tuple[Mapping[str, Any], int]:

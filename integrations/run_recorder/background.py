@@ -11,7 +11,7 @@ from memprof.recording.guard import Door
 
 
 class Background:
-    """Run one piece of work on a thread of its own.
+    """Run one piece of work on a thread of its own; what it raised is raised where the next begins or is waited for.
 
     Writing a snapshot and reporting on it are pure Python and file writes, and touch no device: the training's thread
     gets the interpreter between the pieces of the file. What was taken from the allocator was taken before.
@@ -25,11 +25,7 @@ class Background:
         self._seconds = 0.0
 
     def start(self, work: Callable[[], Any], then: Callable[[Any, float], None]) -> None:
-        """Begin ``work``; ``then`` gets its result and its seconds in :meth:`look` or :meth:`finish`.
-
-        Raises:
-            BaseException: what the work before raised.
-        """
+        """Begin ``work``; ``then`` gets its result and its seconds in :meth:`look` or :meth:`finish`."""
         self.finish()
 
         def run() -> None:
@@ -47,20 +43,12 @@ class Background:
         self._thread.start()
 
     def look(self) -> None:
-        """Return the result if the work is done.
-
-        Raises:
-            BaseException: what it raised.
-        """
+        """Hand the result back if the work is done."""
         if self._thread is not None and not self._thread.is_alive():
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the work, and hand its result back.
-
-        Raises:
-            BaseException: what it raised.
-        """
+        """Wait for the work, and hand its result back."""
         thread, then = self._thread, self._then
         if thread is None or then is None:
             return

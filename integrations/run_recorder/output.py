@@ -33,23 +33,20 @@ class Result:
     @property
     def highest(self) -> Path | None:
         """Return the analysed snapshot to show: one that ends out of memory, else the one with the highest peak."""
-        return max(self.reports, key=lambda p: (self._tells_of_oom(p), _peak(self.reports[p])), default=None)
 
-    def _tells_of_oom(self, path: Path) -> bool:
-        return self.reports[path]["oom"] is not None
+        def weight(path: Path) -> tuple[bool, int]:
+            report = self.reports[path]
+            return report["oom"] is not None, int(report["peak"]["allocated_bytes"])
+
+        return max(self.reports, key=weight, default=None)
 
 
 def summarise(
-    snapshots: list[Path],
-    folder: Path,
-    page: bool = True,
-    done: Result | None = None,
-    notes: Sequence[str] = (),
+    snapshots: list[Path], folder: Path, page: bool = True, done: Result | None = None, notes: Sequence[str] = ()
 ) -> Result:
-    """Analyse each snapshot, write its JSON, and the page of the one with the highest peak.
+    """Analyse each snapshot, write its JSON, and the page of the one with the highest peak; only warn.
 
-    Never raises; a warning says what could not be done. ``done`` holds what :func:`add_report` did before. ``notes``
-    are what the run has to say of itself; they stand on the page and in the JSON of the highest.
+    ``done`` holds what :func:`add_report` did before. ``notes`` stand on the page and in the JSON of the highest.
     """
     result = done or Result()
     result.snapshots = list(snapshots)
@@ -73,13 +70,8 @@ def prune(snapshots: list[Path], max_bytes: int | None) -> list[Path]:
 def add_report(
     result: Result, path: Path, folder: Path, page: bool = True, notes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Analyse one snapshot and write its JSON; table and page too if no other has a higher peak.
-
-    ``notes`` join those that were recorded.
-
-    Raises:
-        MemprofError: the snapshot cannot be analysed, or a file not written.
-    """
+    """Analyse one snapshot and write its JSON, with ``notes``; table and page too if no other has a higher peak.
+    MemprofError where that cannot be done."""
     analysis, report = write_report(path, notes)
     result.reports[path] = report
     if result.highest == path:
@@ -89,11 +81,8 @@ def add_report(
 
 
 def write_report(path: Path, notes: Sequence[str] = ()) -> tuple[Any, dict[str, Any]]:
-    """Analyse one snapshot, write its JSON beside it, and return the analysis and the report.
-
-    Raises:
-        MemprofError: the snapshot cannot be analysed, or the file not written.
-    """
+    """Analyse one snapshot, write its JSON beside it, and return the analysis and the report. MemprofError where that
+    cannot be done."""
     from memprof.reports.json import write_json
 
     from memprof.advice.analyze_with_advice import analyze
@@ -127,10 +116,6 @@ def _render(result: Result, page: Path | None, analysis: Any) -> None:
 
         write_html(document, page)
         result.page = page
-
-
-def _peak(report: dict[str, Any]) -> int:
-    return int(report["peak"]["allocated_bytes"])
 
 
 def say(text: str, stream: str = "stdout") -> None:

@@ -21,17 +21,9 @@ from memprof.recording.system.signals import Interrupts, Terminations
 class RunRecorder:
     """Hold the session that runs, write it when memory runs out or the process is ended, report when all is over.
 
-    Args:
-        folder: where its files go.
-        rank, world_size: this process's place; the ranks share ``max_disk``.
-        max_disk: bytes its snapshots may take; None for no bound.
-        rescue: writes what there is before a SIGTERM ends the process.
-        reported: called with each report that is made while the run goes; None: none is made.
-
-    Attributes:
-        session: the one that records; None between recordings.
-        step: what is written now is named after it.
-        failed_step: the step whose failure is written.
+    The ranks share ``max_disk``. ``rescue`` writes what there is before a SIGTERM ends the process; ``reported`` is
+    called with each report that is made while the run goes (None: none is made). ``session`` is None between
+    recordings; what is written now is named after ``step``; ``failed_step`` is the one whose failure is written.
     """
 
     def __init__(
@@ -71,11 +63,9 @@ class RunRecorder:
         return session
 
     def enter(self, phase: str, step: int | None = None) -> PhaseMark | None:
-        """Open a phase in the session that runs."""
         return None if self.session is None else self.session.enter_phase(phase, step)
 
     def leave(self, mark: PhaseMark | None) -> None:
-        """Close a phase."""
         if mark is not None and self.session is not None:
             self.session.exit_phase(mark)
 
@@ -105,11 +95,9 @@ class RunRecorder:
             self.terminations.stop()
 
     def finish(self, end: Callable[[], None], report: Callable[[bool], None]) -> bool:
-        """End and report; put off a Ctrl-C until the end is written, and tell whether one came.
+        """End and report; put off a Ctrl-C until ``end`` has written what is recorded, and tell whether one came.
 
-        Args:
-            end: writes what is recorded.
-            report: called with False where a Ctrl-C came: then nobody waits for a report.
+        ``report`` is called with False where it did: then nobody waits for a report.
         """
         interrupts = Interrupts()
         with self.finishing():
@@ -144,13 +132,10 @@ class RunRecorder:
         notes: Sequence[str] = (),
         ranks: Callable[[Result], None] = lambda result: None,
     ) -> Result:
-        """Analyse what was written; write the JSON and the page; print where and what.
+        """Analyse what was written; write the JSON and the page; print the ``table`` with the notes and where the
+        ``page`` is.
 
-        Args:
-            stream: ``stdout`` or ``stderr``.
-            table, page: print the table with the notes; print where the page is.
-            notes: what the run has to say of itself.
-            ranks: puts other ranks' figures into the result.
+        ``ranks`` puts other ranks' figures into the result.
         """
         writing, result = self.writing, Result(list(self.snapshots))
         try:

@@ -37,16 +37,9 @@ def rehearse(
     kept: Kept,
     failed: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
-    """Run ``step`` in a phase of its own, as step 0; put back what was kept; return the step's peak in bytes.
+    """Run ``step`` in a phase of its own, as step 0; put back what was ``kept``; return the step's peak in bytes.
 
-    Args:
-        session: that records.
-        step: makes the update.
-        kept: what the update changes.
-        failed: called with what the update raises, before anything is put back.
-
-    Raises:
-        BaseException: what the update raises, after all is put back.
+    ``failed`` is called with what the update raises, before anything is put back; it is raised after that.
     """
     session.set_step(0)
     mark = session.enter_phase(Phase.OTHER.value, detail=REHEARSAL)

@@ -24,12 +24,9 @@ _ABSENT = object()
 class Kept:
     """Copy everything when made; :meth:`restore` puts it back, and may be called once.
 
-    Args:
-        model: whose trainable parameters, buffers, gradients and modes are kept.
-        optimizer: a ``torch.optim.Optimizer`` (not a wrapper).
-        objects: whose attributes are kept: plain values, containers of them, small tensors.
-        stateful: objects with ``state_dict`` and ``load_state_dict``, such as a gradient scaler.
-        skip: names of attributes that are left out.
+    Of ``model`` trainable parameters, buffers, gradients and modes are kept, of ``optimizer`` (no wrapper) the state,
+    of ``objects`` attributes that are plain values, containers of them and small tensors, all but those to ``skip``, of
+    ``stateful`` ones, such as a gradient scaler, the ``state_dict``.
     """
 
     def __init__(

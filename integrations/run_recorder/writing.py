@@ -19,11 +19,7 @@ from memprof.units import format_bytes
 class Writing:
     """Hold what one rank of a run has written: ``snapshots`` in order, and the ``result`` of their reports.
 
-    Args:
-        folder: where the files go.
-        rank, world_size: this process's place; the ranks share ``max_disk``.
-        max_disk: bytes for the snapshots of the run; None for no bound.
-        report: None, or called with each report on the thread that trains.
+    The ranks share ``max_disk`` bytes. ``report``, where given, is called with each report on the thread that trains.
     """
 
     def __init__(
@@ -43,11 +39,8 @@ class Writing:
         self._pruned: list[str] = []
 
     def now(self, session: Session, step: int) -> Path:
-        """Write the session at once: at the end, or where nothing may run afterwards; return the file.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
+        """Write the session at once, at the end or where nothing may run afterwards; return the file. InputError where
+        it cannot be written."""
         self.settle()
         path = self.path_of(step)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -63,16 +56,8 @@ class Writing:
                 self._tell(report)
 
     def beside(self, session: Session, step: int, took: Callable[[float], None]) -> None:
-        """Take the snapshot now; write and report it beside the training.
-
-        Args:
-            session: recorded by CUDA's history, which sees nothing of the writing.
-            step: after which the file is named.
-            took: called at the end with the seconds that all of it took.
-
-        Raises:
-            InputError: the previous snapshot could not be written.
-        """
+        """Take the snapshot, of CUDA's history, now; write and report it beside the training. ``took`` is called at the
+        end with the seconds that all of it took. InputError: the previous snapshot could not be written."""
         self.settle()
         path, began = self.path_of(step), time.monotonic()
         with collector_paused():

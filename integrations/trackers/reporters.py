@@ -19,10 +19,8 @@ _CHARTS = {
 
 
 class Reporters:
-    """Reach trackers through one trainer's callback handler.
-
-    Make it when training begins: some trackers close their run before this callback sees the end.
-    """
+    """Reach trackers through one trainer's callback handler; made when training begins, before trackers close their
+    run."""
 
     def __init__(self, trainer: Any) -> None:
         self._main = bool(trainer.state.is_world_process_zero)

@@ -35,14 +35,11 @@ _TAIL = 64 * 2**10
 
 
 class Tracking:
-    """Follows the steps of one ``train()``.
+    """Follows the steps of one ``train()``, whose trainer's ``log`` is wrapped through ``seams``.
 
-    Args:
-        trainer: the trainer; its ``log`` is wrapped through ``seams``.
-        folder: where the counters file goes.
-        about: facts for the file's first line.
-        on_device: whether an allocator counts (CUDA); otherwise only the host's figures are known between recordings.
-        before_end: called when the trainer writes its closing summary, while its trackers still listen.
+    ``about`` are facts for the counters file's first line. ``on_device``: an allocator counts (CUDA); otherwise only
+    the host's figures are known between recordings. ``before_end`` is called when the trainer writes its closing
+    summary, while its trackers still listen.
     """
 
     def __init__(

@@ -28,13 +28,8 @@ _REDACTED = ("report", "explain", "compare", "oom", "advise")  # a simulation kn
 
 @dataclass(frozen=True)
 class Limits:
-    """State what a command may read, take and answer.
-
-    Attributes:
-        bytes: the size of a file that is read; a folder's files together.
-        seconds: until the command is ended.
-        characters: of an answer.
-    """
+    """What a command may read (``bytes`` of a file, or of a folder's files together), take, and answer in
+    ``characters``."""
 
     bytes: int = 4 * 2**30
     seconds: float = 300.0
@@ -42,13 +37,7 @@ class Limits:
 
 
 class Reader:
-    """Run commands on files below ``roots``.
-
-    Args:
-        roots: the folders and files that may be read; nothing else is.
-        limits: what a command may take.
-        redact: leave out of answers what ``--redact`` leaves out.
-    """
+    """Run commands on files below ``roots``, and no others. ``redact``: leave out what ``--redact`` leaves out."""
 
     def __init__(self, roots: Sequence[Path], limits: Limits, redact: bool = False) -> None:
         self.roots = [root.resolve() for root in roots]
@@ -56,11 +45,8 @@ class Reader:
         self.redact = redact
 
     def path(self, text: str) -> str:
-        """Return the path of a file or folder that may be read, links followed.
-
-        Raises:
-            InputError: it is not below the folders named, is neither a file nor a folder, or is too large.
-        """
+        """Return the path of a file or folder that may be read, links followed; InputError where it is not below the
+        folders named, is neither a file nor a folder, or is too large."""
         try:
             path = (Path(text) if Path(text).is_absolute() else self.roots[0] / text).resolve(strict=True)
             mode = path.stat().st_mode
@@ -92,10 +78,7 @@ class Reader:
     async def run(self, *arguments: str, text: str | None = None, hint: str = "") -> str:
         """Run ``memprof ARGUMENTS`` and return what it prints, cut to the limit.
 
-        Args:
-            arguments: of the command line.
-            text: what it reads from standard input.
-            hint: how to ask for less, where the answer is cut.
+        ``text`` is what it reads from standard input, ``hint`` says how to ask for less, where the answer is cut.
 
         Raises:
             MemprofError: the command's own sentence, or that it took too long.

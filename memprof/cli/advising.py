@@ -9,11 +9,7 @@ from memprof.analysis.headline import with_headline
 
 
 def check_card(gpu: str | None) -> None:
-    """Refuse a card that is not known before anything is read.
-
-    Raises:
-        UsageError: it is neither a name nor a size.
-    """
+    """Refuse (UsageError) a card that is neither a known name nor a size, before anything is read."""
     if gpu is not None:
         from memprof.config.gpus import find_gpu
 
@@ -21,12 +17,8 @@ def check_card(gpu: str | None) -> None:
 
 
 def estimated(report: Mapping[str, Any], gpu: str | None = None, why: str = "") -> dict[str, Any]:
-    """Return the report with its advice estimated from recorded sizes, whatever advice it had.
-
-    Args:
-        gpu: the card that the run is to fit, by estimates.
-        why: why nothing is simulated, for the report's notes.
-    """
+    """Return the report with its advice estimated from recorded sizes, whatever advice it had; ``gpu`` is the card that
+    the run is to fit, ``why`` says in the report's notes why nothing is simulated."""
     from memprof.advice.estimate import estimated_advice
     from memprof.advice.simulated_advice import estimated_parts
 
@@ -34,11 +26,7 @@ def estimated(report: Mapping[str, Any], gpu: str | None = None, why: str = "") 
 
 
 def simulated(
-    report: Mapping[str, Any],
-    gpu: str | None,
-    seconds: float,
-    workers: int | None = None,
-    use_cache: bool = True,
+    report: Mapping[str, Any], gpu: str | None, seconds: float, workers: int | None = None, use_cache: bool = True
 ) -> dict[str, Any]:
     """Return the report with its advice simulated for at most ``seconds``; a note says why where it cannot be."""
     from memprof.advice.simulated_advice import simulated_parts

@@ -20,11 +20,8 @@ def report_answer(
 ) -> Answer:
     """Make the answer of a command that reports one run.
 
-    Args:
-        kind: what is shown of it, see :data:`memprof.reports.renderers.ANSWERS`.
-        report: the run's report, redacted already where that was asked for.
-        analysis: what it was made of, for a page with the timeline; None where only the report is there.
-        redact: leave out of the page, too, who made it and where.
+    ``kind`` is one of :data:`memprof.reports.renderers.ANSWERS`; ``report`` is redacted already where that was asked
+    for; ``analysis`` is what it was made of, for a page with the timeline, which ``redact`` concerns too.
     """
 
     def document() -> Document:
@@ -58,13 +55,8 @@ def compared_document(analysis: Analysis | None, page: bool, redact: bool = Fals
 
 
 def redacted(data: Any, redact: bool, analysis: Analysis | None = None) -> Any:
-    """Return plain data ready to share: where ``--redact`` asks, a copy without paths, names and tokens.
-
-    Args:
-        data: a report, or a part of one.
-        redact: whether it is asked for.
-        analysis: of the run: the names of machines and users that its snapshot gives away go too.
-    """
+    """Return plain data ready to share: where ``--redact`` asks, a copy without paths, names and tokens, and without
+    those of machines and users that the snapshot of ``analysis`` gives away."""
     if not redact:
         return data
     from memprof.redact import redact as without_names

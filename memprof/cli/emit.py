@@ -31,11 +31,8 @@ class Output:
 
     @classmethod
     def asked(cls, style: str, json_file: Path | None, page: Path | None = None) -> Output:
-        """Read the options: ``--json -`` prints JSON instead of what ``--format`` says.
-
-        Raises:
-            UsageError: ``--json -`` and ``--format markdown`` both claim standard output.
-        """
+        """Read the options: ``--json -`` prints JSON instead of what ``--format`` says; UsageError where that is
+        markdown."""
         if json_file is None or str(json_file) != "-":
             return cls(style, json_file, page)
         if style == "markdown":
@@ -44,13 +41,7 @@ class Output:
 
     @property
     def wants_json(self) -> bool:
-        """Tell whether the JSON is printed or written."""
         return self.style == "json" or self.json_file is not None
-
-
-def _format_option(kind: str) -> _Option:
-    styles = click.Choice([style for style in formats_of(kind) if style != "html"])
-    return click.option("--format", "style", type=styles, default="text", help="Choose what is printed; default: text.")
 
 
 _json_option = click.option(
@@ -60,16 +51,14 @@ _json_option = click.option(
 
 
 def output_options(kind: str, page: str | None = None, json_file: bool = True) -> _Option:
-    """Give a command ``--format`` and, where it has them, ``-o`` and ``--json``; it gets them as one ``output``.
+    """Give a command ``--format`` in the formats of ``kind`` and, where it has them, ``-o`` with ``page`` as its help
+    and ``--json``; it gets them as one ``output``.
 
     Places that cannot be written to are refused before the command begins.
-
-    Args:
-        kind: what it answers: the formats there are renderers of can be chosen.
-        page: the help of ``-o``; None for a command without a page.
-        json_file: whether it takes ``--json``.
     """
-    options = [_format_option(kind)]
+    styles = click.Choice([style for style in formats_of(kind) if style != "html"])
+    shown = "Choose what is printed; default: text."
+    options: list[_Option] = [click.option("--format", "style", type=styles, default="text", help=shown)]
     if page is not None:
         metavar = "FILE.html" if "FILE.html" in page else "FILE"
         file = click.Path(path_type=Path)
@@ -107,14 +96,11 @@ def _refuse_inputs(file: Path, given: dict[str, Any]) -> None:
 
 
 def emit(answer: Answer, output: Output, verdict: str = "", fits: bool = True) -> None:
-    """Write an answer's files, print it, and end with exit code 4 where something does not fit.
+    """Write an answer's files, print it, and end (SystemExit) with exit code 4 where something does not fit; InputError
+    where a file cannot be written.
 
     Only the answer goes to standard output. The names of files, the answer's caption and the verdict go to standard
     error.
-
-    Raises:
-        InputError: a file cannot be written.
-        SystemExit: ``fits`` is False.
     """
     from memprof.files import write_text
 

@@ -33,11 +33,7 @@ class GivenRun:
 
 def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
     """Read the snapshot at ``path`` and attribute it; a large one is read once (:mod:`memprof.analysis.cache`).
-
-    Raises:
-        InputError: the file, or the file of rules, cannot be used.
-        UsageError: the snapshot holds nothing of ``device``.
-    """
+    InputError where a file cannot be used, UsageError where the snapshot holds nothing of ``device``."""
     from memprof.advice.analyze_with_advice import ReportOf, analyze_once
 
     with working(f"Reading {path.name}"):
@@ -45,12 +41,8 @@ def analysed(path: Path, device: int | None = None, rules: Path | None = None) -
 
 
 def read_run(path: Path, device: int | None = None) -> GivenRun:
-    """Read the run at ``path``: a snapshot, a report's JSON, or the recording with the highest peak in a folder.
-
-    Raises:
-        InputError: there is none, or it cannot be used.
-        UsageError: the snapshot holds nothing of ``device``.
-    """
+    """Read the run at ``path``: a snapshot, a report's JSON, or the recording with the highest peak in a folder. Errors
+    as of :func:`analysed`."""
     from memprof.analysis.ranks.run_folders import file_of_run
 
     path = file_of_run(path)
@@ -62,11 +54,8 @@ def read_run(path: Path, device: int | None = None) -> GivenRun:
 
 
 def known_report(path: Path) -> dict[str, Any] | None:
-    """Read a report's JSON; None where the file is a snapshot.
-
-    Raises:
-        InputError: the JSON is another answer of memprof's, or not what its schema says.
-    """
+    """Read a report's JSON; None where the file is a snapshot. InputError for another answer of memprof's, or what is
+    not as its schema says."""
     from memprof.analysis.report_files import read_memprof_json
 
     data = read_memprof_json(path)

@@ -8,11 +8,8 @@ import click
 
 
 def grouped(groups: Mapping[str, str], rest: str = "Output") -> type[click.Command]:
-    """Make a command class that shows its options by group.
-
-    ``groups`` maps a group's title to its options' Python names, separated by blanks; options in no group come last,
-    under ``rest``.
-    """
+    """Make a command class that shows its options by group: ``groups`` maps a group's title to its options' Python
+    names, separated by blanks; options in no group come last, under ``rest``."""
     group_of = {name: title for title, names in groups.items() for name in names.split()}
 
     class Grouped(click.Command):

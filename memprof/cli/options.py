@@ -26,17 +26,13 @@ class _Recording(click.Path):
 RECORDING = _Recording(path_type=Path, allow_dash=True)
 
 device_option = click.option(
-    "--device",
-    type=click.IntRange(min=0),
-    metavar="N",
+    "--device", type=click.IntRange(min=0), metavar="N",
     help="Look at this device; default: the one that ran out of memory, else the fullest.",
-)
+)  # fmt: skip
 rules_option = click.option(
-    "--rules",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    "--rules", type=click.Path(path_type=Path), metavar="FILE",
     help="Add these stack rules (TOML) to the shipped ones, which they override.",
-)
+)  # fmt: skip
 redact_option = click.option(
     "--redact", is_flag=True, help="Leave out home directories, host and user names, command lines and tokens."
 )
@@ -79,11 +75,7 @@ executor_option = click.option(
 
 
 def check_folder(folder: Path) -> None:
-    """Check, before a long run, that a folder can be made and written to, without making it.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Check (InputError), before a long run, that a folder can be made and written to, without making it."""
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir():
         raise InputError(f"{folder}: cannot be written to ({nearest.name} is no folder).")

@@ -28,12 +28,7 @@ _GENERATION = (9, 0)
 
 
 def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: Output) -> None:
-    """Simulate the run at ``like`` unchanged and with ``changes``, and put measured and simulated side by side.
-
-    Raises:
-        InputError, UsageError: the run cannot be read or simulated.
-        SystemExit: ``gpu`` is given, and the changed run does not fit it.
-    """
+    """Simulate the run at ``like`` unchanged and with ``changes``, and put measured and simulated side by side."""
     from memprof.config.from_recording import place_model, ran_on, settings_like
     from memprof.config.gpus import find_gpu
     from memprof.plan.cache import cache_folder
@@ -76,11 +71,8 @@ def _the_card(here: str) -> Gpu:
 
 
 def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """Collect settings by name, from ``--set`` and from the command's other options; ``--set`` wins.
-
-    Raises:
-        UsageError: a name is no setting.
-    """
+    """Collect settings by name, from ``--set``, which wins, and from the command's other options; UsageError for a name
+    that is no setting."""
     from memprof.config.settings import ALIASES, Settings
 
     known = [f.name for f in fields(Settings)]
@@ -131,11 +123,7 @@ def _plain(value: Any) -> str:
 
 
 def _compared(
-    given: GivenRun | None,
-    unchanged: Outcome | None,
-    changed: Outcome | None,
-    changes: dict[str, Any],
-    page: bool,
+    given: GivenRun | None, unchanged: Outcome | None, changed: Outcome | None, changes: dict[str, Any], page: bool
 ) -> tuple[dict[str, Any], list[Document | None]]:
     """Compare what was recorded, where it is given, with what was simulated; returns ``memprof.compare/1`` and each
     run's document.

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def need_torch() -> None:
-    """Refuse to simulate where a package that it executes is not installed.
-
-    Raises:
-        UsageError: it names what is missing and how to install it.
-    """
+    """Refuse to simulate where a package that it executes is not installed: a UsageError says how to install it."""
     from importlib.util import find_spec
 
     missing = [name for name in ("torch", "transformers", "trl", "peft") if find_spec(name) is None]
@@ -33,12 +29,7 @@ def need_torch() -> None:
 
 
 def emit_simulated(answer: Answer, outcome: Outcome, output: Output) -> None:
-    """Write the snapshot where ``-o`` names no page, then emit the answer with the verdict.
-
-    Raises:
-        InputError: a file cannot be written.
-        SystemExit: the run does not fit the GPU it was asked about.
-    """
+    """Write the snapshot where ``-o`` names no page, then emit the answer with the verdict."""
     if output.page is not None and output.page.suffix != ".html":
         from memprof.snapshot import save_snapshot
 

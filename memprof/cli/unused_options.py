@@ -54,15 +54,10 @@ _NOTHING_ASKED = ("none", "dynamic", "auto", "")
 
 
 def refuse_unused(settings: Settings, given: Mapping[str, Any], open_names: Collection[str] = ()) -> None:
-    """Refuse an option that changes nothing in a run of these settings.
+    """Refuse (UsageError) an option of ``given``, by the settings' names, that changes nothing in a run of these
+    settings.
 
-    Args:
-        settings: the run.
-        given: what the command line says, by the settings' names; None is not given.
-        open_names: settings that the command varies itself, which decide nothing yet.
-
-    Raises:
-        UsageError: it names the option and why.
+    ``open_names``: settings that the command varies itself, which decide nothing yet.
     """
     for rule in _RULES:
         for name in rule.names:

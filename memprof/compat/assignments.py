@@ -42,11 +42,8 @@ def names_used(function: Any) -> set[str]:
 
 
 def keys_in(function: Any) -> set[str]:
-    """Return all keys that a function's code writes or reads by a constant text, and attributes it sets.
-
-    Names of arguments and of local variables are none, though they often are the same words. Empty where it is not
-    written in Python.
-    """
+    """Return all keys that a function's code writes or reads by a constant text, and attributes it sets; names of
+    arguments and local variables are none. Empty where it is not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return set()

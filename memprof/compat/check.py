@@ -33,7 +33,6 @@ def require(feature: str) -> None:
 
     Raises:
         UsageError: a package is not installed or too old, or has no longer what the feature needs of it.
-        KeyError: there is no such feature.
     """
     asked = FEATURES[feature]
     for package, versions in asked.tested.items():
@@ -60,12 +59,8 @@ def require(feature: str) -> None:
 def missing(feature: str, of: Any = None) -> list[str]:
     """Return a note for each consequence of an optional target of ``feature`` that is not as expected.
 
-    Args:
-        of: the object the feature works on, such as a trainer. Targets of its sisters' classes are left out: a trainer
-            that is no ``GRPOTrainer`` misses none of its methods.
-
-    Raises:
-        KeyError: there is no such feature.
+    ``of``: the object the feature works on. Targets of its sisters' classes are left out: a trainer that is no
+    ``GRPOTrainer`` misses none of its methods.
     """
     names = targets_for(feature)
     wanted = (target for target in TARGETS if names.intersection(target.optional_for) and _concerns(target, of))

@@ -10,13 +10,10 @@ from memprof.compat.versions import EXECUTING, WATCHING, Range
 
 @dataclass(frozen=True)
 class Feature:
-    """Something a user enters.
+    """Something a user enters: its ``title`` is the subject of its refusal, "The lean trainer".
 
-    Attributes:
-        title: the subject of its refusal: "The lean trainer".
-        tested: packages it needs and the versions it was tested with.
-        includes: features whose targets are its targets too.
-        imports: whether checking may import packages. What watches a run looks only at what the run has imported.
+    ``tested``: packages it needs and their versions. ``includes``: features whose targets are its targets too.
+    ``imports``: whether checking may import packages. What watches a run looks only at what the run has imported.
     """
 
     title: str
@@ -54,11 +51,7 @@ FEATURES: dict[str, Feature] = {
 
 
 def targets_for(feature: str) -> frozenset[str]:
-    """Return the feature's name and those of all it includes.
-
-    Raises:
-        KeyError: there is no such feature.
-    """
+    """Return the feature's name and those of all it includes."""
     found = {feature}
     for other in FEATURES[feature].includes:
         found |= targets_for(other)

@@ -27,11 +27,7 @@ class Patches:
         self._put: list[tuple[Any, str, Any, Any]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Replace ``owner.name``.
-
-        Raises:
-            Missing: there is no such attribute.
-        """
+        """Replace ``owner.name``; Missing where there is no such attribute."""
         if not hasattr(owner, name):
             raise Missing(f"{getattr(owner, '__name__', type(owner).__name__)} has no {name}")
         previous = vars(owner).get(name, _ABSENT)
@@ -39,11 +35,7 @@ class Patches:
         self._put.append((owner, name, value, previous))
 
     def restore(self, *, over: bool = False) -> None:
-        """Put everything back, the last first.
-
-        Args:
-            over: also where somebody else has replaced our value since; otherwise theirs stays.
-        """
+        """Put everything back, the last first; ``over``: also where somebody else has replaced our value since."""
         while self._put:
             owner, name, value, previous = self._put.pop()
             if not over and vars(owner).get(name, _ABSENT) is not value:
@@ -56,11 +48,7 @@ class Patches:
 
 @contextmanager
 def replacing(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replace attributes ``(owner, name, value)`` inside a ``with`` block.
-
-    Raises:
-        Missing: an owner has no such attribute; nothing is replaced then.
-    """
+    """Replace attributes ``(owner, name, value)`` inside a ``with`` block; where one is Missing, none."""
     patches = Patches()
     try:
         for owner, name, value in changes:
@@ -72,22 +60,15 @@ def replacing(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextmanager
 def patching(*changes: tuple[Target, Any]) -> Iterator[None]:
-    """Replace targets inside a ``with`` block; optional ones that are not there are left out.
-
-    Raises:
-        Missing: a target some feature needs is not there; ``require()`` of that feature says so before.
-    """
+    """Replace targets inside a ``with`` block; optional ones that are not there are left out, needed ones are Missing,
+    which ``require()`` of their feature says before."""
     places = [(target.place(), value) for target, value in changes if target.needed_by or target.find()]
     with replacing(*((owner, name, value) for (owner, name), value in places)):
         yield
 
 
 def bind(instance: Any, target: Target, function: Callable[..., Any]) -> None:
-    """Make ``function`` a method of one object in the target's place, for good.
-
-    Raises:
-        Missing: the object has no such method.
-    """
+    """Make ``function`` a method of one object in the target's place, for good; Missing where it has no such method."""
     if not callable(getattr(instance, target.name, None)):
         raise Missing(f"{type(instance).__name__} has no method {target.name}")
     setattr(instance, target.name, types.MethodType(function, instance))

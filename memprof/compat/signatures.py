@@ -36,11 +36,7 @@ class Declared:
 
 @functools.cache
 def declared(signature: str) -> Declared:
-    """Parse a declaration.
-
-    Raises:
-        ValueError: it is no function's head.
-    """
+    """Parse a declaration; ValueError where it is no function's head."""
     try:
         (head,) = ast.parse(f"def f{signature}: ...").body
     except SyntaxError:

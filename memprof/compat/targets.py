@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -76,7 +75,6 @@ class Target:
 
     @property
     def package(self) -> str:
-        """Return the package's name."""
         return self.module.partition(".")[0]
 
     @property
@@ -101,22 +99,16 @@ class Target:
         return next((found for module, path in self.places if (found := look_up(module, path)) is not ABSENT), ABSENT)
 
     def get(self) -> Any:
-        """Return the object. Look it up when a feature is entered, not inside its loops.
-
-        Raises:
-            Missing: it is not there; ``require()`` of a feature says so before, in a sentence.
-        """
+        """Return the object; Missing where it is not there, which ``require()`` of a feature says before, in a
+        sentence. Look it up when a feature is entered, not inside its loops."""
         found = self.find()
         if found is ABSENT:
             raise Missing(f"{self.path} is not in {self.module}")
         return found
 
     def place(self) -> tuple[Any, str]:
-        """Return the class or module that holds the name, and the name: where a replacement is written.
-
-        Raises:
-            Missing: it is not there.
-        """
+        """Return the class or module that holds the name, and the name: where a replacement is written; Missing as
+        :meth:`get`."""
         for module, path in self.places:
             if look_up(module, path) is not ABSENT:
                 owner, _, name = path.rpartition(".")
@@ -146,7 +138,7 @@ def look_up(module: str, path: str) -> Any:
     """Import ``module`` and return ``path`` inside it; ``ABSENT`` where either is missing."""
     try:
         found = importlib.import_module(module)
-        for part in _parts(path):
+        for part in filter(None, path.split(".")):  # an empty path is the module's own
             found = getattr(found, part)
     except (ImportError, AttributeError, RuntimeError, OSError):  # transformers' lazy modules raise RuntimeError
         return ABSENT
@@ -169,6 +161,3 @@ def _is_whole(module: Any) -> bool:
     """Tell whether a module's import has ended; before that, names are missing."""
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
-
-def _parts(path: str) -> Iterator[str]:
-    return iter(path.split(".")) if path else iter(())

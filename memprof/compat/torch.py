@@ -56,15 +56,9 @@ _UNCOMPILED = {
     **optional("torch.compile looks into the trace's own code, which costs time", _TRACE),
     "or_else": ("_dynamo.eval_frame.skip_code",),
 }
-SKIP_COMPILER = Target(
-    "torch._C", "_dynamo.eval_frame.set_code_exec_strategy", **_UNCOMPILED
-)
-FRAME_ACTION = read(
-    "torch._C", "_dynamo.eval_frame._FrameAction", **_UNCOMPILED
-)
-FRAME_STRATEGY = read(
-    "torch._C", "_dynamo.eval_frame._FrameExecStrategy", **_UNCOMPILED
-)
+SKIP_COMPILER = Target("torch._C", "_dynamo.eval_frame.set_code_exec_strategy", **_UNCOMPILED)
+FRAME_ACTION = read("torch._C", "_dynamo.eval_frame._FrameAction", **_UNCOMPILED)
+FRAME_STRATEGY = read("torch._C", "_dynamo.eval_frame._FrameExecStrategy", **_UNCOMPILED)
 STORAGE_KEY = read("torch", "UntypedStorage._cdata", needed_by=("record.cuda", *_TRACED))
 STORAGE_RESIZE = replaced("torch", "UntypedStorage.resize_", "(self, size)", needed_by=_TRACED)
 OPERATOR_SCHEMA = read("torch", "ops.aten.add.Tensor._schema", needed_by=_TRACED)

@@ -9,8 +9,7 @@ _FULLY = "torch.distributed.fsdp._fully_shard"
 _FSDP2 = ("simulate.fsdp2",)
 _WATCHED = ("callback", "run", "attach")
 _SHARDS1, _SHARDS2 = (
-    optional(f"shards and gathered parameters of {of} cannot be told apart", _WATCHED)
-    for of in ("FSDP", "FSDP2")
+    optional(f"shards and gathered parameters of {of} cannot be told apart", _WATCHED) for of in ("FSDP", "FSDP2")
 )
 _FASTER = optional("sharded steps take longer to simulate", ("simulate.fsdp2", "simulate.tp"))
 

@@ -30,11 +30,7 @@ EXECUTING = {
     "torch": Range("2.6", "2.15"),
 }
 #: What watches a run: callback, ``memprof run``, ``attach``, recording.
-WATCHING = {
-    "trl": Range("0.19", "1.16"),
-    "transformers": Range("4.50", "5.24"),
-    "torch": Range("2.2", "2.15"),
-}
+WATCHING = {"trl": Range("0.19", "1.16"), "transformers": Range("4.50", "5.24"), "torch": Range("2.2", "2.15")}
 #: Packages as their authors write them.
 SPOKEN = {
     "trl": "TRL",

@@ -27,10 +27,7 @@ def _resolve(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 def find_config(model: str) -> dict[str, Any]:
     """Return a model's config, by a folder, a JSON file, or a hub id of the catalogue (letter case is ignored).
-
-    Raises:
-        InputError: nothing is known by that name; the message says how to give a config.
-    """
+    InputError where nothing is known by that name; the message says how to give a config."""
     path = Path(model)
     if path.is_dir():
         path = path / "config.json"

@@ -36,8 +36,7 @@ def _packaged() -> dict[str, Any]:
 
 def comparisons() -> tuple[dict[str, Any], ...]:
     """Return every comparison: ``name``, ``class``, ``where`` (gpu, emulated, cpu, published), ``what`` (peak,
-    allocated, reserved, device, generation), and the measured and simulated bytes.
-    """
+    allocated, reserved, device, generation), and the measured and simulated bytes."""
     return tuple(_packaged()["comparisons"])
 
 
@@ -53,9 +52,8 @@ def stated_range(errors: Sequence[float]) -> tuple[float, float]:
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """Name the class of runs on the real allocator that a run with these settings belongs to: its trainer, and what is
-    trained.
-    """
+    """Name the class of runs on the real allocator that a run with these settings belongs to: trainer, and what is
+    trained."""
     trainer = str(config.get("trainer") or "grpo")
     if trainer == "grpo" and config.get("recipe") == "lean":
         return "lean trainer on an emulated card"

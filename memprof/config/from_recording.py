@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.from_trainer import dropout_of, four_bit, lean_values, optimizer_of, sharding_of
+from memprof.config.from_trainer import dropout_of, dtype_of, four_bit, lean_values, optimizer_of, sharding_of
 from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
@@ -39,12 +39,9 @@ class Likeness:
 
 
 def settings_like(source: Mapping[str, Any]) -> Likeness:
-    """Say what has to be simulated to execute a recorded run again.
+    """Say what has to be simulated to execute the run of a report's ``source`` again.
 
     ``settings.model`` is the model's name: before simulating, put :func:`place_model`'s answer there.
-
-    Args:
-        source: a report's ``source``.
 
     Raises:
         InputError: the recording does not say enough; the sentence names what is missing. Where what it says could not
@@ -113,8 +110,8 @@ _SAME = (*(ours for ours, theirs in GRPO_NAMES.items() if ours == theirs and our
 
 
 def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any]) -> Likeness:
-    kind = _kind(config)
-    supervised = kind in ("sft", "dpo")
+    trainer = _kind(config)
+    supervised = trainer in ("sft", "dpo")
     if not supervised and "num_generations" not in config:
         what = config.get("trainer") or "hand-written loop"
         raise UsageError(f"a {what} is none of GRPO, RLOO, SFT and DPO, whose steps are simulated")
@@ -127,19 +124,20 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     if config.get("reward_bytes"):
         assumed.append("reward models are left out")
     values["model"] = str(config.get("model_name") or "model")
-    values["trainer"] = kind
+    values["trainer"] = trainer
     values["device"] = "cuda" if source.get("kind") == "cuda" else "cpu"
     values["dtype"] = _dtype(config, setup)
     asked = config.get("mixed_precision")
     values["mixed_precision"] = "bf16" if config.get("bf16") else "fp16" if config.get("fp16") else asked or "no"
-    values["gradient_checkpointing"] = _checkpointing(config, setup)
+    on, kind = config.get("gradient_checkpointing", True), setup.get("checkpointing") or {}
+    values["gradient_checkpointing"] = "offloaded" if on and kind.get("offload") else on
     values["optim"], note = optimizer_of(str(config.get("optim") or "adamw_torch_fused"))
     assumed += note
     values["attn"] = attention_of(config.get("attn_implementation"))
     values |= _adapter(config, setup)
     values |= _ranks(source, config, assumed)
     if supervised:
-        values |= _rows(config, setup, kind, assumed)
+        values |= _rows(config, setup, trainer, assumed)
     else:
         values["generation"] = generation_of(config.get("use_vllm"), config.get("vllm_mode"))
         values |= _lengths(config, setup, assumed)
@@ -162,17 +160,10 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:
-    """Return the dtype of most floating-point parameters; an adapter's few in float32 do not decide."""
-    by_count: dict[str, int] = {n: c for n, c in (setup.get("dtypes") or {}).items() if n in CHOICES["dtype"]}
-    if by_count:
-        return max(by_count, key=lambda name: by_count[name])
+    if (known := dtype_of(setup)) is not None:
+        return known
     name = str(config.get("dtype") or "float32")
     return name if name in CHOICES["dtype"] else "bfloat16"
-
-
-def _checkpointing(config: Mapping[str, Any], setup: Mapping[str, Any]) -> Any:
-    on = config.get("gradient_checkpointing", True)
-    return "offloaded" if on and (setup.get("checkpointing") or {}).get("offload") else on
 
 
 def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,10 +231,7 @@ def _ranks(source: Mapping[str, Any], config: Mapping[str, Any], assumed: list[s
 
 def model_values(source: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the model's config: recorded, of the catalogue by its name, or put together from sizes.
-
-    Raises:
-        InputError: nothing of it is known.
-    """
+    InputError where nothing of it is known."""
     recorded = (source.get("setup") or {}).get("model_config")
     if isinstance(recorded, Mapping) and recorded.get("model_type"):
         return {name: value for name, value in recorded.items() if name != "use_cache"}

@@ -21,15 +21,10 @@ from memprof.config.trl_arguments import attention_of, generation_of
 ARGUMENTS = {
     name: GRPO_NAMES[name]
     for name in (
-        "num_generations",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "steps_per_generation",
-        "completion_length",
-        "beta",
-        "optim",
+        "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
+        "completion_length", "beta", "optim",
     )
-}
+}  # fmt: skip
 #: All settings that may be given instead of a script's own.
 CHANGEABLE = (*ARGUMENTS, "prompt_length", "attn", "padding", "generation", "alloc_conf")
 #: What :func:`lean_values` reads.
@@ -41,16 +36,9 @@ _MAX_ROWS = 1000  # of a dataset, looked at for the longest prompt
 _LONGEST = 64  # prompts with the most characters, whose tokens are counted
 # Where these are not at their default, a simulation of the settings alone is of another run.
 _ONLY_THE_TRAINERS = (
-    "micro_splitting",
-    "exact_two_pass",
-    "skip_zero_advantages",
-    "fused_loss",
-    "loss_chunk_tokens",
-    "packing",
-    "reference",
-    "stochastic_rounding",
-    "gradient_sums",
-)
+    "micro_splitting", "exact_two_pass", "skip_zero_advantages", "fused_loss", "loss_chunk_tokens", "packing",
+    "reference", "stochastic_rounding", "gradient_sums",
+)  # fmt: skip
 # In the names of an adapter's parameters: PEFT's prefixes, and copies of modules that are trained beside it.
 _ADAPTERS = re.compile(r"(^|\.)(lora_|vera_|modules_to_save\.)")
 _CACHES = ("dynamic", "static", "quantized")
@@ -59,14 +47,9 @@ _CACHES = ("dynamic", "static", "quantized")
 def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, attention: Any) -> Settings:
     """Describe the run that a built lean trainer will make, on all its ranks.
 
-    Completions have their full length, prompts the length of the dataset's longest.
-
-    Args:
-        trainer: a lean trainer, or a trainer with its arguments.
-        model: its model without the wrappers of an adapter or of a sharded run.
-        notes: sentences on what was assumed are added to it.
-        name: where the model was loaded from; empty where it was not.
-        attention: transformers' name of its attention code.
+    Completions have their full length, prompts the length of the dataset's longest. ``model`` has no wrappers of an
+    adapter or of a sharded run; ``name`` is where it was loaded from; ``attention`` is transformers' name of its
+    attention code. Sentences on what was assumed are added to ``notes``.
 
     Raises:
         UsageError: the settings contradict each other, or cannot be simulated.
@@ -84,8 +67,7 @@ def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, atten
     stage = getattr(getattr(accelerator.state, "deepspeed_plugin", None), "zero_stage", None)
     kind = str(getattr(accelerator.distributed_type, "value", ""))
     return settings.with_(
-        lora_target_modules=_targets(adapted),
-        **sharding_of(int(accelerator.num_processes), kind, stage or 2),
+        lora_target_modules=_targets(adapted), **sharding_of(int(accelerator.num_processes), kind, stage or 2)
     )
 
 
@@ -95,10 +77,8 @@ def trainer_kind(trainer: Any) -> str:
 
 
 def supervised_kind(trainer: Any) -> str | None:
-    """Return ``sft`` or ``dpo`` for TRL's ``SFTTrainer`` and ``DPOTrainer`` and subclasses that users make of them.
-
-    None for TRL's own subclasses, which have a teacher or generate.
-    """
+    """Return ``sft`` or ``dpo`` for TRL's ``SFTTrainer`` and ``DPOTrainer`` and subclasses that users make of them;
+    None for TRL's own subclasses, which have a teacher or generate."""
     for kind in type(trainer).__mro__:
         if kind.__name__ in _SUPERVISED:
             return _SUPERVISED[kind.__name__]
@@ -118,17 +98,11 @@ def from_arguments(
     name: str = "",
     kind: str = "grpo",
 ) -> Settings:
-    """Describe the run that a ``GRPOConfig`` or ``RLOOConfig``, a model and an adapter make.
+    """Describe the run that ``arguments``, a ``GRPOConfig``, ``RLOOConfig`` or (``lean``) a lean one, a model or the
+    name of one, and an adapter make: a ``LoraConfig``, or None for the one that the model has, if any.
 
-    Args:
-        arguments: such a config, or for the lean trainer a lean one.
-        model: a model, or the name of one.
-        adapter: a ``LoraConfig``, or None: then the adapter that the model has, if any.
-        changes: settings to override, and ``device``.
-        notes: sentences on what is not simulated as it is are added to it.
-        lean: the trainer is the lean one.
-        name: where a model was loaded from.
-        kind: ``grpo`` or ``rloo``.
+    ``changes`` are settings to override, and ``device``; ``name`` is where a model was loaded from. Sentences on what
+    is not simulated as it is are added to ``notes``.
 
     Raises:
         UsageError: the settings contradict each other.
@@ -166,20 +140,15 @@ def from_arguments(
 
 
 def as_built(settings: Settings, setup: Mapping[str, Any]) -> Settings:
-    """Return the settings with what the built model has: the dtype of most of its weights, and whether in 4 bits.
-
-    Args:
-        settings: read before the trainer was built.
-        setup: ``dtypes`` (elements by dtype) and ``load_in_4bit``, as a recording keeps them.
-    """
-    kinds = {name: count for name, count in setup["dtypes"].items() if name in CHOICES["dtype"]}
+    """Return the settings, read before the trainer was built, with what the built model has: the dtype of most of its
+    weights, and whether in 4 bits, by ``setup`` as a recording keeps it."""
     changes: dict[str, Any] = {"load_in_4bit": setup["load_in_4bit"] and settings.lora_r is not None}
     if changes["load_in_4bit"]:
         changes |= four_bit(setup)
     if settings.lora_r is not None:
         changes["lora_dropout"] = dropout_of(setup.get("adapter") or {})
-    if kinds:
-        changes["dtype"] = max(kinds, key=lambda name: kinds[name])
+    if (dtype := dtype_of(setup)) is not None:
+        changes["dtype"] = dtype
     return settings.with_(**changes)
 
 
@@ -200,6 +169,12 @@ def four_bit(setup: Mapping[str, Any]) -> dict[str, Any]:
     return {**told, "bnb_4bit_compute_dtype": kind} if kind in CHOICES["bnb_4bit_compute_dtype"] else told
 
 
+def dtype_of(setup: Mapping[str, Any]) -> str | None:
+    """Return the dtype of most parameters, of those that a simulation knows; an adapter's few do not decide."""
+    counts = {name: count for name, count in (setup.get("dtypes") or {}).items() if name in CHOICES["dtype"]}
+    return max(counts, key=lambda name: counts[name], default=None)
+
+
 def dropout_of(adapter: Mapping[str, Any]) -> float:
     """Return the share of an adapter's inputs that is dropped."""
     share = adapter.get("lora_dropout")
@@ -207,13 +182,8 @@ def dropout_of(adapter: Mapping[str, Any]) -> float:
 
 
 def sharding_of(ranks: int, kind: str, stage: Any) -> dict[str, Any]:
-    """Return ``gpus`` and ``sharding``.
-
-    Args:
-        ranks: processes.
-        kind: accelerate's ``distributed_type``.
-        stage: of ZeRO, where ``kind`` is DeepSpeed.
-    """
+    """Return ``gpus`` and ``sharding`` of so many ``ranks``; ``kind`` is accelerate's ``distributed_type``, ``stage``
+    ZeRO's."""
     if ranks == 1:
         return {"gpus": 1}
     kind = kind.upper()
@@ -222,12 +192,8 @@ def sharding_of(ranks: int, kind: str, stage: Any) -> dict[str, Any]:
 
 
 def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return settings by name from the lean trainer's arguments.
-
-    Args:
-        config: :data:`LEAN_ARGUMENTS` by name; what is missing has the lean trainer's default.
-        notes: sentences are added to it where a setting stands for another one.
-    """
+    """Return settings by name from the lean trainer's arguments, :data:`LEAN_ARGUMENTS`; what is missing has its
+    default. Sentences are added to ``notes`` where a setting stands for another one."""
     values = {name: config[name] for name in LEAN_NAMES if config.get(name) is not None}
     kind = config.get("checkpointing") or "auto"
     if kind == "auto":
@@ -296,10 +262,7 @@ def _dtype(arguments: Any, model: Any) -> str:
 
 
 def _elements_by_dtype(model: Any) -> Counter[str]:
-    """Count the elements of a model's own floating-point weights by dtype.
-
-    An adapter's parameters are left out: there are more of its tensors than of the model's, often in another dtype.
-    """
+    """Count the elements of a model's own floating-point weights by dtype, without an adapter's, often in another."""
     kinds: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         if parameter.dtype.is_floating_point and not _ADAPTERS.search(name):

@@ -36,7 +36,6 @@ class Gpu:
 
     @property
     def threads_per_processor(self) -> int:
-        """Return the threads that one multiprocessor holds."""
         return _THREADS.get(self.capability, 2048)
 
     @property
@@ -88,11 +87,8 @@ def known_gpus() -> list[Gpu]:
 
 
 def find_gpu(text: str) -> Gpu:
-    """Find a GPU by name (``H100``, ``rtx 4090``, ``4090``, ``NVIDIA A100-SXM4-80GB``) or size (``24GB``, ``24GiB``).
-
-    Raises:
-        UsageError: neither a name that is known nor a size.
-    """
+    """Find a GPU by name (``H100``, ``rtx 4090``, ``4090``, ``NVIDIA A100-SXM4-80GB``) or size (``24GB``, ``24GiB``);
+    UsageError for what is neither."""
     names = {_key(gpu.name): gpu for gpu in known_gpus()}
     wanted = _key(text)
     wanted = _key(_cards()["aliases"].get(wanted, wanted))
@@ -110,25 +106,15 @@ def find_gpu(text: str) -> Gpu:
 
 
 def capacity_bytes(capacity: str | int) -> int:
-    """Return the bytes of a device named by size or by card; the one reader of every option that takes a capacity.
-
-    Args:
-        capacity: a size or a card as :func:`find_gpu` reads them, or bytes as a number.
-
-    Raises:
-        UsageError: neither; or a number so small that it cannot be meant as bytes.
-    """
+    """Return the bytes of a device named by size or by card (:func:`find_gpu`), or given in bytes as a number; the one
+    reader of every option that takes a capacity. UsageError: neither; or a number too small to be meant as bytes."""
     if isinstance(capacity, int) and capacity >= _LEAST_BYTES:
         return capacity
     return find_gpu(str(capacity)).total_bytes
 
 
 def gpu_of(card: str | Gpu | Mapping[str, Any]) -> Gpu:
-    """Return the card that is given as text (:func:`find_gpu`), as itself, or as :meth:`Gpu.to_dict` wrote it.
-
-    Raises:
-        UsageError: a text that is neither a known name nor a size.
-    """
+    """Return the card that is given as text (:func:`find_gpu`), as itself, or as :meth:`Gpu.to_dict` wrote it."""
     if isinstance(card, Gpu):
         return card
     if isinstance(card, str):

@@ -46,15 +46,11 @@ class LayerCache:
         return self.convolution * itemsize + self.recurrent * 4
 
 
-def caches_of(
-    read: Read, kinds: Iterable[str], kv_heads: int, head_dim: int, value_dim: int
-) -> tuple[LayerCache, ...]:
+def caches_of(read: Read, kinds: Iterable[str], kv_heads: int, head_dim: int, value_dim: int) -> tuple[LayerCache, ...]:
     """Return what each layer keeps.
 
-    Args:
-        read: from a name to its value in the language model's config.
-        kinds: of the layers, by transformers' names.
-        kv_heads, head_dim, value_dim: of the layers whose config says nothing else.
+    ``read`` leads from a name to its value in the language model's config; ``kinds`` are transformers' names of the
+    layers; ``kv_heads``, ``head_dim`` and ``value_dim`` are of those whose config says nothing else.
     """
     convolution, recurrent = _states(read)
     window = read("sliding_window") or read("attention_chunk_size")
@@ -74,9 +70,7 @@ def caches_of(
 
 def latent_of(read: Read) -> int:
     """Count the elements of one token's latent and its rotary key, of multi-head latent attention; 0 where it is not.
-
-    DeepSeek's later models keep more beside it and are not counted here.
-    """
+    What DeepSeek's later models keep beside it is not counted."""
     rank, rotary = read("kv_lora_rank"), read("qk_rope_head_dim")
     return int(rank) + int(rotary) if rank and rotary else 0
 
@@ -141,10 +135,7 @@ def _first(read: Read, *names: str) -> int:
 def kinds_of(read: Read, full_every: int, layers: int) -> tuple[str, ...]:
     """Return the kind of each layer by transformers' name.
 
-    Args:
-        read: from a name to its value in the language model's config.
-        full_every: where the config has a window and names no layers, one in so many sees everything; 0: none.
-        layers: how many there are.
+    ``full_every``: where the config has a window and names no layers, one in so many sees everything; 0: none.
     """
     stated = read("layer_types")
     if stated:

@@ -6,7 +6,7 @@ compares). Decoders of other families are counted as if they were Llama's. No to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -143,13 +143,9 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Any, counted: int | None = None) -> ModelShape:
-        """Read a config: the values of a ``config.json``, or transformers' object.
+        """Read the language model's part of a config: of the values of a ``config.json``, or of transformers' object.
 
-        The language model's part is read where a config nests it.
-
-        Args:
-            config: a mapping, or an object with ``get_text_config``.
-            counted: the number of parameters, where it is known otherwise.
+        ``counted``: the number of parameters, where it is known otherwise.
 
         Raises:
             InputError: a size is missing or no number; the sentence names it.
@@ -236,12 +232,10 @@ class ModelShape:
         return self.counted or self.embeddings + self.matrices + self.norms_and_biases
 
     def adapter_parameters(self, rank: int, targets: Iterable[str] = ("all-linear",)) -> int:
-        """Count the elements of a LoRA.
+        """Count the elements of a LoRA of this ``rank`` on the linear layers named in ``targets``.
 
-        Args:
-            rank: of its matrices.
-            targets: names of the linear layers it is on; ``all-linear`` stands for all but the output head. PEFT then
-                adapts experts and their routers too: gate and up, which are one tensor, with twice the rank.
+        ``all-linear`` stands for all but the output head. PEFT then adapts experts and their routers too: gate and up,
+        which are one tensor, with twice the rank.
         """
         wanted = set(targets)
         every = "all-linear" in wanted
@@ -257,14 +251,8 @@ class ModelShape:
         return max(1, sum(layer.token > 0 for layer in self.caches))
 
     def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
-        """Return the bytes of one sequence's keys and values.
-
-        A window holds at most its size, linear attention nothing, latent attention what both are made from.
-
-        Args:
-            tokens: of the sequence.
-            itemsize: bytes of one element.
-        """
+        """Return the bytes of one sequence's keys and values, ``itemsize`` bytes an element: a window holds at most its
+        size, linear attention nothing, latent attention what both are made from."""
         return sum(layer.key_value_bytes(tokens, itemsize) for layer in self.caches)
 
     def largest_kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
@@ -298,11 +286,8 @@ def _values_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
 
 
 def _sound(name: str, value: Any) -> Any:
-    """Return a value of a ``config.json``: what reads it need not ask what it is.
-
-    Raises:
-        InputError: it is of another kind than its name stands for.
-    """
+    """Return a value of a ``config.json``, so that what reads it need not ask what it is; InputError where it is of
+    another kind than its name stands for."""
     if name in _KINDS:
         good = isinstance(value, _KINDS[name])
     else:
@@ -336,22 +321,16 @@ def _widest(value: Any) -> int:
 
 
 def positions_of(config: Any) -> int | None:
-    """Return how many tokens a model's positions reach, scaled as transformers scales them; None: no limit is known.
-
-    ``config``: as :meth:`ModelShape.of` takes it.
-    """
+    """Return how many tokens a model's positions reach, scaled as transformers scales them; None: no limit is known."""
     read = _reader(config)
     limit = read("max_position_embeddings")
     if not isinstance(limit, int) or limit < 1 or read("alibi"):
         return None
-    return max([limit, *(_scaled(limit, rope) for rope in _ropes(read))])
-
-
-def _ropes(read: Callable[[str], Any]) -> Iterator[dict[str, Any]]:
-    """Yield the rotary parameters: one set of the model's, or one of each kind of layer."""
     found = read("rope_parameters") or read("rope_scaling") or {}
+    # One set of the model's, or one of each kind of layer.
     single = "rope_type" in found or "type" in found
-    yield from (found,) if single else (part for part in found.values() if isinstance(part, dict))
+    ropes = [found] if single else [part for part in found.values() if isinstance(part, dict)]
+    return max([limit, *(_scaled(limit, rope) for rope in ropes)])
 
 
 def _scaled(limit: int, rope: dict[str, Any]) -> int:

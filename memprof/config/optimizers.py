@@ -62,13 +62,8 @@ class Optimizer:
         return not self.executed
 
     def state_bytes(self, parameters: int, itemsize: int, exact: int = 0) -> int:
-        """Return the bytes of its state, paged or not.
-
-        Args:
-            parameters: elements that are trained.
-            itemsize: bytes of one of them.
-            exact: how many of them keep fp32 state where others have few bits (norms, biases, embeddings).
-        """
+        """Return the bytes of its state, paged or not, for so many trained ``parameters`` of ``itemsize`` bytes, of
+        which ``exact`` keep fp32 state where others have few bits (norms, biases, embeddings)."""
         if self.bits is None:
             return self.moments * itemsize * parameters
         if self.bits == 32:

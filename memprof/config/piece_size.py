@@ -20,11 +20,8 @@ def small_bytes(weights_bytes: int) -> int:
 def piece_tokens(shape: ModelShape, weights_bytes: int, itemsize: int, *, kept_layers: int | None = None) -> int:
     """Choose how many tokens of several sequences go through the model together: at most :data:`MOST_TOKENS`.
 
-    Args:
-        weights_bytes: of the weights as they are held.
-        itemsize: bytes of one element of hidden states.
-        kept_layers: layers of which all is kept until backward, beside every layer's input; None: nothing is kept,
-            as without a graph.
+    ``kept_layers``: layers of which all is kept until backward, beside every layer's input; None: nothing is kept, as
+    without a graph.
     """
     layer = _WIDE * shape.hidden + _INNER * max(shape.intermediate, shape.expert_intermediate)
     kept = 0 if kept_layers is None else shape.layers * shape.hidden + kept_layers * layer

@@ -25,12 +25,8 @@ class Speed:
 
 
 def speed_of(name: str, *, bfloat16: bool = True) -> Speed | None:
-    """Find a card's peaks by its name in ``cards.toml``; None for a card known by its size alone.
-
-    Args:
-        name: ``Gpu.name``.
-        bfloat16: whether half precision is bfloat16, which cards before Ampere compute as float32.
-    """
+    """Find a card's peaks by its name in ``cards.toml``; None for a card known by its size alone. ``bfloat16``: half
+    precision is that, which cards before Ampere compute as float32."""
     row = row_of(name)
     if row is None:
         return None

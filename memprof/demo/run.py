@@ -55,10 +55,9 @@ class DemoResult:
 def run(out: Path, *, quick: bool = False) -> DemoResult:
     """Fine-tune a small model with GRPO, fully and then with LoRA, and report where the memory went.
 
-    Writes ``full`` and ``lora`` as ``.html``, ``.json`` and ``.pickle`` into ``out``, each with the
-    trainer's log (``.training.json``), prints the table of each, and ends with ``compare.html``: what LoRA
-    saves, and why. ``quick`` uses the tiny random model and short answers, and takes seconds instead of
-    minutes.
+    Writes ``full`` and ``lora`` as ``.html``, ``.json`` and ``.pickle`` into ``out``, each with the trainer's log
+    (``.training.json``), prints the table of each, and ends with ``compare.html``. ``quick`` uses the tiny random model
+    and short answers, and takes seconds instead of minutes.
 
     Raises:
         UsageError: torch, transformers, TRL, PEFT or datasets is not installed.

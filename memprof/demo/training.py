@@ -42,11 +42,8 @@ class Scale:
 
 @dataclass(frozen=True)
 class Trained:
-    """Hold a run's result: the metrics of each step, and digests that show whether two runs are bit-equal.
-
-    ``parameters`` is the digest of all trainable parameters after the run. The run changed ``moved`` of its
-    ``trainable`` tensors.
-    """
+    """A run's result: the metrics of each step, the digest of all trainable ``parameters`` after it, and how many of
+    its ``trainable`` tensors it ``moved``."""
 
     metrics: list[dict[str, float]]
     parameters: str

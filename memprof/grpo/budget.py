@@ -38,9 +38,6 @@ _LOOKED_AT = 3  # steps within which a recording may begin
 def keep_within_budget(trainer: Any, techniques: Techniques, log: OnceLog) -> None:
     """Put the fastest settings that fit ``args.memory_budget`` into ``trainer.args``, and watch the first step.
 
-    Args:
-        techniques: applied anew where the first step needs more than was expected.
-
     Raises:
         UsageError: nothing fits (the smallest need is named), or the run cannot be simulated.
     """
@@ -63,11 +60,8 @@ def keep_within_budget(trainer: Any, techniques: Techniques, log: OnceLog) -> No
 
 
 def budget_bytes(budget: str, device: torch.device) -> int:
-    """Return the bytes of ``"24GB"`` or ``"4090"``, or with ``"auto"`` all the device has.
-
-    Raises:
-        UsageError: no size; or ``"auto"`` on a device whose memory is the host's.
-    """
+    """Return the bytes of ``"24GB"`` or ``"4090"``, or with ``"auto"`` all the device has; UsageError for what is no
+    size, and for ``"auto"`` on a device whose memory is the host's."""
     if str(budget).strip().lower() != "auto":
         return capacity_bytes(str(budget))
     if device.type != "cuda":
@@ -98,10 +92,7 @@ def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
 
 
 def card_of(device: torch.device, total: int) -> Gpu | None:
-    """Return the card a run is on, with ``total`` bytes; None where it is on no CUDA device.
-
-    Its compute capability and size decide how large the workspaces of its kernels are.
-    """
+    """Return the card a run is on, with ``total`` bytes; None where it is on no CUDA device."""
     if device.type != "cuda":
         return None
     card = torch.cuda.get_device_properties(device)
@@ -150,10 +141,7 @@ def _apply(trainer: Any, settings: Settings) -> None:
 
 
 class _FirstStep(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Hold the first measured step's peak against the expected one; over the budget, take the next rung, once.
-
-    The peak is what a recording of memprof's counted, else CUDA's allocator; without either nothing is compared.
-    """
+    """Hold the first measured step's peak against the expected one; over the budget, take the next rung, once."""
 
     def __init__(self, trainer: Any, choice: Choice, techniques: Techniques, log: OnceLog) -> None:
         self._trainer = weakref.ref(trainer)

@@ -39,11 +39,8 @@ def _setting(default: Any, words: str) -> Any:
 
 @dataclass
 class LeanSettings:
-    """Add the lean trainers' arguments to one of TRL's configs.
-
-    Each can be switched by itself; the defaults are the lean ones. None changes the loss or, beyond rounding, its
-    gradients. ``docs/lean-trainer.md`` says what each saves and costs.
-    """
+    """Add the lean trainers' arguments to one of TRL's configs. None changes the loss or, beyond rounding, its
+    gradients."""
 
     micro_splitting: bool = _setting(
         True,
@@ -172,11 +169,8 @@ class LeanSettings:
 
     @classmethod
     def of(cls, args: Any, output_dir: str) -> Any:
-        """Return ``args`` itself, with the lean defaults added where it is TRL's plain config; all defaults for None.
-
-        Raises:
-            UsageError: a config of another trainer, which lacks what this one reads.
-        """
+        """Return ``args`` itself, with the lean defaults added where it is TRL's plain config; all defaults for None;
+        UsageError for a config of another trainer, which lacks what this one reads."""
         if args is None:
             return cls(output_dir=output_dir)  # type: ignore[call-arg]
         theirs = next(base for base in cls.__mro__ if base.__module__.startswith("trl."))

@@ -34,10 +34,8 @@ _WIDE, _INNER = (8, 13), (3, 6)
 
 
 def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
-    """Return the bytes of one sequence's keys and values: ``2 * layers * kv_heads * head_dim * tokens * itemsize``.
-
-    Layers that see a window hold at most the window, layers of linear attention a state of fixed size.
-    """
+    """Return the bytes of one sequence's keys and values, ``2 * layers * kv_heads * head_dim * tokens * itemsize`` but
+    for windows, and of states of fixed size."""
     shape = ModelShape.of(config)
     return shape.kv_cache_bytes(tokens, itemsize) + shape.state_bytes(itemsize)
 
@@ -61,10 +59,8 @@ def _logits_bytes(shape: ModelShape) -> int:
 
 
 def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, tile: int | None) -> tuple[int, int]:
-    """Return the bytes of a prompt while it goes through the model: its cache and one layer's tensors.
-
-    Returns what each sequence adds, and what all share: with the MLP in tiles of ``tile`` tokens, one tile's.
-    """
+    """Return the bytes of a prompt while it goes through the model, its cache and one layer's tensors: what each
+    sequence adds, and what all share (with the MLP in tiles of ``tile`` tokens, one tile's)."""
     shape = ModelShape.of(config)
     network = _INNER[adapters] * shape.intermediate * itemsize
     each = cache_bytes(config, tokens, itemsize) + tokens * _WIDE[adapters] * shape.hidden * itemsize
@@ -95,10 +91,8 @@ def _most_together(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> in
 
 
 def pool_size(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> PoolSize:
-    """Choose the pool of a rolling batch: ``generation_batch`` sequences of full length, else what is free on CUDA.
-
-    The pool includes what a forward gathers of one layer. Without CUDA there is room for all.
-    """
+    """Choose the pool of a rolling batch, with what a forward gathers of one layer: ``generation_batch`` sequences of
+    full length, else what is free on CUDA, else room for all."""
     longest = max(map(len, prompt_ids)) + step.completion_length
     whole = len(prompt_ids) * longest
     demand = _demand(step, prompt_ids)
@@ -134,8 +128,7 @@ def _pool_cap(step: StepContext, prompt_ids: Sequence[Sequence[int]], longest: i
 class PassSize:
     """Hold how many sequences a run's passes of ``generate`` have, once free memory has limited them.
 
-    The size is kept, so that a seed draws the same completions however memory comes and goes; it becomes smaller where
-    it has no room any more (the optimizer's state appears after the first generation).
+    The size is kept, so that a seed draws the same completions however memory comes and goes.
     """
 
     def __init__(self) -> None:
@@ -165,10 +158,9 @@ class PassSize:
 
 
 class Generation:
-    """Generate a run's completions, and keep how: so a seed draws the same ones after a resume.
+    """Generate a run's completions, and keep how, so that a seed draws the same ones after a resume.
 
-    Attributes:
-        rolling: whether a rolling batch is generating now.
+    ``rolling``: whether a rolling batch is generating now.
     """
 
     def __init__(self) -> None:
@@ -183,11 +175,9 @@ class Generation:
         generate: Callable[[Sequence[Sequence[int]]], Any],
         kept: dict[str, Any],
     ) -> Any:
-        """Return what ``generate`` returns for all prompts: completions' ids, and None.
+        """Return what ``generate``, TRL's own, returns for all prompts: completions' ids, and None.
 
-        Args:
-            generate: TRL's own generation by transformers' ``generate``.
-            kept: a dict that goes into checkpoints; its entry :data:`KEPT` is read and written.
+        ``kept`` goes into checkpoints; its entry :data:`KEPT` is read and written.
         """
         if prompt_learning(step.policy) and len({len(ids) for ids in prompt_ids}) > 1:
             step.log.warn("all sequences generate together: PEFT's prompt learning counts positions from their padding")

@@ -13,7 +13,8 @@ from types import ModuleType
 #: Module of ``memprof.grpo`` -> where it stands now, below ``memprof.grpo``.
 MOVED = {
     "checkpointing": "techniques.checkpointing",
-    "fused_loss": "loss.fused_loss",
+    "fused_loss": "loss.chunked_loss",
+    "loss.fused_loss": "loss.chunked_loss",
     "offload": "techniques.offload",
     "packing": "techniques.packing",
     "prefix": "techniques.prefix",

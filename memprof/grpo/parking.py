@@ -12,14 +12,11 @@ from memprof.grpo.techniques.offload import HostPool
 
 
 class WeightParking:
-    """Parks a model's parameters and an optimizer's state. The host memory is kept from one time to the next.
+    """Parks a model's parameters and an optimizer's state that are on ``device``; the host memory is kept for the next
+    time.
 
-    Args:
-        device: what is there is parked.
-        clear_cache: gives cached blocks of the device back, so that another allocator can have them.
-
-    Attributes:
-        parked_bytes: what is, or was last, on the host.
+    ``clear_cache`` gives cached blocks of the device back, so that another allocator can have them; ``parked_bytes`` is
+    what is, or was last, on the host.
     """
 
     def __init__(self, device: torch.device, clear_cache: Callable[[], Any]) -> None:
@@ -29,10 +26,9 @@ class WeightParking:
 
     @contextmanager
     def parked(self, model: Any, optimizer: Any) -> Iterator[None]:
-        """Keep everything of ``model`` and ``optimizer`` on the host while open.
+        """Keep everything of ``model`` and ``optimizer`` on the host while open; the model cannot run then.
 
-        The same tensors are given back, by identity and by value; what shares a storage shares it again. Inside,
-        parameters are on the host: they can be read and copied, and the model cannot run.
+        The same tensors are given back, by identity and by value; what shares a storage shares it again.
         """
         device = self._device
         moved = [_Storage(group) for group in _by_storage(tensors_of(model, optimizer), device)]

@@ -8,7 +8,6 @@ generation batch, and what is held beside the two layers is one hidden state for
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,14 +34,8 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def reference_place(args: Any, adapter: bool) -> tuple[str, str]:
-    """Choose where the reference policy is, ``none``, ``adapter``, ``host`` or ``device``; say why not on the host.
-
-    Args:
-        adapter: whether the policy is, or will be, a PEFT model.
-
-    Raises:
-        UsageError: what ``args.reference`` asks for is impossible.
-    """
+    """Choose where the reference policy is, ``none``, ``adapter``, ``host`` or ``device``, and say why not on the host;
+    UsageError where what ``args.reference`` asks for is impossible."""
     wanted = args.reference
     if args.beta == 0.0:
         return "none", ""
@@ -78,10 +71,8 @@ def _why_on_device(args: Any) -> str:
 
 
 def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> Any:
-    """Load the policy's checkpoint once more, as TRL loads its reference, but into host memory.
-
-    Weights that need no conversion stay mapped from the safetensors files, where the system can drop them from memory.
-    """
+    """Load the policy's checkpoint once more, as TRL loads its reference, but into host memory: weights that need no
+    conversion stay mapped from the safetensors files."""
     options = dict(args.model_init_kwargs or {})
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
@@ -96,9 +87,8 @@ def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> A
 
 
 class HostReference(torch.nn.Module):
-    """Take the place of ``trainer.ref_model``. ``module``: the model in host memory; ``device``: where it computes.
-
-    Its parameters are in host memory unless a pass is running. It has no ``forward``: :meth:`logps` is what it is for.
+    """Take the place of ``trainer.ref_model``: ``module`` is in host memory unless a pass runs, and computes on
+    ``device``.
 
     Before its first pass one sequence is run both ways, as layers one by one and by the model's own forward. Where the
     two differ, or layers cannot be run so, all of it moves to the device for good, and the log says why.
@@ -119,7 +109,6 @@ class HostReference(torch.nn.Module):
 
     @property
     def config(self) -> Any:
-        """Return the reference's configuration."""
         return self.module.config
 
     @torch.no_grad()
@@ -182,7 +171,7 @@ class HostReference(torch.nn.Module):
                         calls[piece][number] = ((), {})
             for piece, rows_of_piece in enumerate(pieces):
                 whole = Piece(rows_of_piece)
-                with self._layers_do(functools.partial(_given, states[piece])):  # its rows are padded to one length
+                with self._layers_do(lambda *_, final=states[piece]: final):  # its rows are padded to one length
                     scored = score_piece(step, self.module, inputs, whole, want_entropy=False, may_pack=False)
                 write(scored, found, unused)
         return found
@@ -255,10 +244,6 @@ class HostReference(torch.nn.Module):
 
 def _tensors(module: Any) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
-
-
-def _given(final: torch.Tensor, _index: int, _hidden: torch.Tensor, _call: Call) -> torch.Tensor:
-    return final
 
 
 def _first(found: Any) -> torch.Tensor:

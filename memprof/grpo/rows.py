@@ -30,15 +30,11 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Count the tokens without padding."""
         return self.prompt + self.completion
 
 
 def rows_of(inputs: Mapping[str, Any]) -> list[Row] | None:
-    """Return the rows of TRL's micro-batch, or None where a mask has holes (then nothing can be cut away).
-
-    Fake tensors, as in a simulation, have no values to read: all their positions count as tokens.
-    """
+    """Return the rows of TRL's micro-batch, or None where a mask has holes (then nothing can be cut away)."""
     prompt_mask, completion_mask = inputs["prompt_mask"], inputs["completion_mask"]
     size, width, kept = prompt_mask.shape[0], prompt_mask.shape[1], completion_mask.shape[1]
     if is_fake(prompt_mask):
@@ -85,9 +81,8 @@ def row_inputs(
 ) -> dict[str, torch.Tensor]:
     """Build the model's inputs for ``rows`` alone: they start together and are padded on the right to the longest.
 
-    No attention mask: under a causal mask no token sees the padding after it. ``position_ids`` are those the tokens
-    had in TRL's batch, which counts from the left edge, padding included; they are left out where nothing was padded,
-    and for a model that counts tokens by its attention mask (``counts_padding`` false).
+    No attention mask: under a causal mask no token sees the padding after it. ``position_ids`` are those of TRL's
+    batch, padding included, left out where nothing was padded and for a model that counts tokens by its mask.
     """
     prompt_ids, completion_ids = inputs["prompt_ids"], inputs["completion_ids"]
     width, start = longest(rows), prompt_ids.shape[1]

@@ -5,16 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from memprof.compat import torch as torch_names
 from memprof.compat import transformers
 from memprof.compat.peft import CONFIGS, INVOCATION, PROMPT_LEARNING
-from memprof.compat.torch import (
-    ACCUMULATED_HOOKS,
-    AFTER_BACKWARD_HOOKS,
-    AFTER_HOOKS,
-    BEFORE_BACKWARD_HOOKS,
-    BEFORE_HOOKS,
-    GRADIENT_HOOKS,
-)
 from memprof.config.gpus import capacity_bytes
 from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
@@ -22,14 +15,12 @@ from memprof.grpo.loss.load_balancing import LoadBalancing
 
 # Whose hooks and methods are known to go with pieces.
 _LIBRARIES = ("torch.", "accelerate.", "deepspeed.", "memprof.", "peft.", "transformers.", "trl.")
+_OF_GRADIENTS = torch_names.GRADIENT_HOOKS, torch_names.ACCUMULATED_HOOKS
+_OF_BACKWARDS = torch_names.BEFORE_BACKWARD_HOOKS, torch_names.AFTER_BACKWARD_HOOKS
 
 
 def check_supported(args: Any, known_loss: bool = True) -> None:
-    """Refuse what cannot work. ``known_loss``: the trainer's loss is TRL's own.
-
-    Raises:
-        UsageError: named combination.
-    """
+    """Refuse (UsageError) a combination that cannot work, by name. ``known_loss``: the trainer's loss is TRL's own."""
     name = str(getattr(args.optim, "value", args.optim))
     if optimizer(name).steps_in_backward:  # several backwards would be several steps
         raise UsageError(
@@ -65,16 +56,8 @@ def _check_parking(args: Any) -> None:
 
 
 def check_bfloat16_of(capability: tuple[int, int], half: str, args: Any) -> None:
-    """Refuse bfloat16 on a card whose cuBLAS cannot multiply it into float32, as the head needs.
-
-    Args:
-        capability: the card's compute capability.
-        half: what the model computes in: ``bf16``, ``bfloat16``, or another dtype.
-        args: the lean config.
-
-    Raises:
-        UsageError: such a card, before compute capability 8.0.
-    """
+    """Refuse (UsageError) bfloat16, where it is the ``half`` that a model computes in, on a card of compute
+    ``capability`` before 8.0: its cuBLAS cannot multiply it into float32, as the head needs."""
     if capability < (8, 0) and half in ("bf16", "bfloat16") and not args.cast_lm_head_to_fp32:
         major, minor = capability
         raise UsageError(
@@ -84,15 +67,8 @@ def check_bfloat16_of(capability: tuple[int, int], half: str, args: Any) -> None
 
 
 def check_parking_of(args: Any, model: Any, quantization_config: Any = None) -> None:
-    """Refuse to park quantised weights: merging an adapter replaces them, and the new ones would stay on the host.
-
-    Args:
-        model: the policy, or what it is loaded from.
-        quantization_config: given beside it.
-
-    Raises:
-        UsageError: the weights are, or will be, quantised.
-    """
+    """Refuse (UsageError) to park weights that are or will be quantised: merging an adapter replaces them, and the new
+    ones would stay on the host. ``model``: the policy, or what it is loaded from."""
     if not args.park_weights:
         return
     asked = args.weights == "nf4" or "quantization_config" in (args.model_init_kwargs or {})
@@ -105,15 +81,8 @@ def check_parking_of(args: Any, model: Any, quantization_config: Any = None) -> 
 
 
 def refuse_other_trainers(kind: type, trained_as: type) -> None:
-    """Refuse a class that mixes a lean trainer into another of TRL's trainers than its own.
-
-    Args:
-        kind: the class of the trainer.
-        trained_as: ``trl.GRPOTrainer`` or ``trl.RLOOTrainer``.
-
-    Raises:
-        UsageError: the other trainer is named. Its loss and arguments are others.
-    """
+    """Refuse (UsageError) a class that mixes a lean trainer into another of TRL's trainers than its own,
+    ``trained_as``, whose loss and arguments are others."""
     for base in kind.__mro__:
         theirs = base.__module__.startswith("trl.") and base.__name__.endswith("Trainer") and base.__name__[0] != "_"
         if theirs and not issubclass(base, trained_as):
@@ -126,10 +95,8 @@ def refuse_other_trainers(kind: type, trained_as: type) -> None:
 
 
 def whole_batch_reason(trainer: Any, balancing: LoadBalancing | None = None) -> str | None:
-    """Say why every step of this run goes through TRL's own path, or return None.
-
-    ``balancing``: the router's auxiliary loss, where it has one.
-    """
+    """Say why every step of this run goes through TRL's own path, or return None; ``balancing``: the router's auxiliary
+    loss."""
     if not trainer.args.micro_splitting:
         return "micro_splitting is off"
     if trainer.args.torch_compile:
@@ -142,8 +109,10 @@ def whole_batch_reason(trainer: Any, balancing: LoadBalancing | None = None) -> 
         return "PEFT's prompt learning adds tokens of its own before the prompt"
     if steps_elsewhere(type(trainer)):
         return "GRPOTrainer.training_step or compute_loss is patched"
-    if transformers.DEEPSPEED_IS_ON.of(trainer) and _zero_stage(trainer) == 3:
-        return "DeepSpeed ZeRO-3 gathers the head's weight inside TRL's forward only"
+    if transformers.DEEPSPEED_IS_ON.of(trainer):
+        plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+        if int(getattr(plugin, "zero_stage", 0) or 0) == 3:
+            return "DeepSpeed ZeRO-3 gathers the head's weight inside TRL's forward only"
     return None
 
 
@@ -171,10 +140,10 @@ def adapter_outside(model: Any) -> str | None:
 def hooked(model: Any) -> str | None:
     """Name the caller's hook that a backward of ``model`` would run once for each piece; None where there is none."""
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and any(map(_foreign, (GRADIENT_HOOKS, ACCUMULATED_HOOKS), (parameter,) * 2)):
+        if parameter.requires_grad and any(map(_foreign, _OF_GRADIENTS, (parameter,) * 2)):
             return f"a hook on the gradient of {name} would run once for each piece"
     for name, module in model.named_modules():
-        if any(map(_foreign, (BEFORE_BACKWARD_HOOKS, AFTER_BACKWARD_HOOKS), (module,) * 2)):
+        if any(map(_foreign, _OF_BACKWARDS, (module,) * 2)):
             return f"a backward hook on {name or 'the model'} would run once for each piece"
     return None
 
@@ -184,7 +153,7 @@ def forward_hooks(model: Any) -> frozenset[Any]:
     hooks = (
         (name, getattr(hook, "func", hook))
         for name, module in model.named_modules()
-        for target in (BEFORE_HOOKS, AFTER_HOOKS)
+        for target in (torch_names.BEFORE_HOOKS, torch_names.AFTER_HOOKS)
         for hook in target.of(module).values()
     )
     return frozenset((name, getattr(hook, "__code__", type(hook))) for name, hook in hooks if not is_librarys(hook))
@@ -206,7 +175,3 @@ def is_librarys(function: Any) -> bool:
     """Tell whether a function belongs to one of the libraries that are known to go with pieces."""
     return str(getattr(function, "__module__", "")).startswith(_LIBRARIES)
 
-
-def _zero_stage(trainer: Any) -> int:
-    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-    return int(getattr(plugin, "zero_stage", 0) or 0)

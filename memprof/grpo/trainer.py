@@ -14,6 +14,7 @@ from memprof.compat import accelerate, missing, peft, require, transformers, trl
 from memprof.compat.patching import replacing
 from memprof.errors import UsageError
 from memprof.grpo import device as machine
+from memprof.grpo import support
 from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.config import LeanGRPOConfig
 from memprof.grpo.generation import Generation
@@ -34,17 +35,6 @@ from memprof.grpo.step.probe import Answer, ask
 from memprof.grpo.step.ranks import Ranks
 from memprof.grpo.step.schemes import LossTerms, scheme_of
 from memprof.grpo.step.scoring import score_without_graph
-from memprof.grpo.support import (
-    adapter_outside,
-    check_bfloat16_of,
-    check_parking_of,
-    check_supported,
-    forward_hooks,
-    hooked,
-    is_librarys,
-    refuse_other_trainers,
-    whole_batch_reason,
-)
 from memprof.grpo.techniques.apply import Techniques
 from memprof.grpo.techniques.rounding import rounded_optimizer
 from memprof.grpo.weights import choose_weights
@@ -72,7 +62,7 @@ class LeanTrainer(_Trainer):
     _feature = "lean"
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *rest: Any, **options: Any) -> None:
-        refuse_other_trainers(type(self), self._trained_as)
+        support.refuse_other_trainers(type(self), self._trained_as)
         require(self._feature)
         name = model if isinstance(model, str) else transformers.MODEL_NAME.of(model.config, "") or "model"
         method = self._trained_as.__name__.removesuffix("Trainer")
@@ -86,8 +76,8 @@ class LeanTrainer(_Trainer):
         self._whole_batch_reason: str | None = None
         self._in_step = False
         self._surviving: Any = None  # the optimizer whose step lives through memory that runs out
-        check_supported(lean, known_loss=self._loss_is_trls)
-        check_parking_of(lean, model, chosen.get("quantization_config"))
+        support.check_supported(lean, known_loss=self._loss_is_trls)
+        support.check_parking_of(lean, model, chosen.get("quantization_config"))
         with _put_back(lean, "beta", "model_init_kwargs"):
             choose_weights(lean, chosen, self._once_log)
             adapter = chosen.get("peft_config") is not None or peft.CONFIGS.of(model) is not None
@@ -107,7 +97,7 @@ class LeanTrainer(_Trainer):
         if lean.use_vllm and lean.vllm_mode == "colocate" and lean.vllm_enable_sleep_mode:
             self._once_log.warn("unlike TRL by default, vLLM sleeps while training (vllm_enable_sleep_mode=False)")
         base = base_model_of(self.accelerator, self.model)
-        check_parking_of(lean, base)
+        support.check_parking_of(lean, base)
         self._check_half(lean, base)
         add_lean_head(base)
         temperature = trl.TEMPERATURE.of(self)
@@ -122,15 +112,13 @@ class LeanTrainer(_Trainer):
         self._techniques = Techniques(lean, base, self.accelerator.device, self._once_log)
         self._adaptation = self._adapting(lean)
         self._balancing = LoadBalancing.of(base) if trl.AUX_LOSS.of(self) else None
-        self._whole_batch_reason = whole_batch_reason(self, self._balancing)
+        self._whole_batch_reason = support.whole_batch_reason(self, self._balancing)
         if self._whole_batch_reason:
             self._once_log.warn(f"TRL's own step is used: {self._whole_batch_reason}.")
 
     def _adapting(self, lean: LeanGRPOConfig) -> Adaptation | None:
-        """Return what lives through memory that runs out, or None where that is not wanted or cannot be.
-
-        A simulation answers whether the run as it is set has room, so it takes ``auto`` for ``raise``.
-        """
+        """Return what lives through memory that runs out, or None where that is not wanted or cannot be: a simulation
+        answers whether the run as it is set has room."""
         real = machine.computes_values() and not is_fake(next(self.model.parameters()))
         if lean.on_oom == "raise" or (lean.on_oom == "auto" and not (real and self.accelerator.device.type == "cuda")):
             return None
@@ -140,14 +128,12 @@ class LeanTrainer(_Trainer):
         elif (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             why = "needs checkpointing with use_reentrant=False, torch's default"
         if why is None:
-            return Adaptation(self._once_log, self._clear_cache, self._lighten)
+            lighten = self._techniques.lighten
+            return Adaptation(self._once_log, self._clear_cache, lambda tokens: lighten(tokens, draws=self._draws))
         if lean.on_oom == "adapt":
             raise UsageError(f"on_oom='adapt' {why}.")
         self._once_log.say(f"memory that runs out ends the run: on_oom='adapt' {why}")
         return None
-
-    def _lighten(self, tokens: int) -> str | None:
-        return self._techniques.lighten(tokens, draws=self._draws)
 
     def _check_half(self, lean: LeanGRPOConfig, base: Any) -> None:
         """Refuse a dtype in which the loss cannot be computed on this card."""
@@ -155,7 +141,7 @@ class LeanTrainer(_Trainer):
         if device.type != "cuda" or torch.version.hip is not None:
             return
         half = mixed if mixed != "no" else str(base.dtype).removeprefix("torch.")
-        check_bfloat16_of(torch.cuda.get_device_capability(device), half, lean)
+        support.check_bfloat16_of(torch.cuda.get_device_capability(device), half, lean)
 
     def _place_reference(self, place: str, why_device: str, quantization_config: Any) -> None:
         if place == "host":
@@ -362,9 +348,9 @@ class LeanTrainer(_Trainer):
         """Tell whether hooks or an overridden ``training_step`` need one backward of the whole batch."""
         why = None
         if torch.is_grad_enabled() and self.model.training:
-            if not self._in_step and not is_librarys(self.training_step):
+            if not self._in_step and not support.is_librarys(self.training_step):
                 why = "an overridden training_step has a backward of its own"
-            why = why or hooked(self.model)
+            why = why or support.hooked(self.model)
         if why is not None:
             self._use_trls_step(why)
         return why is not None
@@ -381,7 +367,7 @@ class LeanTrainer(_Trainer):
         """
         if self._whole_batch_reason or is_fake(tokens) or not machine.computes_values():
             return not self._whole_batch_reason
-        hooks = forward_hooks(self.model)
+        hooks = support.forward_hooks(self.model)
         if self._probe is None or hooks != self._probed_with:
             self._probed_with = hooks
             step = self._step_context()
@@ -404,7 +390,7 @@ class LeanTrainer(_Trainer):
     def _adapter_outside(self) -> str | None:
         """Return why the model must not be called without PEFT's wrapper; None where it may."""
         inside = self._probe is None or self._probe.adapter_inside
-        return adapter_outside(self.model) or (None if inside else "the adapter is not inside the model")
+        return support.adapter_outside(self.model) or (None if inside else "the adapter is not inside the model")
 
     @property
     def _loss_is_trls(self) -> bool:
@@ -449,16 +435,9 @@ _KEPT = "LeanPieces"
 #: transformers reads them where training begins; it renamed the second.
 _CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 _IMAGE_INPUTS = (
-    "pixel_values",
-    "image_grid_thw",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "image_sizes",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "image_position_ids",
-    "num_images",
-)
+    "pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes", "token_type_ids",
+    "mm_token_type_ids", "image_position_ids", "num_images",
+)  # fmt: skip
 
 
 @contextmanager

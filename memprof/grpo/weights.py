@@ -13,8 +13,8 @@ def choose_weights(lean: Any, options: dict[str, Any], log: OnceLog) -> None:
     """Put ``lean.weights`` into what the trainer is built with, for a model given as a string.
 
     ``auto``: bf16 under an adapter, because the base is never updated, where ``bf16`` is on; otherwise TRL's default,
-    fp32 master weights, because updates of 1e-6 of a weight vanish in bf16's 8 bits. A dtype or quantisation that is
-    given stands. What TRL would not do by itself is logged.
+    fp32 master weights, because updates of 1e-6 of a weight vanish in bf16's 8 bits. A dtype or quantisation given
+    stands.
 
     Raises:
         UsageError: ``nf4`` without an adapter or without bitsandbytes.

@@ -105,7 +105,8 @@ def attach(
         if optimizer is not None:
             session.owners.add_optimizer(optimizer)
         session.notes += missing("attach")
-        watch._begin(session)
+        watch._asked = time.time()
+        watch._recorder.begin(session, lambda: watch.dump("memory ran out"))
     except UsageError:
         raise
     except Exception as error:
@@ -124,13 +125,7 @@ def attached(role: str | None = None) -> Attachment | None:
 
 
 class Attachment:
-    """Watch a worker; made by :func:`attach`. Nothing here raises into the worker.
-
-    Attributes:
-        role: as given.
-        folder: where its files go.
-        rank: its place.
-    """
+    """Watch a worker; made by :func:`attach`. Nothing here raises into the worker. Its files go into ``folder``."""
 
     def __init__(self, role: str, folder: Path, rank: int) -> None:
         self.role = role
@@ -145,7 +140,6 @@ class Attachment:
 
     @property
     def snapshots(self) -> list[Path]:
-        """List what was written so far."""
         return self._recorder.snapshots
 
     # -- what a worker calls -----------------------------------------------------------------------------------
@@ -170,13 +164,11 @@ class Attachment:
             self._recorder.session.set_step(number)
 
     def methods(self, worker: Any, **phases: str) -> list[str]:
-        """Wrap methods of ``worker`` so that each is a phase: ``methods(self, generate="generate", update="train")``.
+        """Wrap methods of ``worker`` so that each is a phase: ``methods(self, generate="generate", update="train")``;
+        return the names that were wrapped.
 
         ``"train"`` is for a method that does everything: forward, backward and optimizer step are told apart inside.
         Only this object is changed, until :meth:`detach`. Methods it does not have are left out; awaited ones will do.
-
-        Returns:
-            The names that were wrapped.
 
         Raises:
             UsageError: a phase that is none.
@@ -191,11 +183,8 @@ class Attachment:
     def rehearse(self, step: Callable[..., Any], *batch: Any) -> Rehearsed | None:
         """Run ``step(*batch)`` once before training, on the worst batch there can be, and put everything back.
 
-        ``step`` does what an update does: forward, backward, the optimizer's step. The optimizer's state exists before
-        it, as it does later. Parameters, gradients, optimizer state and random numbers are then what they were.
-
-        Returns:
-            Its peak and the snapshot written; None where this process is not watched.
+        ``step`` does what an update does: forward, backward, the optimizer's step, whose state exists before it, as it
+        does later. Returns its peak and the snapshot written; None where this process is not watched.
 
         Raises:
             UsageError: ``attach`` was given no model or optimizer that could be put back.
@@ -267,10 +256,6 @@ class Attachment:
         return self._write(session, "the worker was done") if dump and session is not None else None
 
     # -- our own -----------------------------------------------------------------------------------------------
-
-    def _begin(self, session: Session) -> None:
-        self._asked = time.time()
-        self._recorder.begin(session, lambda: self.dump("memory ran out"))
 
     def _leave(self, mark: PhaseMark | None) -> None:
         self._recorder.leave(mark)

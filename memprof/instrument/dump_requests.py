@@ -14,11 +14,8 @@ from memprof.instrument.attach import REQUEST, attached
 
 
 def request_dump(output_dir: str | os.PathLike[str]) -> None:
-    """Ask, from the driver, every worker that writes below ``output_dir`` to dump at the end of its phase.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
+    """Ask, from the driver, every worker that writes below ``output_dir`` to dump at the end of its phase; InputError
+    where the folder cannot be written to."""
     folder = Path(output_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,18 +25,12 @@ def request_dump(output_dir: str | os.PathLike[str]) -> None:
 
 
 def collect(workers: Sequence[Any], output_dir: str | os.PathLike[str], role: str | None = None) -> dict[str, Any]:
-    """Have Ray actors dump now, from the driver, and put their reports into one page.
+    """Have Ray actors dump now, from the driver, and put their reports into one page; return the merged
+    ``memprof.report/1``.
 
     Each worker writes its snapshot where it runs; its report (kilobytes) comes back through Ray. ``report.html`` and
-    the merged JSON are written to ``output_dir``.
-
-    Args:
-        workers: Ray actor handles; those with nothing attached are passed over.
-        output_dir: on the driver's machine.
-        role: which attachment of each worker.
-
-    Returns:
-        The merged ``memprof.report/1``.
+    the merged JSON are written to ``output_dir``, on the driver's machine. ``role``: which attachment of each worker;
+    those with nothing attached are passed over.
 
     Raises:
         UsageError: Ray is not installed.

@@ -29,14 +29,14 @@ def record() -> None:
     if switched_off():
         return
     attachment = Attachment(json.loads(os.environ[OPTIONS]))
+    finish = Door("script", "the report of what it did on the emulated card", on_stderr).hook(_finish)
+
+    def at_exit(torch: Any) -> None:
+        atexit.register(finish, attachment, torch)
+
     # Before torch's own: exit handlers run backwards, and the report needs torch.
-    when_imported("torch", lambda torch: _finish_at_exit(attachment, torch))
+    when_imported("torch", at_exit)
     attachment.begin()
-
-
-def _finish_at_exit(attachment: Attachment, torch: Any) -> None:
-    door = Door("script", "the report of what it did on the emulated card", on_stderr)
-    atexit.register(door.hook(_finish), attachment, torch)
 
 
 def _finish(attachment: Attachment, torch: Any) -> None:

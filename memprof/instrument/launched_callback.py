@@ -45,13 +45,10 @@ class LaunchedCallback(MemProfCallback):
 
 
 def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None], folder: RunFolder) -> None:
-    """Let ``transformers.Trainer``, and so every subclass, be built with a callback of ours.
+    """Let ``transformers.Trainer`` (of ``module``), and so every subclass, be built with a callback of ours.
 
-    Args:
-        module: ``transformers.trainer``.
-        options: of the callback. With an ``output_dir``, trainers after the first get a folder of their own in it.
-        begun: called when one of them begins to train.
-        folder: numbers the folder where an earlier run wrote to it.
+    With an ``output_dir`` in ``options``, trainers after the first get a folder of their own in it; ``begun`` is called
+    when one of them begins to train.
     """
     trainer = module.Trainer
     original = trainer.__init__

@@ -22,11 +22,7 @@ class LoadWatch:
     """Keep CUDA's history from CUDA's first use on, until another recording begins.
 
     Whoever asks for a recorder ends it, and so does a script that turns torch's memory history on by itself: both find
-    the history as if nobody had watched.
-
-    Args:
-        options: of the callback; the recorder's are used.
-        ran_out: told, on the spot, when an allocation fails.
+    the history as if nobody had watched. ``ran_out`` is told, on the spot, when an allocation fails.
     """
 
     def __init__(self, options: Mapping[str, Any], ran_out: Callable[[Session], None]) -> None:
@@ -42,7 +38,7 @@ class LoadWatch:
         """Wait for CUDA; where it is never used nothing happens."""
         when_used = torch_names.WHEN_CUDA_IS_USED.find()
         if when_used and self._options.get("kind", "auto") != Kind.TRACE.value:
-            when_used(self._door.hook(self._start_if_free))
+            when_used(self._door.hook(self._start))
 
     def end(self) -> None:
         """Stop, and forget what was recorded."""
@@ -54,11 +50,9 @@ class LoadWatch:
         if self.end in phases.STANDING_BY:
             phases.STANDING_BY.remove(self.end)
 
-    def _start_if_free(self) -> None:
-        if not self._over and not phases.ACTIVE:
-            self._start()
-
     def _start(self) -> None:
+        if self._over or phases.ACTIVE:
+            return
         import torch
 
         recorder = make_recorder(

@@ -36,11 +36,7 @@ _HIDDEN = str(Path(__file__).resolve().parent) + "/"
 
 
 class PlainLoop:
-    """Hooks into torch until the chosen steps are recorded.
-
-    Args:
-        options: of the callback; ``steps``, ``every``, ``output_dir``, ``capacity`` and the recorder's are used.
-    """
+    """Hooks into torch until the chosen steps are recorded, by the callback's ``options``."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         steps = options.get("steps")

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 class Attachment:
-    """Wait for the script to import torch and transformers; without them do nothing.
-
-    Args:
-        options: of the callback, by their names there.
-    """
+    """Wait for the script to import torch and transformers; without them do nothing. ``options`` are the callback's."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -74,12 +70,9 @@ class Attachment:
         from memprof.instrument.loop import PlainLoop
 
         if not self._trained:
-            self._loop = PlainLoop({**self._options, "output_dir": self._asked_or_own()})
+            folder = self._options.get("output_dir") or self._folder.of(Path(RUN_FOLDER))
+            self._loop = PlainLoop({**self._options, "output_dir": folder})
             self._loop.begin()
-
-    def _asked_or_own(self) -> Path:
-        """Return where a loop without a trainer is written."""
-        return self._options.get("output_dir") or self._folder.of(Path(RUN_FOLDER))
 
     def _trainer(self, module: ModuleType) -> None:
         if (fault := fault_of(TRAINER_INIT)) is not None:

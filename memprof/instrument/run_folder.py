@@ -10,10 +10,8 @@ from memprof.analysis.ranks.run_folders import unused_folder
 
 
 class RunFolder:
-    """Remember when the run began, and number its folder where an earlier run has the one it would write to.
-
-    Every rank of a run chooses alike: ranks begin together, and what they write is younger.
-    """
+    """Remember when the run began, and number its folder where an earlier run has the one it would write to: every rank
+    of a run chooses alike."""
 
     def __init__(self) -> None:
         self._began = time.time()

@@ -37,12 +37,8 @@ class Script:
     is_module: bool = False
 
     def check(self) -> None:
-        """Refuse what is not there, and what would be waited for, before anything is set up.
-
-        Raises:
-            InputError: there is no such script, or it is a pipe, a socket or a device that this process has not open.
-            UsageError: this Python lacks what it takes to run one.
-        """
+        """Refuse, before anything is set up, what is not there, what would be waited for (a pipe, a socket or a device
+        that this process has not open), and a Python that lacks what it takes."""
         require("run")
         if not self.is_module and not os.path.exists(self.name):
             raise InputError(f"{self.name}: there is no such script; `memprof run -m NAME` runs a module.")
@@ -52,9 +48,8 @@ class Script:
     def run(self, before: Callable[[], None], after: Callable[[BaseException | None], None]) -> NoReturn:
         """Run it to its end, and end this process as it would have ended.
 
-        Args:
-            before: called when argv and path are the script's, before its first line.
-            after: called when it is over, with the exception that ended it; after its traceback was printed.
+        ``before`` is called when argv and path are the script's, ``after`` with the exception that ended it, its
+        traceback printed.
         """
         ending: BaseException | None = None
         main = ModuleType("__main__")

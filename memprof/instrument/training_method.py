@@ -17,13 +17,7 @@ TRAIN = "train"
 class TrainingPhases:
     """Record, while entered, the model's outermost forward, ``torch.autograd.backward`` and optimizer steps as phases.
 
-    Everything hooked is taken back at the end, by an exception too.
-
-    Args:
-        model: the model whose forward counts; None for none.
-        enter: opens a phase and returns its mark.
-        leave: closes it.
-        door: between the method and the phases.
+    ``enter`` opens a phase and returns its mark, which ``leave`` closes. Everything hooked is taken back at the end.
     """
 
     def __init__(self, model: Any, enter: Callable[[str], Any], leave: Callable[[Any], None], door: Door) -> None:

@@ -20,13 +20,7 @@ from memprof.vocabulary import Kind
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "capacity_bytes",
-    "device_of",
-    "make_recorder",
-    "record",
-    "switched_off",
-]
+__all__ = ["capacity_bytes", "device_of", "make_recorder", "record", "switched_off"]
 
 
 def make_recorder(
@@ -42,8 +36,7 @@ def make_recorder(
     """Make the recorder for a device: CUDA's own history on CUDA and ROCm, the tensor trace elsewhere.
 
     Raises:
-        UsageError: an unknown kind, a capacity that is no size, the CUDA history asked for a device that is none, or
-            a torch that lacks what the recorder needs.
+        UsageError: what is asked for cannot be, or torch lacks what the recorder needs.
     """
     import torch
 

@@ -26,11 +26,9 @@ def capture_function(stacks: str | None) -> Callable[[], Any] | None:
 
 
 class StackWriter:
-    """Turns captured stacks into lists of frame dicts as torch writes them, innermost frame first.
-
-    Equal stacks become the same list, so that the pickle stores each once. Frames of memprof's own recording
-    code (``hidden`` folders) are left out: they own no memory.
-    """
+    """Turns captured stacks into lists of frame dicts as torch writes them, innermost frame first, equal ones into the
+    same list, which a pickle stores once. Frames of memprof's own recording code and of ``hidden`` folders are left
+    out."""
 
     def __init__(self, hidden: Sequence[str] = ()) -> None:
         self._hidden = (*_OURS, *hidden)

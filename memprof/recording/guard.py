@@ -75,13 +75,8 @@ def _raised_by_a_signal(error: BaseException) -> bool:
 class Door:
     """Hold one recording, or one piece of work for it, apart from the run.
 
-    Args:
-        run: what goes on, in the warning: ``training``, ``run``, ``loop``.
-        lost: what there will not be, in the warning.
-        say: takes the warning.
-
-    Attributes:
-        failure: what shut the door; None while it is open.
+    ``run`` (``training``, ``run``, ``loop``) and ``lost`` stand in the warning, which ``say`` takes; ``failure`` is
+    what shut the door, None while it is open.
     """
 
     def __init__(
@@ -134,12 +129,8 @@ class Door:
             return None
 
     def hook(self, step: Callable[..., Any], unseen: Callable[[], bool] | None = None) -> Callable[..., Any]:
-        """Return the step as a hook that torch, Python or another package may call, anywhere.
-
-        Args:
-            step: what to call.
-            unseen: tells whether a compiler traces the caller: the hook is not there then.
-        """
+        """Return the step as a hook that torch, Python or another package may call, anywhere; ``unseen`` tells whether
+        a compiler traces the caller: the hook is not there then."""
 
         def hooked(*arguments: Any, **named: Any) -> Any:
             if (unseen is not None and unseen()) or self.failure is not None:
@@ -159,13 +150,10 @@ class Door:
         after: Callable[[Any, Any, BaseException | None], Any] | None = None,
         unseen: Callable[[], bool] | None = None,
     ) -> Callable[..., Any]:
-        """Return a function for the place of ``original``.
+        """Return a function for the place of ``original``, which is called in any case, with what the caller gave.
 
-        Args:
-            original: what is called in any case, with what the caller gave.
-            before: gets ``(args, kwargs)``; what it returns is the token.
-            after: gets ``(token, result, error)``: what the original returned or raised.
-            unseen: as for :meth:`hook`.
+        ``before(args, kwargs)`` returns a token, ``after(token, result, error)`` gets what the original returned or
+        raised; ``unseen`` as for :meth:`hook`.
         """
 
         @functools.wraps(original)
@@ -235,10 +223,8 @@ class Door:
             raise theirs[0]
 
     def settle(self) -> None:
-        """Undo what was wrapped, once the door is shut, on the door's own thread.
-
-        Hooks do not call this: torch is going through a list of hooks then.
-        """
+        """Undo what was wrapped, once the door is shut, on the door's own thread; not in a hook, where torch is going
+        through a list of hooks."""
         if self._unsaid and self.failure is not None:
             with suppress(RecursionError):
                 self._tell(self.failure)

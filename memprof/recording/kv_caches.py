@@ -24,12 +24,8 @@ class CacheWatch:
     """Wrap ``Cache.update`` (and overriding subclasses) between ``start`` and ``stop``.
 
     A growing cache concatenates: every update leaves a new storage, which is claimed at once. A cache filled in a
-    forward with gradients holds activations of that forward, not generation's keys and values: those are left alone.
-
-    Args:
-        owners: where claims go.
-        on_token: called before each forward's first layer with the number of new tokens; whether they are recorded.
-        door: between generation and the claims.
+    forward with gradients holds activations of that forward: those are left alone. ``on_token`` is called before each
+    forward's first layer with the number of new tokens, and tells whether they are recorded.
     """
 
     def __init__(
@@ -53,13 +49,13 @@ class CacheWatch:
                 self._patches.put(kind, name, around)
 
     def stop(self) -> None:
-        """Put the original methods back."""
         self._patches.restore()
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
         """Return the cache, and the index of the layer that is updated."""
         cache, args = args[0], args[1:]
-        index = _layer_index(args, kwargs)
+        index = kwargs.get("layer_idx", args[2] if len(args) > 2 else None)
+        index = index if isinstance(index, int) else None
         if self._on_token is not None and index == 0:
             keys = args[0] if args else kwargs.get("key_states")
             self._recorded = self._on_token(int(keys.shape[-2]) if keys is not None else 1)
@@ -89,11 +85,6 @@ class CacheWatch:
                 self._claim(part, detail, index)
         elif isinstance(tensor, torch.Tensor):
             self._owners.claim(tensor, Category.KV_CACHE, detail, f"layers.{index}.{detail}")
-
-
-def _layer_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    index = kwargs.get("layer_idx", args[2] if len(args) > 2 else None)
-    return index if isinstance(index, int) else None
 
 
 def _with_subclasses(base: type) -> list[Any]:

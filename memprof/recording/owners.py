@@ -13,18 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memprof.recording import sharded_owners
 from memprof.recording.guard import UNGUARDED, Door
-from memprof.recording.sharded_owners import (
-    SHARDED,
-    UNSHARDED,
-    bucket_bytes,
-    engine_tensors,
-    has_engine,
-    is_sharded,
-    shards_and_storages,
-    unsharded_parameters,
-    zero_tensors,
-)
+from memprof.recording.sharded_owners import SHARDED, UNSHARDED, is_sharded, zero_tensors
 from memprof.recording.storages import storage_key, storages_of
 from memprof.units import format_bytes
 from memprof.vocabulary import Category
@@ -59,10 +50,8 @@ _WHOLE = 1.25
 class OwnerBook:
     """Collect owner rows ``[address, time_us, category, detail, name]``.
 
-    Args:
-        now_us: the recording's clock.
-        watches: whether storages on a device of this type are recorded.
-        door: between the autograd engine and claims of gradients.
+    ``watches`` tells whether storages on a device of this type are recorded; ``door`` stands between the autograd
+    engine and claims of gradients.
     """
 
     def __init__(self, now_us: Callable[[], int], watches: Callable[[str], bool], door: Door = UNGUARDED) -> None:
@@ -124,12 +113,12 @@ class OwnerBook:
         """
         modules = [*(m for m, role in self.models if role == "policy"), *self._alive(self._wrappers)]
         for module in [m for m in modules if m in self._engines] if again else modules:
-            for tensor, category, detail, name in engine_tensors(module):
+            for tensor, category, detail, name in sharded_owners.engine_tensors(module):
                 self._forget(tensor)  # freed and filled again by resizing one storage: each time another allocation
                 self.claim(tensor, category, detail, name)
-            for parameter, name in unsharded_parameters(module):
+            for parameter, name in sharded_owners.unsharded_parameters(module):
                 self._watch_whole_gradient(parameter, name)
-            if has_engine(module):
+            if sharded_owners.has_engine(module):
                 self._engines.add(module)
         for optimizer in list(self._zero):
             for tensor, category, detail, name in zero_tensors(optimizer):
@@ -152,7 +141,7 @@ class OwnerBook:
     def bucket_bytes(self) -> list[int]:
         """Return the sizes of the gradient buckets of the models' DDP wrappers, or of models that are wrappers."""
         wrappers = [*self._alive(self._wrappers), *(m for m, _ in self.models)]
-        return [n for wrapper in wrappers for n in bucket_bytes(wrapper)]
+        return [n for wrapper in wrappers for n in sharded_owners.bucket_bytes(wrapper)]
 
     def elsewhere(self) -> dict[str, int]:
         """Return bytes of parameters, gradients and optimizer state that lie on another device than the watched one."""
@@ -185,7 +174,7 @@ class OwnerBook:
         """Return notes on unusual storages of the models."""
         said = []
         for model, role in self.models:
-            own, held = shards_and_storages(model)
+            own, held = sharded_owners.shards_and_storages(model)
             if held > own * _WHOLE:
                 said.append(
                     f"the {role} model's shards of {format_bytes(own)} are views of whole parameters, which stay in "
@@ -194,7 +183,6 @@ class OwnerBook:
         return said
 
     def unhook(self) -> None:
-        """Take back the hooks on gradients."""
         for handle in self._hooks.values():
             handle.remove()
         self._hooks = {}
@@ -213,7 +201,6 @@ class OwnerBook:
                     self.claim(grad, Category.GRADIENTS, None, name)
 
     def claim_optimizers(self) -> None:
-        """Claim the state of every optimizer known."""
         for optimizer in list(self._optimizers):
             self.claim_optimizer(optimizer)
 

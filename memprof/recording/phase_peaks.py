@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from memprof.recording.recorder import Recorder, WindowPeaks
 
 
 class PhasePeaks:
-    """Counts for the innermost phase, as the report does: its window is closed while a nested one is open.
-
-    What lies between phases is counted as if it were a phase around all others.
-    """
+    """Counts for the innermost phase, as the report does; what lies between phases is like a phase around all."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -19,7 +17,6 @@ class PhasePeaks:
         self._since_last: WindowPeaks | None = None
 
     def begin(self) -> None:
-        """Begin to count."""
         self._own = [None]
         self._recorder.open_window()
 
@@ -66,14 +63,8 @@ def _highest(before: WindowPeaks | None, now: WindowPeaks) -> WindowPeaks:
     """Return the higher of each peak, and the sizes at the end of ``now``."""
     if before is None:
         return now
-    return replace(
-        now,
-        allocated_peak=_higher(before.allocated_peak, now.allocated_peak),
-        reserved_peak=_higher(before.reserved_peak, now.reserved_peak),
-        active_peak=_higher(before.active_peak, now.active_peak),
-        requested_peak=_higher(before.requested_peak, now.requested_peak),
-    )
-
-
-def _higher(a: int | None, b: int | None) -> int | None:
-    return max(a, b) if a is not None and b is not None else a if b is None else b
+    highest: dict[str, Any] = {}
+    for name in ("allocated_peak", "reserved_peak", "active_peak", "requested_peak"):
+        known = [peak for peak in (getattr(before, name), getattr(now, name)) if peak is not None]
+        highest[name] = max(known, default=None)
+    return replace(now, **highest)

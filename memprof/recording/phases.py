@@ -19,11 +19,7 @@ REHEARSAL = "rehearsal"
 
 
 def phase_id(name: str | Phase) -> str:
-    """Return the id of a phase.
-
-    Raises:
-        UsageError: there is no such phase.
-    """
+    """Return the id of a phase; UsageError where there is no such phase."""
     try:
         return Phase(name).value
     except ValueError:
@@ -43,7 +39,6 @@ class PhaseMark:
     detail: str | None
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the span as plain data, as a snapshot has it."""
         return dict(vars(self))
 
 
@@ -94,7 +89,6 @@ class PhaseLog:
 
     @property
     def current(self) -> PhaseMark | None:
-        """Return the innermost open span."""
         return self._open[-1] if self._open else None
 
     @property
@@ -104,7 +98,6 @@ class PhaseLog:
 
     @property
     def depth(self) -> int:
-        """Return how many spans are open."""
         return len(self._open)
 
     def to_plain(self, start_us: int, stop_us: int) -> list[dict[str, Any]]:

@@ -53,9 +53,8 @@ class Recorded:
 
 
 class Recorder(Protocol):
-    """Record allocations and frees on one device; dump them in torch's snapshot format.
+    """Record allocations and frees on one device; dump them in torch's snapshot format, at any time from ``start`` on.
 
-    ``start`` and ``stop`` bracket the recording, ``dump`` may be called at any time between, or after ``stop``.
     Windows nest like the phases they belong to.
     """
 
@@ -89,11 +88,9 @@ class Recorder(Protocol):
         ...
 
     def oom(self) -> dict[str, Any] | None:
-        """Return the last failed allocation, None where none failed or it was forgotten.
-
-        Its keys: ``requested_bytes``, ``device_free_bytes``, ``stack``, ``time_us``; on CUDA also ``device`` and
-        ``limit_bytes`` (what the process may reserve; None without a limit).
-        """
+        """Return the last failed allocation (``requested_bytes``, ``device_free_bytes``, ``stack``, ``time_us``; on
+        CUDA also ``device`` and ``limit_bytes``, what the process may reserve), None where none failed or it was
+        forgotten."""
         ...
 
     def forget_oom(self) -> None:

@@ -61,10 +61,8 @@ def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
 
 
 def collect_setup(trainer: Any) -> dict[str, Any]:
-    """Collect what else a simulation of this run needs: the model's whole config, its adapter, its dtypes.
-
-    Names of files are left out; the lengths that were seen are added while the run goes.
-    """
+    """Collect what else a simulation of this run needs, without names of files: the model's whole config, its adapter,
+    its dtypes."""
     model = trainer.model
     setup: dict[str, Any] = {"model_config": plain_config(getattr(model, "config", None)), "dtypes": _dtypes(model)}
     reference = REFERENCE.of(trainer)
@@ -148,7 +146,8 @@ def _lean_facts(trainer: Any) -> dict[str, Any]:
         return {}
     args = trainer.args
     defaults = {name: field.default for name, field in type(args).__dataclass_fields__.items()}
-    facts = {name: _scalar(v) for name, v in _lean_settings(args).items() if v is not None and v != defaults.get(name)}
+    own = args.lean_settings() if hasattr(args, "lean_settings") else {}  # TRL's plain config: all at their defaults
+    facts = {name: _scalar(v) for name, v in own.items() if v is not None and v != defaults.get(name)}
     try:
         kind = trainer.applied_checkpointing
     except AttributeError:  # while the trainer is being built
@@ -156,11 +155,6 @@ def _lean_facts(trainer: Any) -> dict[str, Any]:
     if kind != "auto":  # then transformers' own was switched off
         facts["gradient_checkpointing"] = kind != "none"
     return {"recipe": "lean", **facts}
-
-
-def _lean_settings(args: Any) -> dict[str, Any]:
-    """Return the settings of the lean config by name; of TRL's plain one, none: all are at their defaults."""
-    return dict(args.lean_settings()) if hasattr(args, "lean_settings") else {}
 
 
 def _model_facts(model: Any, redact: bool) -> dict[str, Any]:

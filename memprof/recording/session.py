@@ -44,16 +44,9 @@ _WITH_SHARDS = {Phase.FORWARD.value, Phase.BACKWARD.value}
 class Session:
     """Run a recorder, and collect what only memprof knows.
 
-    Nothing in here raises into the run: a mistake of ours shuts the door, which ends the recording.
-
-    Args:
-        recorder: what sees the allocations.
-        config: flat facts about the run, written as they are.
-        rank, world_size: this process's place in a distributed run.
-        door: between the run and this recording; one of its own where none is given.
-        redact: leave this machine's paths out of what is written.
-
-    ``setup`` holds what it takes to simulate the run again (see ``memprof/recording/run_facts.py``), plain data.
+    Nothing in here raises into the run: a mistake of ours shuts the door, which ends the recording. ``config`` are flat
+    facts about the run, written as they are; ``setup`` is plain data that it takes to simulate the run again (see
+    ``memprof/recording/run_facts.py``); ``redact`` leaves this machine's paths out of what is written.
     """
 
     def __init__(
@@ -166,10 +159,8 @@ class Session:
         return list(islice(reversed(self._counters), max(0, self._counted - count))), self._counted
 
     def peaks_since_last(self) -> WindowPeaks | None:
-        """Return the highest bytes since the last call (or the start), in phases and between them.
-
-        None while a phase is open, when the recording is over or has failed.
-        """
+        """Return the highest bytes since the last call (or the start), in phases and between them; None while a phase
+        is open, when the recording is over or has failed."""
         if not self._started or self.door.failure is not None or self.phases.depth:
             return None
         return self._peaks.since_last()
@@ -314,10 +305,7 @@ class Session:
             self._timed(self.owners.add_optimizer, optimizer)
             self._timed(self.owners.claim_optimizer, optimizer)
 
-        self._handles += [
-            BEFORE_STEP.get()(self.door.hook(before)),
-            AFTER_STEP.get()(self.door.hook(after)),
-        ]
+        self._handles += [BEFORE_STEP.get()(self.door.hook(before)), AFTER_STEP.get()(self.door.hook(after))]
 
     def _sample(self) -> None:
         self._samples.append(self._look())
@@ -325,11 +313,9 @@ class Session:
     def _look(self) -> list[int | None]:
         """Return a sample; on CUDA also what the driver says, on whatever thread asks."""
         now = self.recorder.now_us()
-        return [now, rss_bytes(), None, None] if self._outside is None else self._outside.row(now, self._reserved())
-
-    def _reserved(self) -> int | None:
-        state = self.allocator_state()
-        return state.get("reserved")
+        if self._outside is None:
+            return [now, rss_bytes(), None, None]
+        return self._outside.row(now, self.allocator_state().get("reserved"))
 
     def _watch_device(self) -> None:
         """Read the driver's figures on CUDA, between phases too."""
@@ -384,18 +370,16 @@ class Session:
             "survived": list(self._survived),
             "non_torch_bytes": self._non_torch(),
             "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
-            "notes": [*self._cut_short(), *self.notes, *self._more_notes()],
+            "notes": self._all_notes(),
         }
         if self._redact:
             redact_snapshot(raw)
         return raw
 
-    def _cut_short(self) -> list[str]:
+    def _all_notes(self) -> list[str]:
         error = self.door.failure
-        return [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
-
-    def _more_notes(self) -> list[str]:
-        return [*self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
+        cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
+        return [*cut, *self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
 
     def _devices(self, raw: Mapping[str, Any]) -> list[DeviceInfo]:
         """Return every device that the snapshot holds something of."""
@@ -428,11 +412,7 @@ class Session:
         return {**_plain(self.setup), **{name: rows for name, rows in seen.items() if rows}}
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the snapshot.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
+        """Write the snapshot; InputError where the file cannot be written."""
         from memprof.snapshot import save_snapshot
         from memprof.snapshot.unpickle import collector_paused
 

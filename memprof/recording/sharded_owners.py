@@ -56,10 +56,8 @@ def has_engine(model: nn.Module) -> bool:
 
 
 def shards_and_storages(model: nn.Module) -> tuple[int, int]:
-    """Return the bytes of a model's sharded parameters on this rank, and of their storages, each once.
-
-    A shard can be a view of the whole parameter: then nothing is saved, which only the second figure shows.
-    """
+    """Return the bytes of a model's sharded parameters on this rank, and of their storages, each once: a shard can be a
+    view of the whole parameter, and then nothing is saved."""
     own, held = 0, {}
     for parameter in model.parameters():
         local = names.LOCAL_TENSOR.of(parameter)

@@ -38,11 +38,7 @@ _WATCHED = (
 )
 # Before transformers 5 the whole loop is one method, entered before a callback hears of it: what is watched are the
 # attribute of the trainer and the method of it through which the loop's exceptions come.
-_LOOP_PARTS = (
-    ("callback_handler", "call_event"),
-    ("accelerator", "clip_grad_norm_"),
-    ("optimizer", "step"),
-)
+_LOOP_PARTS = (("callback_handler", "call_event"), ("accelerator", "clip_grad_norm_"), ("optimizer", "step"))
 _SLEEP_METHODS = (("sleep", Phase.SLEEP), ("wake_up", Phase.WAKE))
 
 
@@ -183,10 +179,8 @@ def _tokens_in(batch: Any) -> int:
 
 
 def _shape_of(batch: Any) -> tuple[int, int, int] | None:
-    """Return sequences, prompt and completion tokens of a micro-batch of GRPO, padding included.
-
-    Rows that are given, as SFT's and DPO's are, are in one piece: they count as prompts.
-    """
+    """Return sequences, prompt and completion tokens of a micro-batch of GRPO, padding included; rows that are given,
+    as SFT's and DPO's are, count as prompts."""
     if not isinstance(batch, Mapping):
         return None
     rows: Any = getattr(batch.get("input_ids"), "shape", ())

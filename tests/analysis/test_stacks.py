@@ -24,7 +24,7 @@ RUN = [frame("run", f"{HERE}/instrument/script.py", 69), frame("main", f"{HERE}/
 COMMAND = frame("<module>", "/home/ada/.venv/bin/memprof", 8)
 PYTHON_M = [frame("_run_code", "<frozen runpy>", 88), frame("_run_module_as_main", "<frozen runpy>", 198)]
 WRAPPER = frame("wrapper", f"{HERE}/compat/patching.py", 60)
-LEAN = frame("_tiles", f"{HERE}/grpo/loss/fused_loss.py", 221)
+LEAN = frame("_tiles", f"{HERE}/grpo/loss/chunked_loss.py", 221)
 
 
 def stack_of(frames: Sequence[dict[str, Any]]) -> list[str]:

@@ -519,7 +519,7 @@ def test_nothing_that_a_redacted_run_leaves_tells_who_ran_it_where(
     told = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert len(told) == 4
     (recording,) = Recordings([("", folder)]).all()
-    page = Pages().report(recording)
+    page = Pages().of([recording])
     assert page.problem is None
     told["the tab"] = page.text.encode()
     left = [(name, secret) for name, text in told.items() for secret in secrets if secret.encode() in text]

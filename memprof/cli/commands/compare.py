@@ -12,6 +12,7 @@ from memprof.cli.answers import compared_document, comparison_answer, redacted
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
 from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
+from memprof.config.gpus import capacity_bytes
 from memprof.errors import AboveLimit, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def command(
     from memprof.analysis.compare import compare, over_limit
     from memprof.analysis.headline import headline_of_comparison
 
-    size, limit = _capacity(capacity), _percent(fail_above)
+    size, limit = None if capacity is None else capacity_bytes(capacity), _percent(fail_above)
     columns = [c for path in inputs for c in _read(path, device, rules, redact, output.page is not None)]
     columns += _published(published)
     answer = compare(_labelled(columns, labels, redact), size)
@@ -74,12 +75,6 @@ def command(
     emit(comparison_answer(answer, [c.document for c in columns]), output)
     if failures:
         raise AboveLimit(f"more than {fail_above} above: {'; '.join(failures)}.")
-
-
-def _capacity(text: str | None) -> int | None:
-    from memprof.config.gpus import capacity_bytes
-
-    return None if text is None else capacity_bytes(text)
 
 
 def _percent(text: str | None) -> float | None:

@@ -75,12 +75,7 @@ def _address(text: str | None) -> int | None:
 
 
 def _emit(
-    groups: list[dict[str, Any]],
-    singles: list[dict[str, Any]],
-    at: str,
-    output: Output,
-    full_stacks: bool,
-    timed: bool,
+    groups: list[dict[str, Any]], singles: list[dict[str, Any]], at: str, output: Output, full_stacks: bool, timed: bool
 ) -> None:
     from memprof.reports.document.tables import allocation_rows, brief_stack
     from memprof.units import format_bytes

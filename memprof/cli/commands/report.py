@@ -9,19 +9,11 @@ import click
 from click.core import ParameterSource
 
 from memprof.analysis.headline import with_headline
+from memprof.cli import options
 from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import GivenRun, analysed, known_report
-from memprof.cli.options import (
-    RECORDING,
-    device_option,
-    executor_option,
-    no_cache_option,
-    redact_option,
-    rules_option,
-    seconds_option,
-)
 from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
@@ -30,9 +22,9 @@ _LISTED = 50
 
 
 @click.command(name="report")
-@click.argument("snapshots", type=RECORDING, nargs=-1, required=True, metavar="SNAPSHOT...")
+@click.argument("snapshots", type=options.RECORDING, nargs=-1, required=True, metavar="SNAPSHOT...")
 @output_options("report", page="Write the HTML page to FILE.html.")
-@device_option
+@options.device_option
 @click.option(
     "--step", type=click.IntRange(min=0), metavar="N",
     help="Report this step of a folder; default: the newest that most ranks recorded.",
@@ -44,7 +36,7 @@ _LISTED = 50
 @click.option(
     "--role", metavar="NAME", help="Report this role of a folder (actor, reference, ...); default: who trains."
 )
-@executor_option
+@options.executor_option
 @click.option(
     "--keep-json", is_flag=True, help="Write each rank's report beside its snapshot; the next report reads it instead."
 )
@@ -53,10 +45,10 @@ _LISTED = 50
 )
 @click.option("--advise", is_flag=True, help="Simulate the run with each change that could lower its peak.")
 @click.option("--gpu", metavar="NAME|SIZE", help="With --advise: find the changes that make the run fit this card.")
-@seconds_option
-@rules_option
-@no_cache_option
-@redact_option
+@options.seconds_option
+@options.rules_option
+@options.no_cache_option
+@options.redact_option
 def command(
     snapshots: tuple[Path, ...],
     output: Output,
@@ -121,10 +113,8 @@ def _how_many(allocations: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Hold the options that decide how files are read.
-
-    ``listed``: how many allocations to list, None for all. ``whole``: more than the report is needed of a snapshot.
-    """
+    """How files are read. ``listed``: how many allocations to list, None for all. ``whole``: more than the report is
+    needed."""
 
     device: int | None
     rules: Path | None

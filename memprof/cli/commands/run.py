@@ -26,10 +26,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return tuple(int(part) for part in parts)
 
 
-@click.command(
-    name="run",
-    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
-)
+@click.command(name="run", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @click.option("-m", "is_module", is_flag=True, help="Take SCRIPT as a module's name, as in python -m.")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
@@ -41,10 +38,9 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 )
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Record at every Nth step instead.")
 @click.option(
-    "--capacity",
-    metavar="NAME|SIZE",
+    "--capacity", metavar="NAME|SIZE",
     help="Pretend to have this card, such as 4090 or 24GB: a run that needs more runs out of memory.",
-)
+)  # fmt: skip
 @click.option(
     "--rehearse", is_flag=True, help="With a trainer: run one worst-case step first, then put everything back."
 )
@@ -54,12 +50,9 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     help="Record the frames of Python, of C++ too (all), or none.",
 )  # fmt: skip
 @click.option(
-    "--kind",
-    type=click.Choice(["auto", "cuda", "trace"]),
-    default="auto",
-    show_default=True,
+    "--kind", type=click.Choice(["auto", "cuda", "trace"]), default="auto", show_default=True,
     help="Choose the recorder.",
-)
+)  # fmt: skip
 @click.option(
     "--max-disk", metavar="SIZE", default="10GB", show_default=True,
     help="Let snapshots take at most SIZE; the oldest go first.",
@@ -102,27 +95,16 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """Translate the command's options into the callback's.
-
-    Raises:
-        UsageError: a size cannot be read. It is refused now, not when the model is loaded.
-    """
+    """Translate the command's options into the callback's; a size that cannot be read is refused now, not when the
+    model is loaded."""
     if given["steps"] and given["every"]:
         raise UsageError("--steps and --every exclude each other; give one.")
     capacity, disk = given["capacity"], given["max_disk"]
     return {
+        **{name: given[name] for name in ("steps", "every", "max_entries", "kind", "redact", "rehearse")},
+        **{name: not given[f"no_{name}"] for name in ("report", "table", "scalars", "reset_peaks")},
         "output_dir": given["out"],
-        "steps": given["steps"],
-        "every": given["every"],
-        "max_entries": given["max_entries"],
         "stacks": None if given["stacks"] == "none" else given["stacks"],
-        "kind": given["kind"],
-        "redact": given["redact"],
-        "rehearse": given["rehearse"],
-        "report": not given["no_report"],
-        "table": not given["no_table"],
-        "scalars": not given["no_scalars"],
-        "reset_peaks": not given["no_reset_peaks"],
         "capacity": None if capacity is None else capacity_bytes(capacity),
         "max_disk": None if disk is None else parse_size(disk),
     }

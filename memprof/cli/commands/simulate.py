@@ -31,37 +31,29 @@ if TYPE_CHECKING:
 @budget_option
 @click.option("--gpu", metavar="NAME|SIZE", help="Say whether it fits: a name such as H100, or a size such as 24GB.")
 @click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
+    "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
     help="Follow the code paths of this device.",
-)
+)  # fmt: skip
 @output_options("simulate", page="Write a snapshot (.pickle) or a page (.html).")
 @click.option(
-    "--completion-lengths",
-    metavar="FILE|MEAN:SD|N,N,...",
+    "--completion-lengths", metavar="FILE|MEAN:SD|N,N,...",
     help="Say which share of the steps fits, from the lengths completions really have: a file of numbers, a recorded "
     "snapshot, or a distribution.",
-)
+)  # fmt: skip
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N",
     help="Simulate lengths, or what --memory-budget tries, in N processes; default: one a core.",
-)
+)  # fmt: skip
 @click.option("--no-shortcuts", is_flag=True, help="Execute everything, also what repeats: slow, and the same bytes.")
 @executor_option
 @click.option(
-    "--script",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    "--script", type=click.Path(path_type=Path), metavar="FILE",
     help="Run this training script up to its trainer.train() and simulate that; put its arguments after --.",
-)
+)  # fmt: skip
 @click.option(
-    "--like",
-    type=RECORDING,
-    metavar="RUN",
+    "--like", type=RECORDING, metavar="RUN",
     help="Start from the settings of a recorded run: a snapshot, folder or report's JSON.",
-)
+)  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="With --like: change a setting.")
 @click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGUMENTS]")
 def command(
@@ -107,7 +99,9 @@ def command(
         if script is not None or completion_lengths is not None:
             raise UsageError("--like takes everything from a recording; drop --script and --completion-lengths.")
         need_torch()
-        _simulate_like(like, assignments, given_settings(config_file, given), gpu, output)
+        from memprof.cli.simulate_like import changes_of, simulate_like
+
+        simulate_like(like, changes_of(assignments, given_settings(config_file, given)), gpu, output)
         return
     if gpu is not None and device == "cpu":
         raise UsageError("--gpu asks about a GPU and --device cpu simulates none; drop one of them.")
@@ -129,14 +123,6 @@ def command(
     emit_simulated(report_answer("simulate", outcome.analysis.to_dict(), outcome.analysis), outcome, output)
 
 
-def _simulate_like(
-    like: Path, assignments: tuple[str, ...], options: dict[str, Any], gpu: str | None, output: Output
-) -> None:
-    from memprof.cli.simulate_like import changes_of, simulate_like
-
-    simulate_like(like, changes_of(assignments, options), gpu, output)
-
-
 def _changes_of(values: dict[str, Any]) -> dict[str, Any]:
     """Keep the settings that replace a script's own; refuse what only the script can say."""
     from memprof.config.from_trainer import CHANGEABLE
@@ -156,8 +142,7 @@ def _refuse_unused_of_script(changes: dict[str, Any], device: str) -> None:
 
 
 def _within(
-    settings: Settings, budget: str, gpu: str | None, known: dict[str, Any], workers: int | None,
-    executor: str,
+    settings: Settings, budget: str, gpu: str | None, known: dict[str, Any], workers: int | None, executor: str
 ) -> tuple[Settings, str | None]:
     """Choose settings for a budget and print them on stderr; return them and the card to judge the run on."""
     from memprof.config.gpus import find_gpu

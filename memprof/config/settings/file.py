@@ -13,6 +13,8 @@ from memprof.config.trl_arguments import left_out_of, said_by_trl
 from memprof.errors import InputError
 from memprof.files import refuse_special
 
+# Names this alike are one, misspelt; per_device_eval_batch_size, TRL's own, is 0.87 like ours.
+_MISSPELT = 0.93
 #: Names that other tools' config files use for the same setting.
 ALIASES = {
     "model_name_or_path": "model",
@@ -28,11 +30,8 @@ ALIASES = {
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """Read settings from a YAML or JSON file: those memprof knows; the rest of a GRPO config is passed over.
-
-    Raises:
-        InputError: the file cannot be read or holds no mapping, or a name in it is nearly that of a setting.
-    """
+    """Read settings from a YAML or JSON file: those memprof knows; the rest of a GRPO config is passed over. InputError
+    where the file cannot be read or holds no mapping, or a name in it is nearly that of a setting."""
     file = Path(path)
     try:
         refuse_special(file)
@@ -44,8 +43,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in given.items():
         name = ALIASES.get(str(key).replace("-", "_"), str(key).replace("-", "_"))
-        if name not in known:
-            _refuse_misspelt(file, name, known)
+        if name not in known and (near := get_close_matches(name, known, 1, _MISSPELT)):
+            raise InputError(f"{file}: {name} is no setting; {near[0]} is.")
         if name not in known or value is None:
             continue
         if name == "lora_target_modules":
@@ -71,16 +70,6 @@ def _number(name: str, value: Any) -> Any:
     except (TypeError, ValueError):
         return value
     return number if kind == "float" else int(number) if number.is_integer() else value
-
-
-# Names this alike are one, misspelt; per_device_eval_batch_size, TRL's own, is 0.87 like ours.
-_MISSPELT = 0.93
-
-
-def _refuse_misspelt(file: Path, name: str, known: set[str]) -> None:
-    near = get_close_matches(name, known, 1, _MISSPELT)
-    if near:
-        raise InputError(f"{file}: {name} is no setting; {near[0]} is.")
 
 
 def _with_kind(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,6 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
         return "bfloat16" if self.sharded_by_zero else self.dtype
 
     def with_(self, **changes: Any) -> Settings:
-        """Return a copy with some settings changed."""
         return replace(self, **{"assumed": tuple(n for n in self.assumed if n not in changes), **changes})
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memprof.grpo.loss.fused_loss import DEFAULT_TILE_BYTES, fused_linear_logprobs
+from memprof.grpo.loss.chunked_loss import DEFAULT_TILE_BYTES, fused_linear_logprobs
 from memprof.grpo.loss.load_balancing import LoadBalancing, RoutedTokens
 from memprof.grpo.rows import Place, Row, places_of
 
@@ -61,10 +61,8 @@ class Head:
         return min(DEFAULT_TILE_BYTES, max(self.small_bytes // 2, longest * _TILE_BYTES_A_TOKEN))
 
     def scored(self, model: Any, states: torch.Tensor, request: Request) -> Scored:
-        """Score all rows' completions together; ``states`` ``[N, H]`` are what predicts their tokens, row after row.
-
-        One call for a piece: the head is converted once, and a trainable one has one gradient.
-        """
+        """Score all rows' completions in one call; ``states`` ``[N, H]``, row after row, are what predicts their
+        tokens."""
         torch.clear_autocast_cache()  # the layers' converted weights have done their part
         module = model.get_output_embeddings()
         weight, bias = _whole(module.weight), _whole(module.bias)
@@ -92,11 +90,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Request:
-    """Hold what one forward has to compute.
-
-    ``targets``: TRL's ``completion_ids`` ``[B, T]``; ``packed``: rows end to end; ``balancing``: the router's auxiliary
-    loss, where its sums are wanted.
-    """
+    """What one forward has to compute: ``targets`` are TRL's ``completion_ids`` ``[B, T]``; ``packed``: rows end to
+    end; ``balancing``: the router's auxiliary loss, where its sums are wanted."""
 
     head: Head
     rows: Sequence[Row]
@@ -132,10 +127,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Scored:
-    """Per row: log-probabilities ``[completion]`` and entropies or None; with ``token_gradient`` all rows' anchor.
-
-    ``routed``: what the router did with all rows' tokens, prompts too, where that was asked for.
-    """
+    """Per row: log-probabilities ``[completion]`` and entropies or None; with ``token_gradient`` all rows' anchor;
+    ``routed``: what the router did with all rows' tokens, prompts too, where that was asked for."""
 
     rows: Sequence[Row]
     logps: list[torch.Tensor]
@@ -145,10 +138,10 @@ class Scored:
 
 
 def add_lean_head(model: Any) -> None:
-    """Give ``model`` (a causal LM, not PEFT's wrapper) a forward that takes ``lean=Request(...)``.
+    """Give ``model`` (a causal LM, not PEFT's wrapper) a forward that takes ``lean=Request(...)`` and is unchanged
+    without it.
 
-    Without it the forward is the one it had, so generation and TRL's own path are unchanged. The result is a plain
-    dict of lists of tensors: DDP looks for tensors in what a forward returns.
+    The result is a plain dict of lists of tensors: DDP looks for tensors in what a forward returns.
     """
     inner = model.forward
 

@@ -44,11 +44,8 @@ class LoadBalancing:
 
     @classmethod
     def of(cls, model: Any) -> LoadBalancing:
-        """Read the sizes where TRL does, whatever the model's family.
-
-        Raises:
-            UsageError: they have other names there; TRL's own step fails then.
-        """
+        """Read the sizes where TRL does, whatever the model's family; UsageError where they have other names: TRL's own
+        step fails then."""
         text = model.config.get_text_config()
         try:
             return cls(text.num_experts, text.num_experts_per_tok)

@@ -10,14 +10,8 @@ from importlib.util import find_spec
 
 import torch
 
-from memprof.grpo.loss.fused_tiles import (
-    DEVICE_BLOCK_BYTES,
-    Stats,
-    Transform,
-    accumulate,
-    tile_gradient,
-    tile_stats,
-)
+from memprof.grpo.loss import fused_tiles
+from memprof.grpo.loss.fused_tiles import Stats, Transform, accumulate
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +42,7 @@ def passes_for(device: torch.device) -> Passes:
 
             return Passes("triton", triton_stats, triton_gradient, _fp32_products(device), accumulate)
         _say_no_triton(device.type)
-    return Passes("torch", tile_stats, tile_gradient, _fp32_products(device), accumulate)
+    return Passes("torch", fused_tiles.tile_stats, fused_tiles.tile_gradient, _fp32_products(device), accumulate)
 
 
 def _fp32_products(device: torch.device) -> bool:
@@ -63,15 +57,12 @@ def _say_no_triton(device_type: str) -> None:
         "Triton is not installed: log-probabilities on %s are computed with torch operations, slower and with "
         "temporaries of %d MiB.",
         device_type,
-        DEVICE_BLOCK_BYTES >> 20,
+        fused_tiles.DEVICE_BLOCK_BYTES >> 20,
     )
 
 
 def shape_passes() -> Passes:
-    """Return passes that allocate what Triton's do and compute nothing, for fake tensors that stand for a GPU's.
-
-    The torch passes would run thousands of small operations there and allocate what the kernels do not.
-    """
+    """Return passes that allocate what Triton's do and compute nothing, for fake tensors that stand for a GPU's."""
 
     def stats(tile: torch.Tensor, targets: torch.Tensor, transform: Transform, want_entropy: bool) -> Stats:
         logps = torch.empty(tile.shape[0], dtype=torch.float32, device=tile.device)

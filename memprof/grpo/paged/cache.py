@@ -10,11 +10,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class SlotPool:
-    """Number the token slots of a pool and hand them out.
-
-    Attributes:
-        size: slots there are. The number ``size`` itself names one more, always zero, that padding reads.
-    """
+    """Number the token slots of a pool and hand them out. ``size`` itself names one more, always zero, that padding
+    reads."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -22,15 +19,11 @@ class SlotPool:
 
     @property
     def free(self) -> int:
-        """Return how many slots are free."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Return ``count`` free slots, which are the caller's until they are given back.
-
-        Raises:
-            MemoryError: there are fewer.
-        """
+        """Return ``count`` free slots, which are the caller's until they are given back; MemoryError where there are
+        fewer."""
         if count > len(self._free):
             raise MemoryError(f"{count} slots asked for, {len(self._free)} are free")
         cut = len(self._free) - count
@@ -39,7 +32,6 @@ class SlotPool:
         return taken
 
     def give_back(self, slots: list[int]) -> None:
-        """Make slots free again."""
         self._free.extend(reversed(slots))
 
 
@@ -47,11 +39,9 @@ class SlotPool:
 class Rows:
     """Say where the tokens of one forward stand.
 
-    Attributes:
-        write: slots of the new tokens, ``[rows * new]``, row by row.
-        read: slots of all tokens each row attends to, the new ones last, ``[rows, length]``; padded on the left with
-            the slot that is always zero.
-        new: new tokens of each row.
+    ``write``: slots of the new tokens, ``[rows * new]``, row by row. ``read``: slots of all tokens each row attends to,
+    the new ones last, ``[rows, length]``, padded on the left with the slot that is always zero. ``new``: new tokens of
+    each row.
     """
 
     write: torch.Tensor
@@ -60,14 +50,11 @@ class Rows:
 
 
 class PooledCache(Cache):  # type: ignore[misc, unused-ignore]
-    """A cache of transformers whose layers are one pool. ``rows`` is set before each forward.
+    """A cache of transformers whose layers are one pool of ``size`` slots. ``rows`` is set before each forward.
 
-    Args:
-        size: slots of the pool.
-        gathered: the most tokens that are gathered of a layer.
-        alike: layers whose pools are as large as the first one's, and are taken with it. Taken one by one, each in the
-            first forward that comes to its layer, they would lie in what that forward has freed, and the allocator
-            could give none of those segments back.
+    ``gathered``: the most tokens that are gathered of a layer. ``alike``: layers whose pools are as large as the first
+    one's, and are taken with it. Taken one by one, each in the first forward that comes to its layer, they would lie in
+    what that forward has freed, and the allocator could give none of those segments back.
     """
 
     def __init__(self, size: int, gathered: int, alike: int = 0) -> None:
@@ -140,10 +127,8 @@ class _PooledLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return pool
 
     def _passed(self, pool: Any, states: torch.Tensor) -> torch.Tensor:
-        """Write ``states [rows, heads, new, width]`` and gather what the rows read.
-
-        It is gathered into a block of always the same size: the allocator can use it again as sequences grow.
-        """
+        """Write ``states [rows, heads, new, width]`` and gather what the rows read, into a block of always the same
+        size: the allocator can use it again as sequences grow."""
         rows = self._cache.rows
         assert rows is not None
         pool.index_copy_(0, rows.write, states.transpose(1, 2).flatten(0, 1))

@@ -33,15 +33,9 @@ class Row(Progress):
 
 
 class RollingBatch:
-    """Decode until every sequence has ended.
+    """Decode until every sequence has ended; equal prompts are computed and held once, and ``work`` counts what is run.
 
-    Args:
-        model: the causal LM.
-        prompts: token ids of each sequence's prompt; equal ones are computed and held once.
-        sampling: how tokens are chosen and what ends a sequence.
-        size: of the pool; one sequence of full length always has room.
-        work: counts what is run.
-        free: frees device memory after it has run out, so that decoding goes on with a smaller pool; None: it ends.
+    ``free`` frees device memory after it has run out, so that decoding goes on with a smaller pool; None: it ends.
     """
 
     def __init__(
@@ -125,10 +119,7 @@ class RollingBatch:
     # -- forwards ----------------------------------------------------------------------------------------------------
 
     def _compute(self, row: Any) -> None:
-        """Fill the pool with a row's prompt, unless it is there, and with the tokens it had; choose its first token.
-
-        The keys and values of its last token are the next decode step's.
-        """
+        """Fill the pool with a row's prompt, unless it is there, and with the tokens it had; choose its first token."""
         prompt = row.prompt
         if not row.tokens and prompt.logits is not None:
             self._add(row, *self._choose(prompt.logits, [row]))

@@ -34,14 +34,8 @@ _ROW_BY_ROW = (
 
 @dataclass(frozen=True)
 class Sampling:
-    """Hold what ``generate`` chooses tokens with, and one uniform draw for each token of each sequence.
-
-    Attributes:
-        processors: transformers' own, in the order of ``generate``.
-        draws: ``[sequences, tokens]`` float64 in [0, 1); None where decoding is greedy.
-        stop: ids of tokens that end a sequence.
-        longest: the most new tokens of a sequence.
-    """
+    """What ``generate`` chooses tokens with: transformers' own ``processors`` in its order, ``draws`` ``[sequences,
+    tokens]`` float64 in [0, 1) (None: greedy), ids that ``stop`` a sequence, and the ``longest`` it gets."""
 
     processors: list[Any]
     draws: torch.Tensor | None
@@ -50,11 +44,8 @@ class Sampling:
 
     @classmethod
     def of(cls, processors: Any, criteria: Any, config: Any, sequences: int, prompt: int) -> Sampling:
-        """Read what ``generate`` prepared for ``sequences`` prompts of ``prompt`` tokens, padding included.
-
-        Raises:
-            NotPaged: a setting that works on whole rows, or on the batch.
-        """
+        """Read what ``generate`` prepared for ``sequences`` prompts of ``prompt`` tokens, padding included; NotPaged
+        for a setting that works on whole rows, or on the batch."""
         others = [type(p).__name__ for p in processors if type(p) not in _ROW_BY_ROW]
         others += [type(c).__name__ for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)]
         if (beams := getattr(config, "num_beams", None) or 1) > 1:
@@ -68,7 +59,9 @@ class Sampling:
         longest = config.max_length - prompt
         stop = {int(t) for c in criteria if isinstance(c, EosTokenCriteria) for t in c.eos_token_id}
         draws = host_draws(sequences, longest) if config.do_sample else None
-        return cls([_without_padding(p) for p in processors], draws, frozenset(stop), longest)
+        penalty = RepetitionPenaltyLogitsProcessor  # generate tells it how long each row's padding is
+        own = [penalty(p.penalty) if isinstance(p, penalty) else p for p in processors]
+        return cls(own, draws, frozenset(stop), longest)
 
     @property
     def reads_tokens(self) -> bool:
@@ -78,14 +71,10 @@ class Sampling:
     def next_tokens(
         self, logits: torch.Tensor, rows: list[int], positions: list[int], ids: torch.Tensor | None
     ) -> torch.Tensor:
-        """Choose one token a row; return them, ``[rows]``, on the device.
+        """Choose one token a row by ``logits [rows, vocabulary]``; return them, ``[rows]``, on the device.
 
-        Args:
-            logits: ``[rows, vocabulary]``.
-            rows: each row's sequence.
-            positions: which new token of its sequence is chosen.
-            ids: tokens of each row so far ``[rows, length]``, where :attr:`reads_tokens`; a row may repeat one of its
-                own to be as long as the others.
+        ``rows`` and ``positions`` say which new token of which sequence each is. ``ids [rows, length]`` are the tokens
+        of each row so far, where :attr:`reads_tokens`; a row may repeat one of its own to be as long as the others.
         """
         given = ids if ids is not None else torch.zeros(len(rows), 1, dtype=torch.long, device=logits.device)
         scores = logits.to(torch.float32, copy=True)
@@ -100,13 +89,6 @@ class Sampling:
 def host_draws(sequences: int, longest: int) -> torch.Tensor:
     """Draw ``[sequences, longest]`` float64 on the host. A function, so that a simulation keeps the host apart."""
     return torch.rand(sequences, longest, dtype=torch.float64)
-
-
-def _without_padding(processor: Any) -> Any:
-    """Return the processor for rows without padding: ``generate`` tells its penalty how long each row's is."""
-    if isinstance(processor, RepetitionPenaltyLogitsProcessor):
-        return RepetitionPenaltyLogitsProcessor(processor.penalty)
-    return processor
 
 
 def _inverted(probabilities: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:

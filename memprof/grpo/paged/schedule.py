@@ -20,12 +20,8 @@ _RUN_ON, _RUN_ON_LEAST = 4, 8
 
 @dataclass(frozen=True)
 class PoolSize:
-    """Hold the size of a generation's pool of keys and values.
-
-    Attributes:
-        slots: tokens in the pool.
-        gathered: tokens of one layer that are gathered for a forward: rows times the longest of them.
-    """
+    """A generation's pool: ``slots`` tokens of keys and values; ``gathered`` tokens of one layer for a forward, rows
+    times the longest of them."""
 
     slots: int
     gathered: int
@@ -57,10 +53,8 @@ class Prompt:
 
 @dataclass(eq=False)
 class Progress:
-    """Hold how far a sequence is: ``made`` tokens; all but the last have slots while it decodes.
-
-    Whoever follows the actions keeps ``made`` and ``ended``.
-    """
+    """How far a sequence is: ``made`` tokens, of which all but the last have slots while it decodes. Whoever follows
+    the actions keeps ``made`` and ``ended``."""
 
     index: int
     prompt: Prompt
@@ -103,10 +97,8 @@ Action = Compute | Leave | Decode
 class Schedule:
     """Say what to do next until every sequence has ended.
 
-    Args:
-        rows: the sequences, in the order in which they are wanted.
-        size: of the pool, with room for the longest sequence.
-        longest: the most tokens that a completion has.
+    ``rows`` are in the order in which they are wanted; ``size`` has room for the longest; no completion has more than
+    ``longest`` tokens.
     """
 
     def __init__(self, rows: Sequence[Progress], size: PoolSize, longest: int) -> None:

@@ -15,13 +15,10 @@ class NotPaged(Exception):
 
 
 def why_not(model: Any, settings: Any, length: int, *, together: bool) -> str | None:
-    """Say why the rolling batch is not for this model, or return None.
+    """Say why the rolling batch is not for this causal LM without wrappers, or return None.
 
-    Args:
-        model: the causal LM without wrappers.
-        settings: the trainer's arguments.
-        length: tokens of the longest sequence.
-        together: forwards of the ranks talk to each other, so each rank must run as many.
+    ``length``: tokens of the longest sequence. ``together``: forwards of the ranks talk to each other, so each rank
+    must run as many.
     """
     if together:
         return "ranks run their forwards together"

@@ -26,14 +26,8 @@ def decode_in_pool(
 ) -> torch.Tensor:
     """Decode prompts in a rolling batch: what ``generate`` calls where it is given as ``custom_generate``.
 
-    Args:
-        input_ids: prompts, padded on the left ``[sequences, prompt]``; ``attention_mask`` among ``inputs`` says where.
-        size: of the pool.
-        work: filled with what was run.
-        free: see :class:`RollingBatch`.
-
-    Returns:
-        Prompts and new tokens ``[sequences, prompt + longest]``, padded on the right.
+    ``input_ids [sequences, prompt]`` are padded on the left, as ``attention_mask`` among ``inputs`` says; what is
+    returned, ``[sequences, prompt + longest]``, is padded on the right.
 
     Raises:
         NotPaged: the settings need the whole batch.

@@ -15,8 +15,7 @@ _SAME = 1e-4
 class UsedGradient:
     """The loss's gradient with respect to each log-probability and entropy, as pieces used it in their backward.
 
-    Args:
-        mask: TRL's ``completion_mask`` ``[B, T]``: what is 0 there is no token, and has no gradient.
+    What is 0 in ``mask``, TRL's ``completion_mask`` ``[B, T]``, is no token, and has no gradient.
     """
 
     def __init__(self, mask: torch.Tensor) -> None:

@@ -21,13 +21,8 @@ class StepContext:
     """Hold what a step works with. Each step makes its own: settings, model and loss can change in between.
 
     Attributes:
-        settings: the trainer's arguments.
         accelerator: accelerate's; its ``scaler`` is None but for fp16.
         policy: the model that is trained, in PEFT's wrapper if it has an adapter, without accelerate's.
-        head: how hidden states become log-probabilities.
-        loss: the terms of the loss.
-        ranks: the other ranks.
-        log: where sentences for the user go.
         pad_id: token that fills up rows.
         counts_padding: a token's position is counted from the row's left edge, padding included.
         draws: a forward in training draws random numbers.

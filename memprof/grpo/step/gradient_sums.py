@@ -26,12 +26,9 @@ def gradient_sums(
 ) -> AbstractContextManager[Mapping[torch.Tensor, torch.Tensor]]:
     """Return a context in which gradients of ``model``'s bf16 parameters are summed in fp32, or one that does nothing.
 
-    What it yields is the sums by parameter.
-
-    Args:
-        wanted: ``fp32``, ``never``, or ``auto``: where the sums take at most :data:`SMALL_SHARE` of the weights' bytes.
-        pieces: of the micro-batch. With fewer than three nothing is lost.
-        sharded: the parameters are parts of larger ones (FSDP, DeepSpeed), whose gradients are not at hand.
+    What it yields is the sums by parameter. ``wanted``: ``fp32``, ``never``, or ``auto``: where the sums take at most
+    :data:`SMALL_SHARE` of the weights' bytes. With fewer than three ``pieces`` nothing is lost. ``sharded``: the
+    parameters are parts of larger ones (FSDP, DeepSpeed), whose gradients are not at hand.
     """
     parameters = _in_bf16(model) if pieces >= _MANY and wanted != "never" else []
     if not parameters:
@@ -91,9 +88,7 @@ def _summing(parameters: Sequence[torch.Tensor]) -> Iterator[Mapping[torch.Tenso
             parameter.grad = _rounded(parameter, earlier, sums.pop(parameter, None))
 
 
-def _rounded(
-    parameter: torch.Tensor, earlier: torch.Tensor | None, total: torch.Tensor | None
-) -> torch.Tensor | None:
+def _rounded(parameter: torch.Tensor, earlier: torch.Tensor | None, total: torch.Tensor | None) -> torch.Tensor | None:
     """Return a parameter's gradient of earlier micro-batches with the sum of this one's pieces."""
     if total is None:
         return earlier

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from memprof.compat import accelerate
 from memprof.errors import UsageError
-from memprof.grpo.loss.head import Scored, TokenGradient
+from memprof.grpo.loss.head import Scored
 from memprof.grpo.loss.load_balancing import RoutedTokens
 from memprof.grpo.rows import Place, Row, is_fake
 from memprof.grpo.step.agreement import UsedGradient
@@ -29,20 +29,11 @@ _SET_SYNC = accelerate.SET_SYNC_GRADIENTS.name
 
 
 class PiecewiseStep:
-    """One micro-batch's forward and backward.
+    """One micro-batch's forward and backward, of ``model``, the policy as accelerate wrapped it.
 
     Where pieces go by less than the whole loss, the gradient they used is held against the whole's at the end: a loss
     that couples sequences (patched, or of a TRL to come) gets what is missing by a second pass, and two from then on.
-
-    Args:
-        step: what the trainer has.
-        objective: the loss of ``inputs``.
-        model: the policy as accelerate wrapped it.
-        inputs: TRL's micro-batch; ``rows``: its rows.
-        scheme: see :mod:`memprof.grpo.step.schemes`.
-
-    Attributes:
-        couples: after :meth:`run`, whether the loss was seen to couple sequences that the scheme takes apart.
+    ``couples`` tells, after :meth:`run`, whether that was seen.
 
     Raises:
         UsageError: by :meth:`run`: such a loss, where no second pass is allowed or can be made.
@@ -114,16 +105,17 @@ class PiecewiseStep:
 
         Where memory that runs out is lived through, the last has its backward here too (unless the loss may be scaled
         later), and a scalar without a graph is returned. ``states``: the random state before each piece, restored where
-        it is given and else written there.
+        given.
         """
-        repeats = bool(states)
-        with self._sums() as sums:
+        repeats, step = bool(states), self._step
+        wanted, sharded = step.settings.gradient_sums, step.ranks.forward_together
+        with gradient_sums(wanted, step.policy, len(self._pieces), sharded=sharded, log=step.log) as sums:
             for number, piece in enumerate(self._pieces[:-1]):
                 self._set_or_note_random_state(states, number, repeats)
                 with self._unsynchronised():
                     self._forward_and_backward(piece, gradient, sums)
         self._set_or_note_random_state(states, len(self._pieces) - 1, repeats)
-        if self._step.adaptation is None or self._distributed or self._step.loss.may_be_scaled_later:
+        if step.adaptation is None or self._distributed or step.loss.may_be_scaled_later:
             return self._watched(self._surrogate(self._pieces[-1], gradient))
         with self._unsynchronised():  # the backward that ends the step is that of the scalar
             self._forward_and_backward(self._pieces[-1], gradient, {})
@@ -158,17 +150,9 @@ class PiecewiseStep:
         else:
             states.append(RandomState.now(self._logps.device))
 
-    def _sums(self) -> AbstractContextManager[Mapping[torch.Tensor, torch.Tensor]]:
-        """Add up the pieces' gradients in fp32 while open, where that is asked for or costs little."""
-        step = self._step
-        wanted, sharded = step.settings.gradient_sums, step.ranks.forward_together
-        return gradient_sums(wanted, step.policy, len(self._pieces), sharded=sharded, log=step.log)
-
     def _with_the_rest(self, last: torch.Tensor, whole: Gradient, states: list[RandomState]) -> torch.Tensor:
-        """Run every piece once more, with the part of the ``whole`` loss's gradient that it has not used.
-
-        Returns the last piece's surrogate, in place of ``last``. ``states``: the random state before each piece.
-        """
+        """Run every piece once more, with the part of the ``whole`` loss's gradient that it has not used; return the
+        last piece's surrogate, in place of ``last``. ``states``: the random state before each piece."""
         apart = f"{100 * self._used.distance(whole):.2g} % of its norm"
         found = f"the loss couples sequences: the gradient taken by sequence is {apart} from that of the micro-batch"
         if self._step.settings.exact_two_pass == "never":
@@ -206,8 +190,8 @@ class PiecewiseStep:
     def _whole_gradient(self) -> tuple[torch.Tensor, Gradient]:
         """Compute the loss and its gradient with respect to every row's values.
 
-        A loss that is not TRL's may reach the parameters by another way too (a penalty on weights, a forward of its
-        own): that part has its backward here.
+        The part of a loss that is not TRL's which reaches the parameters by another way (a penalty on weights, a
+        forward of its own) has its backward here.
         """
         if self._step.loss.is_trls:
             return self._objective.loss_and_gradient(self._values, self._scale)
@@ -241,10 +225,9 @@ class PiecewiseStep:
         if not piece.rows:
             scored = score_piece(self._step, self._model, self._inputs, piece)
             return scored.logps[0].sum() * 0.0
-        if gradient is not None and self._step.settings.fused_loss and not self._step.scales_gradients:
-            return self._anchored(piece, self._as_known(gradient), gradient)
-        if gradient is None and self._scheme == TOKEN:
-            return self._anchored(piece, self._as_found)
+        known = self._step.settings.fused_loss and not self._step.scales_gradients
+        if self._scheme == TOKEN if gradient is None else known:
+            return self._anchored(piece, gradient)
         scored = score_piece(self._step, self._inner, self._inputs, piece, balances=True)
         self._note_routed(scored)
         if gradient is None:
@@ -254,8 +237,19 @@ class PiecewiseStep:
             self._used.note((row.index, slice(0, row.completion)), gradient)
         return self._balanced(_weighted(scored, gradient), scored, gradient)
 
-    def _anchored(self, piece: Piece, token_gradient: TokenGradient, gradient: Gradient | None = None) -> torch.Tensor:
-        scored = score_piece(self._step, self._inner, self._inputs, piece, token_gradient=token_gradient, balances=True)
+    def _anchored(self, piece: Piece, gradient: Gradient | None) -> torch.Tensor:
+        """Return the anchor of a piece whose gradient is known, or (None) found token by token in its forward."""
+
+        def of(
+            place: Place, logps: torch.Tensor, entropies: torch.Tensor | None
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            self._logps[place] = logps.to(self._logps.device)
+            if entropies is not None:
+                self._entropies[place] = entropies.to(self._logps.device)
+            found = self._objective.gradient(self._values) if gradient is None else gradient
+            return self._used.note(place, found, logps.device)
+
+        scored = score_piece(self._step, self._inner, self._inputs, piece, token_gradient=of, balances=True)
         self._note_routed(scored)
         assert scored.anchor is not None
         return self._balanced(scored.anchor, scored, gradient)
@@ -275,27 +269,6 @@ class PiecewiseStep:
             return surrogate
         share = balancing.share(scored.routed, self._routed).to(surrogate.device)
         return surrogate + weight.to(surrogate.device) * share
-
-    def _as_known(self, gradient: Gradient) -> TokenGradient:
-        def of(
-            place: Place, logps: torch.Tensor, entropies: torch.Tensor | None
-        ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            self._write(place, logps, entropies)
-            return self._used.note(place, gradient, logps.device)
-
-        return of
-
-    def _as_found(
-        self, place: Place, logps: torch.Tensor, entropies: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self._write(place, logps, entropies)
-        gradient = self._objective.gradient(self._values)
-        return self._used.note(place, gradient, logps.device)
-
-    def _write(self, place: Place, logps: torch.Tensor, entropies: torch.Tensor | None) -> None:
-        self._logps[place] = logps.to(self._logps.device)
-        if entropies is not None:
-            self._entropies[place] = entropies.to(self._logps.device)
 
     def _backward(self, surrogate: torch.Tensor) -> None:
         accelerator = self._step.accelerator
@@ -330,10 +303,8 @@ def _weighted(scored: Scored, gradient: Gradient) -> torch.Tensor:
 
 
 def _silent(step: StepContext, inputs: Mapping[str, Any]) -> set[int]:
-    """Find rows whose gradient is exactly zero: their advantage is 0, and no other term of the loss has a gradient.
-
-    They need a forward for the metrics and no backward. Groups in which all rewards are equal are such.
-    """
+    """Find rows whose gradient is exactly zero: their advantage is 0 (a group of equal rewards), and no other term of
+    the loss has a gradient. They need a forward for the metrics and no backward."""
     advantages = inputs["advantages"]
     others = step.loss.beta != 0.0 or step.loss.entropy_bonus or step.loss.balances
     together = step.ranks.forward_together

@@ -22,10 +22,8 @@ from memprof.grpo.support import is_librarys
 
 
 class Values(NamedTuple):
-    """What TRL's loss asks for: ``logps`` and ``entropies`` ``[B, T]`` fp32, 0 where ``completion_mask`` is.
-
-    ``balance``: the router's auxiliary loss, a scalar; None where it has none.
-    """
+    """What TRL's loss asks for: ``logps`` and ``entropies`` ``[B, T]`` fp32, 0 where ``completion_mask`` is;
+    ``balance``: the router's auxiliary loss, a scalar, or None."""
 
     logps: torch.Tensor
     entropies: torch.Tensor
@@ -55,46 +53,36 @@ class Handover:
 
     def __init__(self) -> None:
         self._given: Values | None = None
-        self._taken = False
+        self.was_taken = False  #: Whether the loss computed last asked for what it was handed.
         self._asked_for: Callable[..., bool] | None = None
 
     @contextmanager
     def of(self, values: Values, asked_for: Callable[..., bool] | None = None) -> Iterator[None]:
         """Hand ``values`` to the loss that is computed inside, where it asks for these: ``asked_for(*asked)``."""
-        self._given, self._taken, self._asked_for = values, False, asked_for
+        self._given, self.was_taken, self._asked_for = values, False, asked_for
         try:
             yield
         finally:
             self._given = None
 
     def take(self, *asked: Any) -> Values | None:
-        """Return what the trainer's log-probabilities are to be, or None outside of a handover and for others.
-
-        ``asked``: what they are asked of: a model, ids and mask ``[B, P + T]``.
-        """
+        """Return what the trainer's log-probabilities of ``asked`` (a model, ids and mask ``[B, P + T]``) are to be, or
+        None outside of a handover and for others."""
         if self._given is None or (self._asked_for is not None and not self._asked_for(*asked)):
             return None
         if self._given.logps.requires_grad and not torch.is_grad_enabled():
             # Asked for as constants, such as a policy's of before: the loss has not used the graph by that.
             return Values(*(None if value is None else value.detach() for value in self._given))  # type: ignore[arg-type]
-        self._taken = True
+        self.was_taken = True
         return self._given
-
-    @property
-    def was_taken(self) -> bool:
-        """Tell whether the loss computed last asked for what it was handed."""
-        return self._taken
 
 
 class Objective:
-    """The loss of ``inputs`` (TRL's micro-batch), whatever ``loss_type`` the trainer has.
+    """The loss of ``inputs`` (TRL's micro-batch), whatever ``loss_type`` the trainer has, whose log-probabilities are
+    what ``handover`` gives.
 
-    Args:
-        trainer: a ``GRPOTrainer`` whose log-probabilities are what ``handover`` gives.
-        handover: see :class:`Handover`.
-        model: passed on to ``_compute_loss``; TRL's never calls it.
-        is_trls: the loss is TRL's own, so that it must use what it is handed. Another may get its gradient elsewhere.
-        divisor: what the loss is divided by beside: accumulated micro-batches, where TRL leaves them to its caller.
+    ``is_trls``: the loss is TRL's own, so that it must use what it is handed; another may get its gradient elsewhere.
+    ``divisor``: accumulated micro-batches, where TRL leaves the division by them to its caller.
 
     Raises:
         UsageError: by every method: the loss did not use the log-probabilities it was handed.
@@ -142,9 +130,10 @@ class Objective:
         with torch.enable_grad():
             loss = self.loss(leaves)
             others = _leaves_behind(loss, leaves)
-            if others:
-                found = torch.autograd.grad(loss, others, retain_graph=True)
-                _add_to_grads(others, found, scale)
+            gradients = torch.autograd.grad(loss, others, retain_graph=True) if others else ()
+            for leaf, gradient in zip(others, gradients, strict=True):
+                more = gradient if scale == 1.0 else gradient * scale
+                leaf.grad = more if leaf.grad is None else leaf.grad + more
             return loss.detach(), self._gradient(loss, leaves)
 
     def loss_and_all_gradients(
@@ -168,8 +157,8 @@ class Objective:
     def gradient(self, values: Values) -> Gradient:
         """Compute the gradient alone: nothing is logged, no other rank is asked, and nothing waits for the device.
 
-        Any number of calls, also with values that are right in some rows only: where the loss separates, a row's
-        gradient does not depend on the others'.
+        ``values`` may be right in some rows only: where the loss separates, a row's gradient does not depend on the
+        others'.
         """
         leaves = values.leaves()
         with torch.enable_grad(), self._muted():
@@ -222,12 +211,6 @@ def _leaves_behind(loss: torch.Tensor, known: Iterable[torch.Tensor | None]) -> 
             found.append(leaf)
         waiting += [behind for behind, _ in node.next_functions]
     return found
-
-
-def _add_to_grads(leaves: list[torch.Tensor], gradients: Iterable[torch.Tensor], scale: float) -> None:
-    for leaf, gradient in zip(leaves, gradients, strict=True):
-        more = gradient if scale == 1.0 else gradient * scale
-        leaf.grad = more if leaf.grad is None else leaf.grad + more
 
 
 class _Alone:

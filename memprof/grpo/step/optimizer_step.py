@@ -22,13 +22,6 @@ class SurvivingStep:
     fails, the state moves to host memory for the rest of the run, and each parameter steps by itself with its own on
     the device. The weights are the same: torch's fused AdamW and :class:`StochasticAdamW` treat parameters one by one,
     and make the state of a group before they update it. Other optimizers, and later steps, end in a sentence.
-
-    Args:
-        optimizer: whose ``step`` this takes the place of.
-        adaptation: what is done about memory that runs out.
-
-    Raises:
-        torch.OutOfMemoryError: by calling, with what to do.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, adaptation: Adaptation) -> None:
@@ -60,10 +53,8 @@ class SurvivingStep:
         return None
 
     def park(self) -> bool:
-        """Move the state to host memory for the rest of the run; False where it holds none or cannot step there.
-
-        A piece that has no room beside the state asks for this.
-        """
+        """Move the state to host memory for the rest of the run, for a piece that has no room beside it; False where it
+        holds none or cannot step there."""
         state = self._optimizer.state
         if self._on_host is not None or not state or not _can_repeat(self._optimizer):
             return False
@@ -136,8 +127,10 @@ class SurvivingStep:
     def _singly(self, group: list[torch.Tensor]) -> None:
         for parameter in self._optimizer.state:
             self._to_host(parameter)
+        assert self._on_host is not None
         for parameter in group:
-            self._to_device(parameter)
+            state = self._optimizer.state.get(parameter, {})
+            state.update({name: state[name].to(parameter.device) for name in self._on_host.get(parameter, ())})
             try:
                 with _gradients_of(self._optimizer, [parameter]):
                     self._step()
@@ -152,11 +145,6 @@ class SurvivingStep:
         if here and parameter.device != _HOST:
             self._on_host[parameter] = here
             state.update({name: state[name].to(_HOST) for name in here})
-
-    def _to_device(self, parameter: torch.Tensor) -> None:
-        assert self._on_host is not None
-        for name in self._on_host.get(parameter, ()):
-            self._optimizer.state[parameter][name] = self._optimizer.state[parameter][name].to(parameter.device)
 
 
 def _begun(error: BaseException) -> torch.OutOfMemoryError:

@@ -33,16 +33,11 @@ _LIBRARIES = ("/memprof/", "/trl/", "/transformers/", "/accelerate/")
 
 @dataclass
 class Adaptation:
-    """Hold what a run has changed since memory ran out, and choose what to change next.
+    """Hold what a run has changed since memory ran out, and choose what to change next; ``log`` is told each change.
 
-    Attributes:
-        log: logs each change.
-        give_back: empties the device's cache.
-        lighten: checkpoints the layers harder, for a piece of so many tokens, and says how; None where that is not
-            possible.
-        park: moves the optimizer's state to host memory; False where that is not possible, or has been done.
-        most_tokens: of a piece of several rows, since larger ones have run out; None: as the settings say.
-        again: pieces that were run again.
+    ``give_back`` empties the device's cache. ``lighten`` checkpoints the layers harder, for a piece of so many tokens,
+    and says how, or None. ``park`` moves the optimizer's state to host memory; False where it cannot. ``most_tokens``:
+    of a piece of several rows, since larger ones have run out. ``again``: pieces that were run again.
     """
 
     log: OnceLog
@@ -104,16 +99,10 @@ def survive(
     *,
     splits: Callable[[], bool],
 ) -> None:
-    """Run ``piece`` forward and backward, smaller if it must be.
+    """Run ``piece`` forward and backward, smaller if it must be; ``run`` runs a piece with the rows it is given.
 
-    Args:
-        piece: its rows.
-        run: runs a piece with the rows it is given.
-        parameters: those that are trained.
-        sums: see :data:`Sums`.
-        adaptation: what has been done before; what is done here is added.
-        device: whose random state is set back.
-        splits: asked where it matters whether halves of a piece have the gradient of the whole.
+    ``parameters`` are those that are trained, ``device`` has its random state set back, ``splits`` is asked, where it
+    matters, whether halves of a piece have the gradient of the whole.
 
     Raises:
         torch.OutOfMemoryError: there is nothing smaller, or it would have another gradient.

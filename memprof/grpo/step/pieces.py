@@ -37,10 +37,8 @@ def pieces_of(rows: Sequence[Row], limit: int) -> list[list[Row]]:
 
 @dataclass
 class Prompt:
-    """Run the prompt that ``rows`` share through the model, once.
-
-    ``begun``, ``ran``: the random state before that and after it, for what runs out of memory and is repeated.
-    """
+    """The prompt that ``rows`` share, run through the model once. ``begun``, ``ran``: the random state before that and
+    after it, for what runs out of memory and is repeated."""
 
     rows: Sequence[Row]
     prefix: SharedPrefix | None = None
@@ -84,10 +82,8 @@ class Prompt:
 
 @dataclass
 class Piece:
-    """Rows of one forward. ``prompt``: they continue it; ``closes``: no rows, it is the prompt's backward.
-
-    A piece of no rows and no prompt keeps a rank company that has nothing left to do.
-    """
+    """Rows of one forward. ``prompt``: they continue it; ``closes``: no rows, it is the prompt's backward. A piece of
+    neither keeps a rank company that has nothing left to do."""
 
     rows: Sequence[Row] = field(default_factory=tuple)
     prompt: Prompt | None = None
@@ -107,17 +103,11 @@ class _Later(torch.autograd.Function):
 
 
 def plan(
-    step: StepContext,
-    inputs: Mapping[str, Any],
-    rows: Sequence[Row],
-    *,
-    graph: bool = True,
-    balances: bool = False,
+    step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row], *, graph: bool = True, balances: bool = False
 ) -> list[Piece]:
     """Cut the rows that have a completion into pieces; groups that share a prompt come first.
 
-    ``graph``: the pieces will have a backward. ``balances``: the router has an auxiliary loss, in which prompts without
-    a completion count too.
+    ``graph``: the pieces will have a backward. ``balances``: prompts without a completion count in the router's loss.
     """
     live = [row for row in rows if row.completion or balances]
     limit = step.piece_tokens[0 if graph else 1]

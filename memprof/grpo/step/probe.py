@@ -30,14 +30,12 @@ _SMALL_BYTES = 1 << 20  # a buffer above this is a table or a weight, which no f
 
 
 class Answer(NamedTuple):
-    """Hold what a model was found to do.
+    """What a model was found to do.
 
-    Attributes:
-        counts_padding: positions that are not given count from the row's left edge, padding included.
-        why: why its steps cannot go in pieces, as a clause; None where they can.
-        adapter_inside: the body that is called without PEFT's wrapper does what it does in the wrapper.
-        draws: a forward in training draws random numbers (dropout, a router's choice): pieces draw others than the
-            whole micro-batch, from the same distribution.
+    ``counts_padding``: positions that are not given count from the row's left edge, padding included. ``why``: why its
+    steps cannot go in pieces, as a clause, or None. ``adapter_inside``: the body that is called without PEFT's wrapper
+    does what it does in the wrapper. ``draws``: a forward in training draws random numbers (dropout, a router's
+    choice): pieces draw others than the whole micro-batch, from the same distribution.
     """
 
     counts_padding: bool
@@ -50,9 +48,7 @@ class Answer(NamedTuple):
 def ask(step: StepContext, tokens: torch.Tensor) -> Answer:
     """Run a few forwards of 34 tokens and compare. Random state, buffers and modes are as before.
 
-    Args:
-        step: what the trainer has; its ``counts_padding`` is not used.
-        tokens: ids ``[N]`` to make the two rows of; equal ones serve, the padding's are left out.
+    ``tokens``: ids ``[N]`` to make the two rows of; equal ones serve, the padding's are left out.
 
     Raises:
         torch.OutOfMemoryError: also these have no room.

@@ -30,16 +30,12 @@ _BY_SEQUENCE = (*_BY_TOKEN, "vespo", RLOO)
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Hold what a trainer's loss is made of at this step.
+    """What a trainer's loss is made of at this step; settings as in ``GRPOConfig``.
 
-    Attributes:
-        is_trls: the loss is TRL's function of TRL's log-probabilities, which no subclass has replaced.
-        may_be_scaled_later: who calls ``compute_loss`` may multiply what it returns.
-        loss_type: as in ``GRPOConfig``; so ``beta``, ``importance_sampling_level``, ``top_entropy_quantile`` and
-            ``off_policy_mask_threshold``.
-        entropy_bonus: entropies have a term of their own.
-        balances: the router has an auxiliary loss.
-        couples: pieces were seen to give another gradient than the whole micro-batch.
+    ``is_trls``: the loss is TRL's function of TRL's log-probabilities, which no subclass has replaced.
+    ``may_be_scaled_later``: who calls ``compute_loss`` may multiply what it returns. ``entropy_bonus``: entropies have
+    a term of their own. ``balances``: the router has an auxiliary loss. ``couples``: pieces were seen to give another
+    gradient than the whole micro-batch.
     """
 
     is_trls: bool
@@ -71,10 +67,7 @@ class LossTerms:
 
 @dataclass(frozen=True)
 class Scheme:
-    """The scheme's name and why it is the one.
-
-    ``known_before``: the gradient does not depend on log-probabilities, so it is known before there are any.
-    """
+    """The scheme's name and why it is the one. ``known_before``: the gradient is known before log-probabilities are."""
 
     name: str
     why: str
@@ -86,9 +79,7 @@ def scheme_of(
 ) -> Scheme:
     """Choose the cheapest scheme that is exact for a loss on TRL's micro-batch ``inputs``.
 
-    Args:
-        scales: gradients are scaled (fp16).
-        one_piece: all rows go through the model together, on every rank.
+    ``scales``: gradients are scaled (fp16). ``one_piece``: all rows go through the model together, on every rank.
     """
     if settings.exact_two_pass == "always":
         return Scheme(TWO_PASS, "exact_two_pass='always'")

@@ -30,8 +30,8 @@ def score_piece(
 ) -> Scored:
     """Run ``model`` (wrapped as it may be) forward over the rows of ``piece``.
 
-    ``may_pack``: False where hidden states are given that are padded. ``balances``: ask what the router did, where it
-    has an auxiliary loss.
+    ``may_pack``: False where hidden states are given that are padded. ``balances``: ask the router with an auxiliary
+    loss.
     """
     rows = piece.rows or [stand_in(inputs)]
     wanted = may_pack and step.settings.packing
@@ -77,10 +77,8 @@ def score_without_graph(
     *,
     balances: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, RoutedTokens | None]:
-    """Return log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token.
-
-    The third is what the router did with their tokens; None unless it ``balances``.
-    """
+    """Return log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token, and what the router did
+    with their tokens (None unless it ``balances``)."""
     logps, entropies = blank(inputs), blank(inputs)
     pieces = plan(step, inputs, rows, graph=False, balances=balances)
     routed = score_pieces(step, model, inputs, pieces, logps, entropies, want_entropy=want_entropy, balances=balances)
@@ -99,10 +97,8 @@ def score_pieces(
     want_entropy: bool = True,
     balances: bool = False,
 ) -> RoutedTokens | None:
-    """Run ``pieces`` forward and write their values into ``logps`` and ``entropies`` ``[B, T]``.
-
-    Returns what the router did with all their tokens; None unless it ``balances``.
-    """
+    """Run ``pieces`` forward and write their values into ``logps`` and ``entropies`` ``[B, T]``; return what the router
+    did with all their tokens (None unless it ``balances``)."""
     routed: RoutedTokens | None = None
 
     def run(piece: Piece) -> None:

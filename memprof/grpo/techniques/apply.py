@@ -10,12 +10,7 @@ from memprof.errors import UsageError
 from memprof.grpo import device as machine
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.techniques.checkpointing import apply_checkpointing
-from memprof.grpo.techniques.layers import (
-    Undo,
-    decoder_layers,
-    mlp_of,
-    text_config,
-)
+from memprof.grpo.techniques.layers import Undo, decoder_layers, mlp_of, text_config
 from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp, why_not_tiled
 
 #: Bytes of layer inputs, for one completion of full length, from which on they go to host memory.
@@ -26,33 +21,25 @@ _LEAST_TILE = 256
 
 
 def checkpointing_of(args: Any, model: Any, device: torch.device) -> str:
-    """Choose the kind of checkpointing for ``args.checkpointing``: ``auto`` is TRL's own, on CUDA offloaded if long.
-
-    The length known in advance is the completion's.
-    """
+    """Choose the kind of checkpointing for ``args.checkpointing``: ``auto`` is TRL's own, on CUDA offloaded if long."""
     if args.checkpointing != "auto" or not args.gradient_checkpointing or machine.device_kind(device) != "cuda":
         return str(args.checkpointing)
-    long = _boundary_bytes(args, model) >= OFFLOAD_FROM_BYTES
+    config, tokens = text_config(model), args.max_completion_length or 0
+    boundary = config.num_hidden_layers * tokens * config.hidden_size * model.dtype.itemsize
+    long = boundary >= OFFLOAD_FROM_BYTES
     return "offloaded" if long and _has_layers(model) else "auto"
 
 
 def tile_of(args: Any, model: Any) -> int | None:
     """Choose the tokens of an MLP's tile for ``args.tiled_mlp``; 0 there is off.
 
-    None tiles what is longer than :data:`TILE_TOKENS` under ``checkpointing="auto"``, where layers are checkpointed and
-    their MLP can be tiled. A kind of checkpointing that is named is that and no more.
+    None tiles what is longer than :data:`TILE_TOKENS` under ``checkpointing="auto"``, where layers are checkpointed.
     """
     if args.tiled_mlp is not None:
         return int(args.tiled_mlp) or None
     recomputed = args.checkpointing == "auto" and args.gradient_checkpointing
     longer = (args.max_completion_length or 0) > TILE_TOKENS
     return TILE_TOKENS if recomputed and longer and _can_tile(model) else None
-
-
-def _boundary_bytes(args: Any, model: Any) -> int:
-    config = text_config(model)
-    itemsize = model.dtype.itemsize
-    return int(config.num_hidden_layers * (args.max_completion_length or 0) * config.hidden_size * itemsize)
 
 
 def _has_layers(model: Any) -> bool:
@@ -70,17 +57,11 @@ def _can_tile(model: Any) -> bool:
 
 
 class Techniques:
-    """Checkpointing and tiles of one model.
+    """Checkpointing and tiles of one ``model``, the causal LM without wrappers, on ``device``; ``log`` is told what is
+    chosen.
 
-    Args:
-        settings: the trainer's arguments, read anew by each :meth:`apply`.
-        model: the causal LM without wrappers.
-        device: where it computes.
-        log: what is chosen is said there.
-
-    Attributes:
-        checkpointing: the kind that is applied, ``auto`` for TRL's own.
-        tile: tokens that go through an MLP together; None where it is not tiled.
+    ``settings``, the trainer's arguments, are read anew by each :meth:`apply`. ``checkpointing`` is the kind that is
+    applied, ``auto`` for TRL's own; ``tile`` the tokens that go through an MLP together, None where it is not tiled.
     """
 
     def __init__(self, settings: Any, model: Any, device: torch.device, log: OnceLog) -> None:
@@ -93,8 +74,8 @@ class Techniques:
     def lighten(self, tokens: int, *, draws: bool) -> str | None:
         """Checkpoint the layers harder, or run their MLPs in smaller tiles; return what, or None for nothing left.
 
-        The gradient stays the same but for rounding. So a model that ``draws`` has no tiles: their dropout is another.
-        ``tokens``: of what has no room, which a tile must be smaller than.
+        The gradient stays the same but for rounding: a model that ``draws`` has no tiles, whose dropout is another. A
+        tile is smaller than the ``tokens`` of what has no room.
         """
         own = getattr(self._model, "is_gradient_checkpointing", False)
         kinds = () if self.checkpointing == "offloaded" or not _has_layers(self._model) else ("full", "offloaded")

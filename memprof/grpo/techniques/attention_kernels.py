@@ -10,15 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from memprof.compat import torch as torch_names
 from memprof.compat.targets import Target
-from memprof.compat.torch import (
-    EFFICIENT,
-    EFFICIENT_BACKWARD,
-    FLASH,
-    FLASH_BACKWARD,
-    FLASH_ON_CPU,
-    FLASH_ON_CPU_BACKWARD,
-)
 
 
 @dataclass(frozen=True)
@@ -48,18 +41,18 @@ def gpu_kernel(query: torch.Tensor) -> AttentionKernel:
 
 
 def _cpu_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
-    out, lse = _operator(FLASH_ON_CPU)(q, k, v, 0.0, causal, scale=scale)
+    out, lse = _operator(torch_names.FLASH_ON_CPU)(q, k, v, 0.0, causal, scale=scale)
     return out, lse, None
 
 
 def _cpu_backward(d: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, extra: Any, causal: bool, scale: float) -> Any:
     lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # the layout its forward returns
-    return _operator(FLASH_ON_CPU_BACKWARD)(d, q, k, v, out, lse, 0.0, causal, scale=scale)
+    return _operator(torch_names.FLASH_ON_CPU_BACKWARD)(d, q, k, v, out, lse, 0.0, causal, scale=scale)
 
 
 def _flash_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
     width = q.shape[-1]
-    out, lse, *rest = _operator(FLASH)(*(_padded(t) for t in (q, k, v)), 0.0, causal, scale=scale)
+    out, lse, *rest = _operator(torch_names.FLASH)(*(_padded(t) for t in (q, k, v)), 0.0, causal, scale=scale)
     return out[..., :width], lse, tuple(rest[:6])
 
 
@@ -67,7 +60,7 @@ def _flash_backward(d: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, extra: A
     width = q.shape[-1]
     d, q, k, v, out = (_padded(t) for t in (d, q, k, v, out))
     cum_q, cum_k, max_q, max_k, seed, offset = extra
-    grads = _operator(FLASH_BACKWARD)(
+    grads = _operator(torch_names.FLASH_BACKWARD)(
         d, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset, scale=scale
     )
     return tuple(g[..., :width] for g in grads)
@@ -81,7 +74,7 @@ def _padded(t: torch.Tensor) -> torch.Tensor:
 
 def _efficient_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
     k, v = (_repeated(t, q) for t in (k, v))
-    out, lse, seed, offset = _operator(EFFICIENT)(q, k, v, None, True, 0.0, causal, scale=scale)
+    out, lse, seed, offset = _operator(torch_names.EFFICIENT)(q, k, v, None, True, 0.0, causal, scale=scale)
     return out, lse[..., : q.shape[2]], (seed, offset)
 
 
@@ -91,7 +84,7 @@ def _efficient_backward(
     heads = k.shape[1]
     k, v = (_repeated(t, q) for t in (k, v))
     lse = functional.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)  # rows in blocks of 32, as its forward has them
-    dq, dk, dv, _ = _operator(EFFICIENT_BACKWARD)(
+    dq, dk, dv, _ = _operator(torch_names.EFFICIENT_BACKWARD)(
         d, q, k, v, None, out, lse, *extra, 0.0, [True, True, True, False], causal, scale=scale
     )
     return dq, *(g.unflatten(1, (heads, -1)).sum(2) for g in (dk, dv))

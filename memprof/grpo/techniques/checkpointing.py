@@ -37,16 +37,10 @@ CHECKPOINTING_KINDS = ("none", "mlp", "selective", "full", "offloaded")
 
 # The kernels behind scaled_dot_product_attention, and flash-attn's own.
 _ATTENTION_OPERATORS = (
-    torch_names.FLASH,
-    torch_names.FLASH_ON_CPU,
-    torch_names.EFFICIENT,
-    torch_names.CUDNN,
-    torch_names.FUSED,
-    torch_names.FLASH_FORWARD,
-    torch_names.EFFICIENT_FORWARD,
-    optional_packages.FLASH_ATTN,
+    torch_names.FLASH, torch_names.FLASH_ON_CPU, torch_names.EFFICIENT, torch_names.CUDNN, torch_names.FUSED,
+    torch_names.FLASH_FORWARD, torch_names.EFFICIENT_FORWARD, optional_packages.FLASH_ATTN,
     optional_packages.FLASH_ATTN_PACKED,
-)
+)  # fmt: skip
 
 
 class Checkpointing:
@@ -57,7 +51,6 @@ class Checkpointing:
         self._undo = undo
 
     def remove(self) -> None:
-        """Take the checkpointing off."""
         while self._undo:
             self._undo.pop()()
 
@@ -74,7 +67,9 @@ def apply_checkpointing(model: nn.Module, kind: str, *, device: torch.device | N
     if kind not in CHECKPOINTING_KINDS:
         raise UsageError(f"checkpointing is one of {', '.join(CHECKPOINTING_KINDS)}: got {kind!r}.")
     layers = decoder_layers(model)
-    _switch_off_own(model)
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.gradient_checkpointing = False  # type: ignore[assignment]
     if kind == "none":
         return Checkpointing(kind, [])
     if kind == "mlp":
@@ -168,8 +163,3 @@ class _Policy:
             self._known[operator] = policy
         return policy
 
-
-def _switch_off_own(model: nn.Module) -> None:
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            module.gradient_checkpointing = False  # type: ignore[assignment]

@@ -34,10 +34,7 @@ def text_config(model: Any) -> Any:
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Find the decoder layers in order: the language model's longest list of transformers' layers with an attention.
 
-    Beside it a vision tower may have as many, or more (SmolVLM 2.2B).
-
-    Raises:
-        UsageError: there is none.
+    Beside it a vision tower may have as many, or more (SmolVLM 2.2B). UsageError: there is none.
     """
     kind, found = DECODER_LAYER.get(), list[nn.Module]()
     language: Any = next((module for module in model.modules() if hasattr(module, "get_decoder")), None)
@@ -62,10 +59,8 @@ def attention_of(layer: nn.Module) -> nn.Module | None:
 
 
 def hands_arguments_down(model: nn.Module) -> bool:
-    """Tell whether the decoder layers hand keyword arguments on to their attention, by the code of their ``forward``.
-
-    Nemotron's take them and drop them. True where there is no code to read, or no such layers.
-    """
+    """Tell whether the decoder layers hand keyword arguments on to their attention, by the code of their ``forward``
+    (Nemotron's drop them). True where there is no code to read, or no such layers."""
     try:
         kinds: set[Any] = {type(layer) for layer in decoder_layers(model)}
     except UsageError:
@@ -92,11 +87,7 @@ def _passes_keywords_on(kind: Any) -> bool:
 
 
 def mlp_of(layer: nn.Module) -> nn.Module:
-    """Return the layer's feed-forward network.
-
-    Raises:
-        UsageError: it has none by a known name.
-    """
+    """Return the layer's feed-forward network; UsageError where it has none by a known name."""
     for name in _MLP_NAMES:
         child = getattr(layer, name, None)
         if isinstance(child, nn.Module):

@@ -25,10 +25,7 @@ _IN_FLIGHT = 2
 
 
 class HostPool:
-    """Host memory in slabs that are a power of two long, given out in parts and taken back.
-
-    ``pin``: page-locked, for copies that do not stop the device.
-    """
+    """Host memory in slabs that are a power of two long, given out in parts and taken back; ``pin``: page-locked."""
 
     def __init__(self, *, pin: bool) -> None:
         self.pin = pin
@@ -63,7 +60,6 @@ class HostPool:
         return self.take(n_bytes)
 
     def give(self, token: tuple[int, int, int]) -> None:
-        """Give a part back."""
         self._returned.append(token)
 
     def _take_back(self) -> None:
@@ -107,8 +103,7 @@ class _Parked:
 class Offloader:
     """Save tensors for backward in host memory; see the module's text. One per model.
 
-    Args:
-        device: where the tensors are. CUDA (and ROCm) devices copy on a side stream from pinned memory.
+    CUDA (and ROCm) devices copy on a side stream from pinned memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -125,10 +120,7 @@ class Offloader:
 
     @contextmanager
     def saving(self, layer: int) -> Iterator[None]:
-        """Send tensors saved for backward inside to host memory. ``layer`` counts up through the model.
-
-        What is not the device's stays: up to torch 2.11 a checkpoint saves an empty tensor of the host too.
-        """
+        """Send the device's tensors saved for backward inside to host memory. ``layer`` counts up through the model."""
 
         def pack(tensor: torch.Tensor) -> Any:
             ours = tensor.device.type == self.device.type and tensor.numel() > 0

@@ -27,11 +27,8 @@ from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
 
 def forward_prompt(body: Body, prompt_ids: torch.Tensor, *, fp32_gradients: bool = True) -> SharedPrefix:
-    """Run ``prompt_ids [1, P]`` (or ``[P]``) through ``body`` and keep what completions need.
-
-    ``body(**kwargs)`` is a transformers model without its head, or whatever calls one with the same keyword arguments,
-    and returns an output with ``last_hidden_state``.
-    """
+    """Run ``prompt_ids [1, P]`` (or ``[P]``) through ``body``, a transformers model without its head or whatever calls
+    one with the same keyword arguments, and keep what completions need."""
     ids = prompt_ids.reshape(-1)
     prefix = SharedPrefix(ids.shape[0], fp32_gradients=fp32_gradients)
     hidden = run_packed(body, packed_arguments([ids], becomes=prefix))
@@ -41,10 +38,8 @@ def forward_prompt(body: Body, prompt_ids: torch.Tensor, *, fp32_gradients: bool
 
 
 def forward_completions(body: Body, prefix: SharedPrefix, completions: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return hidden states ``[C_i, H]`` for each completion's ids ``[C_i]``; row t predicts token t.
-
-    Several completions go through as one row. A completion's last token is not computed: nothing follows it.
-    """
+    """Return hidden states ``[C_i, H]`` for each completion's ids ``[C_i]``, run as one row; row t predicts token t,
+    and the last token is not computed: nothing follows it."""
     longer = [ids[:-1] for ids in completions if ids.shape[0] > 1]
     rest: list[torch.Tensor] = []
     if longer:

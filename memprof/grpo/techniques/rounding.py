@@ -39,10 +39,7 @@ class StochasticAdamW(torch.optim.Optimizer):
 
     Moments have the weights' dtype, as torch's own: 2 + 2 B/param in bf16, rounded at random too, or the second
     moment's slow decay (1 - beta2 = 1/1000 of a step's share) would be lost. Weights of other dtypes are updated
-    plainly. A parameter is updated in chunks: at most 64 MiB of fp32 temporaries, whatever its size.
-
-    Args:
-        seed: what is drawn follows from it; the same on all ranks.
+    plainly. A parameter is updated in chunks: at most 64 MiB of fp32 temporaries. What is drawn follows from ``seed``.
     """
 
     def __init__(
@@ -133,11 +130,8 @@ def _update_chunk(
 
 
 def _chunks(tensor: torch.Tensor, together: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return views of a tensor that are updated one after the other.
-
-    They are stretches of its memory where all the tensors ``together`` lie in memory alike, else slices of its first
-    dimension.
-    """
+    """Return views of a tensor that are updated one after the other: stretches of its memory where all the tensors
+    ``together`` lie in memory alike, else slices of its first dimension."""
     if all(t.is_contiguous() for t in together):
         return torch.split(tensor.view(-1), _CHUNK)
     if tensor.dim() == 0:
@@ -161,10 +155,8 @@ def _store(where: torch.Tensor, values: torch.Tensor, generator: torch.Generator
 
 
 def drawing_alike(kind: Any, seed: int) -> Any:
-    """Return an optimizer class whose step draws from torch's generators, with them seeded by ``seed`` and the step.
-
-    They are put back afterwards. All ranks then draw the same.
-    """
+    """Return an optimizer class whose step draws from torch's generators, seeded by ``seed`` and the step, and puts
+    them back: all ranks draw the same."""
 
     class DrawingAlike(kind):  # type: ignore[misc, unused-ignore]
         _calls = 0
@@ -199,9 +191,8 @@ def rounded_optimizer(
 ) -> tuple[Any, dict[str, Any]]:
     """Return transformers' choice of optimizer, or one with stochastic rounding where bf16 weights would lose updates.
 
-    torch's AdamW becomes :class:`StochasticAdamW` (same state, so checkpoints fit both), torchao's 8-bit and 4-bit
-    AdamW round when told to; both draw by ``seed``, the same on all ranks. For others, and where FSDP or DeepSpeed has
-    ``sharded`` the model, a warning says what is lost.
+    torch's AdamW becomes :class:`StochasticAdamW` (same state, so checkpoints fit both), torchao's AdamW rounds when
+    told to. For others, and where FSDP or DeepSpeed has ``sharded`` the model, a warning says what is lost.
     """
     if not trains_in_bf16(model):
         return kind, keywords

@@ -32,11 +32,8 @@ _MARK = "_memprof_segments"
 
 @dataclass(frozen=True)
 class Segments:
-    """The sequences in a row.
-
-    ``lengths``: in tokens. ``prefix``: what they attend to beside themselves. ``becomes``: the prefix that the row is
-    to become. ``reached``: layers whose attention was given this.
-    """
+    """The sequences in a row, of ``lengths`` in tokens. ``prefix``: what they attend to beside themselves; ``becomes``:
+    the prefix that the row is to become; ``reached``: layers whose attention was given this."""
 
     lengths: tuple[int, ...]
     prefix: SharedPrefix | None = None
@@ -49,11 +46,8 @@ class Segments:
         return max(self.lengths) + (self.prefix.length if self.prefix is not None else 0)
 
     def check(self) -> None:
-        """Refuse, after the body has run, a model that did not hand this down: it has mixed the sequences up.
-
-        Raises:
-            UsageError: no layer's attention was given the segments.
-        """
+        """Refuse (UsageError), after the body has run, a model that did not hand this down: it has mixed the sequences
+        up."""
         if not self.reached:
             raise UsageError(
                 "packing and prefix_sharing put sequences in one row, and this model does not hand keyword arguments "
@@ -62,11 +56,8 @@ class Segments:
 
 
 def segment_refusal(config: Any, longest: int) -> str | None:
-    """Say why sequences of up to ``longest`` positions cannot run in segments on a model of this ``config``, or None.
-
-    What is refused would not be exact: windows and chunks shorter than the sequences, state-space layers, rotary
-    embeddings that change with the length of the call, capped or biased attention scores.
-    """
+    """Say why sequences of up to ``longest`` positions cannot run in segments exactly on a model of this ``config``, or
+    None."""
     implementation = ATTENTION_KIND.of(config)
     if implementation not in _REPLACED:
         return f"attention is {implementation!r}: load the model with attn_implementation='sdpa'"
@@ -75,7 +66,8 @@ def segment_refusal(config: Any, longest: int) -> str | None:
         return f"the model has layers of type {', '.join(sorted(kinds - {'full_attention', 'sliding_attention'}))}"
     window = getattr(config, "sliding_window", None)
     sliding = "sliding_attention" in kinds or (window and getattr(config, "use_sliding_window", True))
-    if sliding and window and longest > window and not _all_full(config):
+    all_full = bool(getattr(config, "layer_types", None)) and kinds == {"full_attention"}
+    if sliding and window and longest > window and not all_full:
         return f"its sliding window of {window} tokens is shorter than {longest} positions"
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]:
@@ -88,11 +80,6 @@ def segment_refusal(config: Any, longest: int) -> str | None:
     if getattr(config, "num_kv_shared_layers", 0):
         return "its layers share keys and values"
     return None
-
-
-def _all_full(config: Any) -> bool:
-    kinds = getattr(config, "layer_types", None)
-    return kinds is not None and set(kinds) == {"full_attention"}
 
 
 def install_segment_attention() -> None:

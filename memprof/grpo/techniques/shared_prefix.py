@@ -6,10 +6,8 @@ import torch
 
 
 class SharedPrefix:
-    """A prompt's keys and values by layer, and its last hidden state: for the graph behind, and as leaves ahead.
-
-    ``fp32_gradients``: sums over completions are kept in fp32, whatever the keys' dtype.
-    """
+    """A prompt's keys and values by layer, and its last hidden state: for the graph behind, and as leaves ahead. With
+    ``fp32_gradients``, sums over completions are kept in fp32, whatever the keys' dtype."""
 
     def __init__(self, length: int, *, fp32_gradients: bool = True) -> None:
         self.length = length

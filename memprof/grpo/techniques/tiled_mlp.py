@@ -23,13 +23,11 @@ from memprof.grpo.techniques.layers import Undo, decoder_layers, is_mixture_of_e
 
 
 def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
-    """Run the MLP of every decoder layer of ``model`` in tiles of at most ``tile_tokens`` tokens.
+    """Run the MLP of every decoder layer of ``model`` in tiles of at most ``tile_tokens`` tokens; return what takes it
+    back.
 
-    Works while training with gradients on; elsewhere tiles only bound the memory of the forward. Returns a function
-    that takes it back.
-
-    Raises:
-        UsageError: fewer than one token, no decoder layers, a network that :func:`why_not_tiled` names.
+    Works while training with gradients on; elsewhere tiles only bound the memory of the forward. UsageError for fewer
+    than one token, no decoder layers, a network that :func:`why_not_tiled` names.
     """
     if tile_tokens < 1:
         raise UsageError(f"tiled_mlp is a number of tokens, at least 1: got {tile_tokens}.")

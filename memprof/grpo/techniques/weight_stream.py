@@ -33,11 +33,8 @@ class WeightStream:
         return WeightStream(self.device)
 
     def over(self, groups: Sequence[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
-        """Yield each group's copies on the device. They go when the next group is asked for.
-
-        The copies of the group after it are under way while the caller's work with this one runs: two groups are on
-        the device at a time.
-        """
+        """Yield each group's copies on the device; they go when the next group is asked for, whose copies are under way
+        while the caller works with this one: two groups are on the device at a time."""
         coming: tuple[list[torch.Tensor], Any] | None = None
         try:
             for number, group in enumerate(groups):

@@ -23,7 +23,7 @@ _FOUND: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
 def follows_length(model: nn.Module) -> list[nn.Module]:
     """Find the rotary embeddings of ``model`` whose frequencies depend on the longest position of a forward."""
     if model not in _FOUND:
-        _FOUND[model] = [module for module in model.modules() if any(map(_by_length, _rope_types(module)))]
+        _FOUND[model] = [module for module in model.modules() if _by_length(getattr(module, "rope_type", None))]
     return _FOUND[model]
 
 
@@ -39,13 +39,10 @@ def frequencies_of(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None
             take_off()
 
 
-def _rope_types(module: nn.Module) -> list[str]:
-    kind = getattr(module, "rope_type", None)
-    return [str(one) for one in (kind.values() if isinstance(kind, dict) else [kind])]
-
-
-def _by_length(kind: str) -> bool:
-    return kind == "longrope" or "dynamic" in kind
+def _by_length(kind: Any) -> bool:
+    """Tell whether a module's ``rope_type``, or one of several, makes frequencies depend on the length."""
+    kinds = kind.values() if isinstance(kind, dict) else [kind]
+    return any(one == "longrope" or "dynamic" in str(one) for one in kinds)
 
 
 def _with(

@@ -34,15 +34,8 @@ class TorchCuda:
         return bool(names.HISTORY_ENABLED.get()())
 
     def record(self, context: str | None, stacks: str, max_entries: int, skip: list[str], clear: bool) -> None:
-        """Turn the history on.
-
-        Args:
-            context: for which events stacks are kept.
-            stacks: ``"python"``, or ``"all"`` with C++ frames.
-            max_entries: how many of the newest events are kept.
-            skip: events that are left out.
-            clear: whether earlier events go.
-        """
+        """Turn the history on: ``context`` says for which events stacks are kept, ``skip`` which events are left out;
+        ``stacks`` is ``"python"``, or ``"all"`` with C++ frames."""
         arguments: dict[str, Any] = {"context": context, "stacks": stacks, "max_entries": max_entries}
         if skip:
             arguments["skip_actions"] = skip

@@ -39,12 +39,10 @@ _recording: weakref.WeakSet[CudaHistory] = weakref.WeakSet()
 
 
 class CudaHistory:
-    """A recorder for one CUDA or ROCm device.
+    """A recorder for one CUDA or ROCm device, with its index.
 
     Args:
-        device: the device, with its index.
         max_entries: entries the ring keeps (a million by default; about 1 KB each with stacks).
-        stacks: ``"python"``, ``"all"`` or None.
         reset_peaks: let the allocator's peak counters be reset at phase boundaries. Without it a phase's peak is
             known only where it raised the run's peak.
         thin: thin steady decoding.
@@ -166,15 +164,12 @@ class CudaHistory:
         for window in self._windows[-1:]:
             for name in _STATS:
                 window[name] = max(window[name], peaks[name])
-        sure = {n: peaks[n] if self._reset_peaks or peaks[n] > peaks[f"{n} before"] else None for n in _STATS}
-        return WindowPeaks(
-            sure["allocated_bytes"],
-            sure["reserved_bytes"],
-            sure["active_bytes"],
-            sure["requested_bytes"],
-            _of(stats, "allocated_bytes", "current"),
-            _of(stats, "reserved_bytes", "current"),
-        )
+        sure: dict[str, Any] = {}
+        for name in _STATS:
+            known = self._reset_peaks or peaks[name] > peaks[f"{name} before"]
+            sure[name.replace("bytes", "peak")] = peaks[name] if known else None
+        allocated, reserved = (_of(stats, name, "current") for name in ("allocated_bytes", "reserved_bytes"))
+        return WindowPeaks(**sure, allocated_end=allocated, reserved_end=reserved)
 
     def _current(self) -> dict[str, int]:
         stats = self._backend.stats(self.index)
@@ -263,11 +258,8 @@ class CudaHistory:
     def failed(self, device: int, requested: int, allowed: int, device_free: int) -> None:
         """Record a failed allocation, before the allocator raises; runs on the thread that asked for memory.
 
-        Args:
-            device: where: the model may lie on several.
-            requested: bytes.
-            allowed: what this process may reserve where torch has a limit for it, else the device's memory.
-            device_free: bytes that the driver has free.
+        ``device`` is one of several that the model may lie on; ``allowed`` what this process may reserve where torch
+        has a limit for it, else the device's memory; ``device_free`` the bytes that the driver has free.
         """
         total = self._backend.total_bytes(device)
         frames = StackWriter().write([self._capture() if self._capture else None])[0]

@@ -20,9 +20,8 @@ class Gap(NamedTuple):
 def block_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
     """Return by device the trace entries, without times, that lead from one state of the allocator to another.
 
-    Blocks that are gone were freed and new ones allocated. A block that waits for a stream has been asked to be freed,
-    and its free completes when it is gone: neither is written twice. A block is known by address and requested size:
-    one that was freed and came back alike counts as the same.
+    A block that waits for a stream has been asked to be freed, and its free completes when it is gone: neither is
+    written twice. One that was freed and came back with the same address and requested size counts as the same.
     """
     old, new = _active_blocks(before), _active_blocks(after)
     events: dict[int, list[dict[str, Any]]] = {}

@@ -33,14 +33,9 @@ class Residency:
     ) -> None:
         """Record device memory after an engine sleeps, wakes or receives weights.
 
-        Args:
-            now_us: when.
-            phase: which.
-            step: the optimizer step it belongs to.
-            state: the allocator's ``allocated`` and ``reserved``, where there is one.
-            used: what all processes hold of the device, where the driver tells.
-            own: what this process holds of it: less than torch counts as reserved only where pages were given back
-                (torch_memory_saver keeps no figures of its own).
+        ``state`` has the allocator's ``allocated`` and ``reserved``, where there is one; ``used`` is what all processes
+        hold of the device, ``own`` this one's share, where the driver tells. That is less than torch counts as reserved
+        only where pages were given back (torch_memory_saver keeps no figures of its own).
         """
         if phase != Phase.WEIGHT_SYNC.value:
             self._asleep = phase == Phase.SLEEP.value

@@ -33,11 +33,7 @@ def rss_bytes() -> int:
 
 
 def _resident(process: str) -> int:
-    """Return a process's resident bytes.
-
-    Raises:
-        OSError: there is no such process, or no ``/proc``.
-    """
+    """Return a process's resident bytes; OSError where there is no such process, or no ``/proc``."""
     pages = _proc(f"{process}/statm").split()  # nothing once the process has ended
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
 
@@ -67,8 +63,8 @@ def host_parts() -> dict[str, int]:
     ``host_anon``). Costs a few reads of ``/proc``; what it holds and cannot be read is said once.
     """
     found: dict[str, int] = _reading(_parts) or {}
-    if (arenas := _kept_by_malloc()) is not None:
-        found["host_arenas"] = arenas
+    if (ask := _mallinfo()) is not None:
+        found["host_arenas"] = int(ask().fordblks)
     return found
 
 
@@ -112,11 +108,6 @@ def _mallinfo() -> Any:
         return None
     ask.restype = _MallInfo
     return ask
-
-
-def _kept_by_malloc() -> int | None:
-    ask = _mallinfo()
-    return int(ask().fordblks) if ask is not None else None
 
 
 def versions() -> dict[str, str]:

@@ -15,11 +15,8 @@ _MISSING = "NVML is not there (pip install nvidia-ml-py): what is held outside t
 
 @dataclass(frozen=True)
 class Reading:
-    """Hold the device's memory at one moment, in bytes.
-
-    ``own`` is this process's share and ``others`` what other processes hold, None where the driver does not tell;
-    ``processes`` are ``(pid, bytes or None)`` of all of them.
-    """
+    """A device's memory at one moment, in bytes: ``own`` is this process's share and ``others`` what other processes
+    hold, None where the driver does not tell; ``processes`` are ``(pid, bytes or None)`` of all of them."""
 
     total: int
     used: int
@@ -29,23 +26,21 @@ class Reading:
 
 
 class DeviceMeter:
-    """Ask NVML about one device (for a MIG slice: about the slice).
+    """Ask NVML (``library``; ``pynvml`` where not given) about one device, or slice of one (MIG), by the UUID that
+    torch gives.
 
-    Args:
-        uuid: the device's UUID as torch gives it, with or without its prefix.
-        visible: the value of ``CUDA_VISIBLE_DEVICES``: of a MIG slice torch may know the parent's UUID only.
-        library: the module to ask; ``pynvml`` where not given.
-
-    Attributes:
-        reason: why nothing can be read, or what a reading lacks; empty where all is well.
-        mig: whether the device is a slice of one, None where not known.
+    Of a slice torch may know the parent's UUID only: ``visible`` is the value of ``CUDA_VISIBLE_DEVICES``. ``reason``
+    says why nothing can be read, or what a reading lacks; ``mig`` tells whether the device is a slice, None where not
+    known.
     """
 
-    def __init__(self, uuid: str, visible: str | None = None, library: Any = None) -> None:
-        self.reason = ""
+    def __init__(self, uuid: str, visible: str | None = None, library: Any = None, silent: str = "") -> None:
+        self.reason = silent and f"{silent}: what is held outside torch is not known"
         self.mig: bool | None = None
         self._library = library
         self._handle: Any = None
+        if silent:
+            return
         try:
             if library is None:
                 import pynvml

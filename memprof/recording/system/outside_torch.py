@@ -26,12 +26,7 @@ _ALLOCATORS = {
 
 
 class Outside:
-    """Read one CUDA device through NVML; keep its first and its fullest state.
-
-    Args:
-        index: torch's number of the device.
-        meter: asks the driver; made for the device where not given.
-    """
+    """Read one CUDA device, by torch's ``index``, through NVML; keep its first and its fullest state."""
 
     def __init__(self, index: int, meter: DeviceMeter | None = None) -> None:
         self._meter = meter if meter is not None else _meter_of(index)
@@ -72,23 +67,12 @@ def _meter_of(index: int) -> DeviceMeter:
     import torch
 
     if getattr(torch.version, "hip", None):
-        return _silent("ROCm: no NVML to ask")
+        return DeviceMeter("", silent="ROCm: no NVML to ask")
     try:
         uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
     except Exception as error:
-        return _silent(f"the device does not say which it is ({error})")
+        return DeviceMeter("", silent=f"the device does not say which it is ({error})")
     return DeviceMeter(uuid, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def _silent(why: str) -> DeviceMeter:
-    meter = DeviceMeter("", library=_NoLibrary())
-    meter.reason = f"{why}: what is held outside torch is not known"
-    return meter
-
-
-class _NoLibrary:
-    def nvmlInit(self) -> None:  # named as the library names it
-        raise RuntimeError("no library")
 
 
 def _process_groups() -> int:

@@ -21,16 +21,10 @@ Row = list["int | None"]
 
 
 class Sampler:
-    """Call ``look`` at most ten times a second; pass rows with something new to ``keep``.
+    """Call ``look`` at most ten times a second; pass rows with something new to ``keep``, on the sampler's thread.
 
-    Args:
-        look: makes a row; its first figure is the time in microseconds.
-        keep: takes a row, on the sampler's thread.
-        hertz: how often, at most 10.
-
-    Attributes:
-        looks: how often it looked.
-        seconds: CPU time its looks took.
+    A row's first figure is the time in microseconds. ``looks`` and ``seconds`` say how often it looked and the CPU time
+    that took.
     """
 
     def __init__(self, look: Callable[[], Row], keep: Callable[[Row], None], hertz: float = MOST_HERTZ) -> None:

@@ -34,8 +34,8 @@ _OURS: set[int] = set()
 class Interrupts:
     """Delay a Ctrl-C in the block to its end, so that a dump is finished; a second one is not delayed.
 
-    Only Python's own handler is put off, and only on the main thread. ``pending`` says whether one came; whoever
-    uses the block raises it, or knows that an interrupt is on its way already.
+    Only Python's own handler is put off, on the main thread. Whoever uses the block raises what is ``pending``, or
+    knows that an interrupt is on its way already.
     """
 
     def __init__(self) -> None:
@@ -62,11 +62,8 @@ class Interrupts:
 
 
 class Terminations:
-    """Call ``rescue`` on a SIGTERM that has no handler, then let the process die by it.
-
-    Args:
-        rescue: writes what there is. Runs once.
-    """
+    """Call ``rescue``, which writes what there is, once on a SIGTERM that has no handler, then let the process die by
+    it."""
 
     def __init__(self, rescue: Callable[[], None]) -> None:
         self._rescue = rescue

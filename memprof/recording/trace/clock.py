@@ -10,11 +10,8 @@ import time
 
 
 class Clock:
-    """Strictly increasing Unix microseconds.
-
-    Built on ``perf_counter_ns`` and one reading of the wall clock: adjusting the system's time while a run is
-    recorded cannot reorder its events.
-    """
+    """Strictly increasing Unix microseconds, by ``perf_counter_ns`` and one reading of the wall clock: adjusting the
+    system's time while a run is recorded cannot reorder its events."""
 
     __slots__ = ("_base", "_last")
 

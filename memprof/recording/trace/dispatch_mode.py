@@ -100,12 +100,9 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def remove_mode(mode: Any) -> str | None:
-    """Take ``mode`` off the stack; modes a user put on top of it are lifted and put back in their order.
+    """Take ``mode`` off the stack; return what was out of order, for a warning, or None.
 
-    A mode's own ``__exit__`` pops whatever is on top, so it may only be called when that is the mode itself.
-
-    Returns:
-        What was out of order, for a warning, or None.
+    Modes a user put on top of it are lifted and put back: a mode's own ``__exit__`` pops whatever is on top.
     """
     pop, push = torch_names.POP_MODE.get(), torch_names.PUSH_MODE.get()
     if not any(m is mode for m in torch_names.MODE_STACK.get()()):

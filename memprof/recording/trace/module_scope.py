@@ -49,7 +49,6 @@ class ModuleScope:
         self._handles = [BEFORE_FORWARD.get()(enter), AFTER_FORWARD.get()(leave, always_call=True)]
 
     def stop(self) -> None:
-        """Take the hooks back."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

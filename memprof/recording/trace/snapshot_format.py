@@ -74,10 +74,8 @@ class _TagWriter:
 def write_snapshot(
     records: Sequence[Born | Died], held: Sequence[Held], index: int, stacks: StackWriter
 ) -> dict[str, Any]:
-    """Return what ``torch.cuda.memory._snapshot()`` would have: segments, one trace a device, settings.
-
-    Every storage is a segment of its own: there is no allocator whose segments it could lie in.
-    """
+    """Return what ``torch.cuda.memory._snapshot()`` would have: segments, one for every storage, one trace a device,
+    settings."""
     records = sorted(records, key=lambda r: r.time_us)
     trace = _events(records, stacks)
     written = stacks.write([h.captured for h in held])

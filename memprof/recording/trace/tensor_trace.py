@@ -54,10 +54,7 @@ class TensorTrace:
     """Record tensors on any device of torch's.
 
     Args:
-        device: whose storages are recorded; those of other devices are ignored.
-        max_entries: the newest entries that are kept (torch counts an allocation as one entry and a free as two);
-            None keeps all.
-        stacks: ``"python"``, ``"all"`` (C++ frames too, slow to write down) or None.
+        max_entries: the newest entries that are kept (torch counts an allocation as one entry and a free as two).
         capacity: bytes the device is to have: what needs more ends in ``torch.OutOfMemoryError``, as it would there.
         hidden: folders whose frames are left out of stacks.
     """
@@ -281,11 +278,8 @@ class TensorTrace:
         return error
 
     def _ours(self, storage: torch.UntypedStorage) -> bool:
-        """Tell whether a storage lies on the device that is watched.
-
-        A fake tensor's does not, whatever it says: DTensor asks operations for their shapes with fake tensors, also
-        while the mode watches.
-        """
+        """Tell whether a storage lies on the device that is watched, and is no fake tensor's: DTensor asks operations
+        for their shapes with fake tensors, also while the mode watches."""
         device = storage.device
         if device.type != self._device.type or self._device.index not in (None, device.index):
             return False

@@ -32,20 +32,13 @@ class Region:
         ]
 
     def stop(self) -> None:
-        """Take the hooks back."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def now(self, phase: str | None, in_module: bool) -> str:
-        """Return ``optimizer``, ``backward``, ``recompute``, ``forward``, ``no_grad`` or ``outside``.
-
-        ``recompute`` is a forward inside a backward.
-
-        Args:
-            phase: the phase that is marked now; None where none is.
-            in_module: whether a module's forward runs on this thread.
-        """
+        """Return ``optimizer``, ``backward``, ``recompute`` (a forward inside a backward), ``forward``, ``no_grad`` or
+        ``outside``; ``in_module``: a module's forward runs on this thread."""
         if self._depth or phase == _OPTIMIZER_STEP:
             return "optimizer"
         if _graph_task() != -1:

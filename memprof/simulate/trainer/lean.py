@@ -68,7 +68,7 @@ def _lean_on_cuda(session: FakeSession) -> list[Change]:
     """List what makes the lean trainer run as on a GPU: Triton's passes, long sequences' defaults, pinned host memory,
     and as many sequences generating together as the simulated card has room for."""
     from memprof.grpo import device as machine
-    from memprof.grpo.loss import fused_loss
+    from memprof.grpo.loss import chunked_loss
     from memprof.grpo.loss.passes import shape_passes
     from memprof.grpo.step import micro_batch, pieces, scoring
     from memprof.grpo.step.gradient_sums import are_summed
@@ -90,7 +90,7 @@ def _lean_on_cuda(session: FakeSession) -> list[Change]:
 
     plan = pieces.plan
     return [
-        (fused_loss, "passes_for", lambda device: shape_passes()),
+        (chunked_loss, "passes_for", lambda device: shape_passes()),
         (machine, "device_kind", lambda device: "cuda"),
         (machine, "free_bytes", lambda device: _free_bytes(session)),
         (offload, "host_memory", pinned),
@@ -137,7 +137,7 @@ def _free_bytes(session: FakeSession) -> int:
 
 def _rounds_repeated(session: FakeSession) -> list[Change]:
     """Execute only a few of an MLP's tiles and the head's chunks, which are alike but for the last."""
-    from memprof.grpo.loss import fused_loss
+    from memprof.grpo.loss import chunked_loss
     from memprof.grpo.rows import parts_of
     from memprof.grpo.techniques import tiled_mlp
 
@@ -145,7 +145,7 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
         found, rounds = list(parts_of(total, size)), shortcut("rounds")
         return iter(found) if rounds is None else rounds.alike_rounds(session.fake_recorder, found)
 
-    return [(tiled_mlp, "parts_of", parts), (fused_loss, "parts_of", parts)]
+    return [(tiled_mlp, "parts_of", parts), (chunked_loss, "parts_of", parts)]
 
 
 def _crossings_counted(session: FakeSession) -> Change:

@@ -103,8 +103,8 @@ def compare_tiles() -> int:
 
 def compare_losses() -> int:
     """The whole function over Triton's passes against itself over torch's."""
+    from memprof.grpo.loss import chunked_loss
     from memprof.grpo.loss import fused_kernels as kernels
-    from memprof.grpo.loss import fused_loss
     from memprof.grpo.loss.fused_tiles import accumulate
     from memprof.grpo.loss.passes import Passes, passes_for
 
@@ -113,21 +113,21 @@ def compare_losses() -> int:
     for softcap, bias, in_forward in cases:
         results = []
         for passes in (with_triton, passes_for(torch.device("cpu"))):
-            fused_loss.passes_for = lambda _, chosen=passes: chosen  # type: ignore[misc]
-            results.append(_gradients(fused_loss, softcap, bias, in_forward))
+            chunked_loss.passes_for = lambda _, chosen=passes: chosen  # type: ignore[misc]
+            results.append(_gradients(chunked_loss, softcap, bias, in_forward))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     return len(cases)
 
 
-def _gradients(fused_loss: Any, softcap: float | None, with_bias: bool, in_forward: bool) -> list[Any]:
+def _gradients(chunked_loss: Any, softcap: float | None, with_bias: bool, in_forward: bool) -> list[Any]:
     g = torch.Generator().manual_seed(1)
     hidden = torch.randn(11, 8, generator=g, requires_grad=True)
     weight = torch.randn(97, 8, generator=g, requires_grad=True)
     bias = torch.randn(97, generator=g, requires_grad=True) if with_bias else None
     a, b = torch.randn(11, generator=g), torch.randn(11, generator=g)
     known = (lambda logps, entropies, start, stop: (a[start:stop], b[start:stop])) if in_forward else None
-    found = fused_loss.fused_linear_logprobs(
+    found = chunked_loss.fused_linear_logprobs(
         hidden, weight, bias, torch.randint(97, (11,), generator=g),
         temperature=0.8, want_entropy=True, softcap=softcap, chunk_tokens=4, grad_fn=known,
     )  # fmt: skip

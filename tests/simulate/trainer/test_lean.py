@@ -165,13 +165,13 @@ def test_repeated_rounds_are_those_that_would_be_executed(
     settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tiles and chunks, all executed and a few of each: the same events, sizes, stacks, tags and segments."""
-    from memprof.grpo.loss import fused_loss
+    from memprof.grpo.loss import chunked_loss
     from memprof.simulate.run import simulate_settings
     from memprof.simulate.shortcuts import rounds as repeats
     from memprof.simulate.trainer import lean as lean_patches
 
-    chunked = fused_loss.chunk_size
-    monkeypatch.setattr(fused_loss, "chunk_size", lambda tokens, vocabulary, _: chunked(tokens, vocabulary, 250_000))
+    chunked = chunked_loss.chunk_size
+    monkeypatch.setattr(chunked_loss, "chunk_size", lambda tokens, vocabulary, _: chunked(tokens, vocabulary, 250_000))
     settings = settings_for(
         dtype="bfloat16", generation="none", lora_r=R, recipe="lean", completion_length=200, tiled_mlp=50, optim="none"
     )

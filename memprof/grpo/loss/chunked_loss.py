@@ -1,4 +1,4 @@
-"""Compute log-probabilities of target tokens from hidden states, with the logits of a few tokens at a time.
+"""The chunked loss: log-probabilities of target tokens from hidden states, with the logits of a few tokens at a time.
 
 The head's product ``hidden @ weight.T`` is ``[N, V]``: at 20,480 tokens and a vocabulary of 128,256 that is 5.3 GB in
 bf16, and a loss keeps several of its size. Here a chunk of tokens is projected over the whole vocabulary into one
@@ -32,12 +32,9 @@ _CONVERTED_ROWS = 32768
 
 
 class LinearLogprobs(NamedTuple):
-    """What :func:`fused_linear_logprobs` returns.
-
-    ``logps``: ``[N]`` fp32. ``entropies``: ``[N]`` fp32 in nats, or None. ``anchor``: with ``grad_fn``, a scalar of
+    """``logps`` ``[N]`` fp32; ``entropies`` ``[N]`` fp32 in nats, or None. ``anchor``: with ``grad_fn``, a scalar of
     value 0 whose ``backward()`` sends the gradient already computed on to ``hidden`` (and the head), multiplied by the
-    gradient it is given; the log-probabilities are then constants. None without ``grad_fn``.
-    """
+    gradient it is given; the log-probabilities are then constants."""
 
     logps: torch.Tensor
     entropies: torch.Tensor | None
@@ -97,9 +94,10 @@ def fused_linear_logprobs(
     _check(hidden, weight, bias, targets, temperature, chunk_tokens, weight_grad)
     if chunk_tokens is None:
         chunk_tokens = chunk_size(hidden.shape[0], weight.shape[0], tile_bytes)
+    kind = hidden.device.type
     plan = _Plan(
         chunk=min(chunk_tokens, max(1, hidden.shape[0])),
-        dtype=_product_dtype(hidden),
+        dtype=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype,
         transform=Transform(logit_scale, softcap, 1 / temperature),
         want_entropy=want_entropy,
         recording=torch.is_grad_enabled(),
@@ -116,11 +114,6 @@ class _Plan(NamedTuple):
     transform: Transform
     want_entropy: bool
     recording: bool
-
-
-def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 def _check(

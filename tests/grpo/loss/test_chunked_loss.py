@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from memprof.grpo.loss import fused_loss, passes  # noqa: E402
-from memprof.grpo.loss.fused_loss import chunk_size, fused_linear_logprobs  # noqa: E402
+from memprof.grpo.loss import chunked_loss, passes  # noqa: E402
+from memprof.grpo.loss.chunked_loss import chunk_size, fused_linear_logprobs  # noqa: E402
 
 N, H, V = 37, 24, 301
 
@@ -218,7 +218,7 @@ def test_runs_on_fake_tensors_and_never_holds_all_logits(dtype: Any, in_forward:
 
 def test_shape_passes_stand_for_a_gpus_on_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """20,480 tokens of Llama-3.1's head with a trainable fp32 gradient, in the time of a few hundred operations."""
-    monkeypatch.setattr(fused_loss, "passes_for", lambda device: passes.shape_passes())
+    monkeypatch.setattr(chunked_loss, "passes_for", lambda device: passes.shape_passes())
     with FakeTensorMode(), _LargestLogits() as seen:
         hidden = torch.empty(20480, 4096, dtype=torch.bfloat16, requires_grad=True)
         weight = torch.empty(128256, 4096, dtype=torch.bfloat16, requires_grad=True)
