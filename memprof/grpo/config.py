@@ -39,8 +39,11 @@ def _setting(default: Any, words: str) -> Any:
 
 @dataclass
 class LeanSettings:
-    """Add the lean trainers' arguments to one of TRL's configs. None changes the loss or, beyond rounding, its
-    gradients."""
+    """Add the lean trainers' arguments to one of TRL's configs.
+
+    Each can be switched by itself. None changes the loss or, beyond rounding, its gradients. ``docs/lean-trainer.md``
+    says what each saves and costs.
+    """
 
     micro_splitting: bool = _setting(
         True,

@@ -125,7 +125,13 @@ def attached(role: str | None = None) -> Attachment | None:
 
 
 class Attachment:
-    """Watch a worker; made by :func:`attach`. Nothing here raises into the worker. Its files go into ``folder``."""
+    """Watch a worker; made by :func:`attach`. Nothing here raises into the worker.
+
+    Attributes:
+        role: as given.
+        folder: where its files go.
+        rank: its place.
+    """
 
     def __init__(self, role: str, folder: Path, rank: int) -> None:
         self.role = role
@@ -164,8 +170,9 @@ class Attachment:
             self._recorder.session.set_step(number)
 
     def methods(self, worker: Any, **phases: str) -> list[str]:
-        """Wrap methods of ``worker`` so that each is a phase: ``methods(self, generate="generate", update="train")``;
-        return the names that were wrapped.
+        """Wrap methods of ``worker`` so that each is a phase: ``methods(self, generate="generate", update="train")``.
+
+        Returns the names that were wrapped.
 
         ``"train"`` is for a method that does everything: forward, backward and optimizer step are told apart inside.
         Only this object is changed, until :meth:`detach`. Methods it does not have are left out; awaited ones will do.
@@ -183,8 +190,9 @@ class Attachment:
     def rehearse(self, step: Callable[..., Any], *batch: Any) -> Rehearsed | None:
         """Run ``step(*batch)`` once before training, on the worst batch there can be, and put everything back.
 
-        ``step`` does what an update does: forward, backward, the optimizer's step, whose state exists before it, as it
-        does later. Returns its peak and the snapshot written; None where this process is not watched.
+        ``step`` does what an update does: forward, backward, the optimizer's step. The optimizer's state exists before
+        it, as it does later. Parameters, gradients, optimizer state and random numbers are then what they were.
+        Returns its peak and the snapshot written; None where this process is not watched.
 
         Raises:
             UsageError: ``attach`` was given no model or optimizer that could be put back.
