@@ -58,7 +58,6 @@ def evaluate(
     )  # fmt: skip
 
 
-@collector_paused()
 def judge(
     run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None, *, again: bool = True
 ) -> Outcome:
@@ -66,6 +65,13 @@ def judge(
 
     ``again``: as in :func:`evaluate`.
     """
+    with collector_paused():  # not as a decorator, which would stand in every stack
+        return _judged(run, gpu, advisor, again)
+
+
+def _judged(
+    run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None, again: bool
+) -> Outcome:
     raw = run(None)
     analysis = analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:
