@@ -83,7 +83,12 @@ def test_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
 def test_wheel_holds_what_code_reads_at_run_time(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     data = (
+        "memprof/advice/changes.toml",
+        "memprof/analysis/published_tables.toml",
+        "memprof/attribution/inferred.toml",
         "memprof/attribution/rules.toml",
+        "memprof/reports/looks.toml",
+        "memprof/snapshot/memprof_key.toml",
         "memprof/oom/knowledge/host.toml",
         "memprof/packages.toml",
         "memprof/analysis/report.schema.json",

@@ -31,7 +31,8 @@ def outside_report(noted: Any, samples: Iterable[Any]) -> dict[str, Any] | None:
     sizes = {name: _size(noted.get(name)) for name in _SIZES}
     rows = [row for row in samples if len(row) >= 7]
     beside = [own - reserved for _, _, own, _, _, _, reserved, *_ in rows if own is not None and reserved is not None]
-    at_first = _difference(sizes["first_own_bytes"], sizes["first_reserved_bytes"])
+    own, reserved = sizes["first_own_bytes"], sizes["first_reserved_bytes"]
+    at_first = None if own is None or reserved is None else max(0, own - reserved)
     highest = max([n for n in beside if n >= 0], default=at_first)
     used, own, others = sizes["used_bytes"], sizes["own_bytes"], sizes["others_bytes"]
     unnamed = max(0, used - own - others) if used is not None and own is not None and others is not None else None
@@ -40,7 +41,7 @@ def outside_report(noted: Any, samples: Iterable[Any]) -> dict[str, Any] | None:
     processes = _processes(noted)
     contexts = sum(p["bytes"] is None for p in processes) + (highest is None)
     return {
-        "reason": _text(noted.get("reason")),
+        "reason": reason if isinstance(reason := noted.get("reason"), str) and reason else None,
         "mig": noted.get("mig") if isinstance(noted.get("mig"), bool) else None,
         "capacity_bytes": sizes["capacity_bytes"],
         "highest_used_bytes": used,
@@ -66,16 +67,8 @@ def _processes(noted: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(others, key=lambda p: -(p["bytes"] or 0))[:_MOST_PROCESSES]
 
 
-def _difference(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else max(0, a - b)
-
-
 def _size(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 def switches_report(rows: Iterable[Any]) -> list[dict[str, Any]]:

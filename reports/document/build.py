@@ -10,7 +10,6 @@ from memprof.reports.document.advice import advised
 from memprof.reports.document.blocks import Fact, Headline, Line, table
 from memprof.reports.document.checks import adds_up
 from memprof.reports.document.model import (
-    Allocation,
     DevicePeak,
     Document,
     Growth,
@@ -133,7 +132,8 @@ def build_document(
         allocations=rows[:_MAX_ROWS],
         allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
         allocations_listed=sum(a.count for a in rows[:_MAX_ROWS]),
-        openable=_openable(rows, active),
+        # Those of the table, and those that get a box in the icicle.
+        openable=tuple(row for i, row in enumerate(rows) if i < _MAX_ROWS or row.bytes * SMALLEST_BOX >= active),
         elsewhere=allocation_rows(fold(elsewhere), active, timed=timed)[:_MAX_ELSEWHERE],
         device_peak=_device_peak(report.get("device_peak")),
         steps=_steps(report.get("growth")),
@@ -164,11 +164,6 @@ def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the groups of alike blocks; a report without them lists single blocks only, which are folded here."""
     found: Sequence[Mapping[str, Any]] | None = peak.get("largest")
     return fold(peak["allocations"]) if found is None else found
-
-
-def _openable(rows: Sequence[Allocation], whole: int) -> tuple[Allocation, ...]:
-    """Choose the rows that a page can open: those of the table, and those that get a box in the icicle."""
-    return tuple(row for i, row in enumerate(rows) if i < _MAX_ROWS or row.bytes * SMALLEST_BOX >= whole)
 
 
 def _sentence(note: str) -> str:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Fact, Line, Table, Words, table
+from memprof.reports.document.blocks import Fact, Line, Words, table
 from memprof.reports.document.model import AddsUp, Document, EvidenceShare
 from memprof.reports.html.elements import Markup, draw_table, el, fact_list, join, notes_section, section
 
 
 def bottom(document: Document) -> Markup:
     """Draw checks and evidence, notes, how to reproduce, host memory."""
+    outside = _facts("outside", "On the device outside torch", document.outside)
+    host = _facts("host", "Host memory", document.host)
+    known = join(_evidence(document.evidence), notes_section(document.notes, "What could not be known"))
+    note, switches = "a sleeping engine gives back pages that torch still counts", draw_table(document.switches)
     return join(
-        _switches(document.switches),
-        el(
-            "div.columns",
-            _adds_up(document.adds_up),
-            join(_evidence(document.evidence), notes_section(document.notes, "What could not be known")),
-        ),
-        el("div.columns", _reproduce(document), join(_outside(document.outside), _host(document.host))),
+        section("switches", "Between rollout and training", note, switches) if switches else None,
+        el("div.columns", _adds_up(document.adds_up), known),
+        el("div.columns", _reproduce(document), join(outside, host)),
     )
 
 
@@ -49,14 +49,5 @@ def _reproduce(document: Document) -> Markup:
     return section("reproduce", "Reproduce", "", fact_list(document.reproduce), config)
 
 
-def _switches(rows: Table | None) -> Markup | None:
-    note = "a sleeping engine gives back pages that torch still counts"
-    return section("switches", "Between rollout and training", note, draw_table(rows)) if rows else None
-
-
-def _outside(facts: Sequence[Fact]) -> Markup | None:
-    return section("outside", "On the device outside torch", "", fact_list(facts)) if facts else None
-
-
-def _host(host: Sequence[Fact]) -> Markup | None:
-    return section("host", "Host memory", "", fact_list(host)) if host else None
+def _facts(identifier: str, title: str, facts: Sequence[Fact]) -> Markup | None:
+    return section(identifier, title, "", fact_list(facts)) if facts else None
