@@ -4,7 +4,7 @@ The model has two uses. It replays a recorded trace, to find the segments the al
 and the size of each block. And it drives a simulation, where it hands out addresses and reports the segments
 the device would see.
 
-The rules are those of torch's ``CUDACachingAllocator.cpp``: rounding (:mod:`memprof.allocator.settings`),
+The rules are those of torch's ``CUDACachingAllocator.cpp``: rounding (:mod:`memprof.allocator.rounding`),
 small and large pools per stream and private pool, best fit, splitting, merging, garbage collection,
 releasing cached blocks before an out-of-memory error, and expandable segments. All sizes are bytes.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from memprof.allocator.addresses import Addresses
-from memprof.allocator.settings import MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, UNLIMITED, AllocatorSettings
+from memprof.allocator.rounding import MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, UNLIMITED, AllocatorSettings
 from memprof.errors import DoesNotFit, UsageError
 
 _ADDRESS_BITS = 56

@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from memprof.allocator.settings import AllocatorSettings
+from memprof.allocator.rounding import AllocatorSettings
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.expressions import Scope, functions_over, place_of_frame
 from memprof.oom.failure import Failure

@@ -17,7 +17,8 @@ import numpy as np
 from memprof.allocator import replay
 from memprof.allocator.model import OutOfMemory
 from memprof.allocator.replay import Program
-from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
+from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import parse_settings, settings_of
 from memprof.config.fits import MARGIN, room_bytes
 from memprof.config.gpus import Gpu, workspace_bytes, workspaces_of
 from memprof.simulate.shortcut_switches import shortcut

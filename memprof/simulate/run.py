@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
-from memprof.allocator.settings import OLDEST_FIRST_SINCE, not_modelled, parse_settings
+from memprof.allocator.rounding import OLDEST_FIRST_SINCE
+from memprof.allocator.settings import not_modelled, parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
 from memprof.compat.versions import installed, release

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 from memprof.allocator.addresses import Addresses
 from memprof.allocator.model import CachingAllocator, OutOfMemory
-from memprof.allocator.settings import AllocatorSettings, not_modelled, parse_settings, settings_of
+from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import not_modelled, parse_settings, settings_of
 from memprof.errors import UsageError
 from memprof.snapshot import Action, load_snapshot
 from memprof.timeline.timeline import build_timeline

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
+from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import parse_settings, settings_of
 from memprof.errors import UsageError
 from tests.cuda.emulated import run
 
