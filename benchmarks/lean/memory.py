@@ -105,11 +105,12 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
     from memprof.compat.patching import replacing
     from memprof.simulate.recorder.flops import Work
 
-    step, times_of = GRPOTrainer.training_step, Work._times
+    step, here = GRPOTrainer.training_step, Work._here
     alike = 1
 
-    def times(self: Any, phase: str) -> float:
-        return times_of(self, phase) * (alike if phase in TRAINING else 1)
+    def with_those_left_out(self: Any) -> tuple[Any, float]:
+        tally, times = here(self)
+        return tally, times * (alike if self._now()[0] in TRAINING else 1)
 
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
         nonlocal alike
@@ -126,7 +127,7 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
         self._step += 1
         return torch.zeros(())
 
-    with replacing((GRPOTrainer, "training_step", training_step), (Work, "_times", times)):
+    with replacing((GRPOTrainer, "training_step", training_step), (Work, "_here", with_those_left_out)):
         yield
 
 

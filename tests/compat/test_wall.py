@@ -22,7 +22,7 @@ ALLOWED = {
     ("", "_getframe"): "documented by Python",
     ("", "_current_frames"): "documented by Python",
     ("memprof.analysis.compare", "_name_or_path"): _READ_AS_TEXT,
-    ("memprof.reports.document.build", "_name_or_path"): _READ_AS_TEXT,
+    ("memprof.reports.document.page_title", "_name_or_path"): _READ_AS_TEXT,
 }
 
 
