@@ -45,11 +45,11 @@ def pricing(cards: Sequence[str], *, offloaded_cache: bool = False) -> Iterator[
     found = Price()
     generate, roll, time_of = rollout._generate, lean_generation._roll, run._time_of
 
-    def generated(trainer: Any, batch: int, settings: Any, session: Any, *, passes: int) -> None:
+    def generated(trainer: Any, settings: Any, session: Any, batch: int, passes: int) -> None:
         found.passes, found.decode_steps = passes, passes * settings.completion_length
         recorder = session.fake_recorder
         with _cache_on_host(recorder) if offloaded_cache else nullcontext():
-            generate(trainer, batch, settings, session, passes=passes)
+            generate(trainer, settings, session, batch, passes)
 
     def rolled(*given: Any) -> Any:
         work = roll(*given)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from memprof.config.settings import Settings, ShardingSettings, TrainerSettings
 from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.generation.simulated_batch import Estimate, SimulatedBatch
 from memprof.simulate.recorder.session import FakeSession
+
+if TYPE_CHECKING:
+    from memprof.grpo.paged.schedule import Work
 
 
 def generate_lean(
@@ -56,8 +59,9 @@ def _as_on_ranks(step: Any, settings: ShardingSettings) -> Any:
     return replace(step, ranks=Alike(step.accelerator, True)) if divided else step
 
 
-def _roll(trainer: Any, settings: TrainerSettings, session: FakeSession, prompts: list[list[int]]) -> None:
-    """Let transformers' ``generate`` prepare and the trainer's rolling batch decode, both on fake tensors."""
+def _roll(trainer: Any, settings: TrainerSettings, session: FakeSession, prompts: list[list[int]]) -> Work:
+    """Let transformers' ``generate`` prepare and the trainer's rolling batch decode, both on fake tensors; return what
+    it ran."""
     from memprof.grpo.generation import rolling_words
     from memprof.grpo.paged import sampling, transformers_loop
 
@@ -82,6 +86,7 @@ def _roll(trainer: Any, settings: TrainerSettings, session: FakeSession, prompts
         model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation)
         words = rolling_words(trainer._step_context().base_model(), len(prompts), made[0].size, made[0].work)
         _note_how(session, f"{_ROLLING}{words}")
+    return made[0].work
 
 
 def _host_draws(session: FakeSession, draw: Callable[[int, int], Any], sequences: int, longest: int) -> Any:
