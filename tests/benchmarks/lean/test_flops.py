@@ -131,3 +131,10 @@ def test_an_offloaded_cache_is_moved_for_every_token(model: str, monkeypatch: py
     tokens_moved = long["completion_length"] * (_PROMPT + length) / 2
     moved = 2 * _LAYERS * layer / length * tokens_moved / (speed_of(find_gpu("H100").name).host * 0.8)
     assert seconds[1] - seconds[0] == pytest.approx(moved, rel=0.05)
+
+
+def test_the_price_of_a_rolling_batch_is_its_decode_steps(model: str) -> None:
+    """Eight answers, two at a time: at least as many steps as four of them have tokens, fewer than one by one."""
+    price = simulated(case(model, recipe="lean", generation_batch=2, num_generations=_GROUP))["price"]
+    assert price["passes"] is None
+    assert _ANSWER * _GROUP / 2 - _GROUP <= price["decode_steps"] < _ANSWER * _GROUP
