@@ -34,7 +34,7 @@ rules_option = click.option(
     help="Add these stack rules (TOML) to the shipped ones, which they override.",
 )  # fmt: skip
 redact_option = click.option(
-    "--redact", is_flag=True, help="Leave out home directories, host and user names, command lines and tokens."
+    "--redact", is_flag=True, help="Leave out paths, names of hosts and users, addresses, command lines and secrets."
 )
 seconds_option = click.option(
     "--seconds", type=click.FloatRange(min=0), default=180.0, show_default=True, metavar="S",

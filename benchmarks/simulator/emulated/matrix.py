@@ -105,7 +105,8 @@ def table(rows: dict[str, Any]) -> str:
     both = {name: row for name, row in rows.items() if "simulated" in row}
     exact = [name for name, row in both.items() if all(row["measured"][k] == row["simulated"][k] for k in _KINDS)]
     differ = [line(name, row) for name, row in both.items() if name not in exact]
-    kinds = Counter(", ".join(name.split(", ", 2)[:2]) for name in exact)
+    differing = both.keys() - set(exact)
+    kinds = Counter(kind if (kind := ", ".join(name.split(", ", 2)[:2])) not in differing else name for name in exact)
     text = ", ".join(f"*{kind}*" + f" ({count})" * (count > 1) for kind, count in kinds.items())
     words = textwrap.wrap(f"The {len(exact)} others are exact: {text}.", 120)
     return "\n".join([*head, *differ, "", *words])
