@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memprof.advice.analyze_with_advice import analyze as analyze_with_advice
-from memprof.analysis.allocations.places import place_of
+from memprof.analysis.allocations.places import place_of, users_line
 from memprof.analysis.analysis import analyze
 from memprof.analysis.headline import (
     _cause,
@@ -92,6 +92,9 @@ def test_a_place_is_the_models_line_not_plumbing() -> None:
     assert place_of([call, model]) == model
     assert place_of([cast]) == cast  # nothing else is there
     assert place_of(["??:0 at::native::add"]) == ""
+    command = [f"{site}/click/core.py:911 invoke", f"{site[: site.rindex('/lib/')]}/bin/memprof:8 <module>"]
+    assert place_of(command) == users_line(command) == ""  # memprof itself made it
+    assert place_of([model, *command]) == model
 
 
 def test_each_place_has_its_own_share() -> None:

@@ -22,6 +22,10 @@ _SHOWN = 0.01
 _NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|o|so(?:\.\d+)*):\d")
 # Frames of the interpreter's own library.
 _LIBRARY = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))")
+# What starts a command: all that lies on the stack of what `memprof simulate` itself makes, and nobody's line.
+_STARTS = re.compile(
+    r"(?:site|dist)-packages[/\\]click[/\\]|[/\\](?:bin|Scripts)[/\\](?:memprof|torchrun|accelerate|trl)(?:\.exe)?:\d"
+)
 # Packages that carry out what a model's or a trainer's line asks for. That line, where one is on the stack, says more.
 _PLUMBING = {
     "accelerate", "apex", "beartype", "bitsandbytes", "deepspeed", "einops", "einx", "flash_attn", "jaxtyping",
@@ -34,14 +38,14 @@ _PLACES = ("torch/optim/", "transformers/models/")
 
 def place_of(stack: Sequence[str]) -> str:
     """Return the innermost frame of the user's, a model's or a trainer's code; else the innermost in Python, or ""."""
-    python = [frame for frame in stack if not is_native(frame)]
+    python = [frame for frame in stack if not is_native(frame) and not _STARTS.search(frame)]
     outside = [frame for frame in python if not is_torch(frame)]
     return next((frame for frame in outside if not _is_plumbing(frame)), next(iter([*outside, *python]), ""))
 
 
 def users_line(stack: Sequence[str]) -> str:
     """Return the innermost frame of the user's own files, which they can change; "" where none is on the stack."""
-    python = (frame for frame in stack if not is_native(frame) and not is_torch(frame))
+    python = (f for f in stack if not is_native(f) and not is_torch(f) and not _STARTS.search(f))
     return next((frame for frame in python if not text_path(frame).rooted), "")
 
 
