@@ -106,14 +106,18 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return _Module.from_parent(parent, path=module_path)
 
 
+def _keep_out_of_the_collector() -> None:
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _imports_are_not_looked_through() -> Iterator[None]:
     """Keep the collector out of what was imported and collected: it took a quarter of the tests' CPU seconds.
 
     No tensor of a test is among that, so recordings need not look for tensors there, either.
     """
-    gc.collect()
-    gc.freeze()
+    _keep_out_of_the_collector()
     with pytest.MonkeyPatch.context() as patch:
         if "torch" in sys.modules:
             patch.setattr("memprof.recording.trace.tensor_trace._is_collector_frozen", lambda: False)
@@ -130,8 +134,7 @@ _files_run = count(1)
 def _late_imports_are_not_looked_through() -> Iterator[None]:
     yield
     if next(_files_run) % _FILES_UNTIL_FROZEN == 0:
-        gc.collect()
-        gc.freeze()
+        _keep_out_of_the_collector()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -152,8 +155,7 @@ def thawed() -> Iterator[None]:
     """For tests that look at the collector: what the session froze is not, until they end."""
     gc.unfreeze()
     yield
-    gc.collect()
-    gc.freeze()
+    _keep_out_of_the_collector()
 
 
 @pytest.fixture(scope="module")

@@ -557,12 +557,13 @@ class CachingAllocator:
 def segment_record(blocks: Sequence[tuple[int, int, int, bool]], pool: Pool, expandable: bool) -> dict[str, Any]:
     """Return a segment as in torch's snapshot; of each block: address, bytes, requested bytes, whether it is free."""
     used = [(size, requested) for _, size, requested, free in blocks if not free]
+    allocated = sum(size for size, _ in used)
     return {
         "device": 0,
         "address": blocks[0][0],
         "total_size": sum(size for _, size, _, _ in blocks),
-        "allocated_size": sum(size for size, _ in used),
-        "active_size": sum(size for size, _ in used),
+        "allocated_size": allocated,
+        "active_size": allocated,
         "requested_size": sum(requested for _, requested in used),
         "stream": pool.stream,
         "segment_type": "small" if pool.small else "large",

@@ -31,7 +31,14 @@ from memprof.reports.document.text import (
 )
 
 from memprof.analysis.allocations.alike import tag_shape
-from memprof.analysis.allocations.places import is_native, is_torch, place_of
+from memprof.analysis.allocations.places import (
+    is_library,
+    is_native,
+    is_torch,
+    place_of,
+    python_frames,
+    starts_command,
+)
 from memprof.analysis.headline import peak_phase
 from memprof.frame_paths import text_path
 from memprof.units import amount, percent
@@ -44,8 +51,7 @@ _CATEGORIES_OF: dict[str, list[str]] = defaultdict(list)
 for _category, _group in GROUP_OF.items():
     _CATEGORIES_OF[str(_group)].append(str(_category))
 
-# Frames of the interpreter's own library, and what stands before a package's name in a path.
-_LIBRARY = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))")
+# What stands before a package's name in a path.
 _INSTALLED = re.compile(r"^\S*[/\\](?:site-packages|dist-packages)[/\\]")
 
 
@@ -247,8 +253,8 @@ def brief_stack(stack: Sequence[str]) -> tuple[str, ...]:
 
 def _is_machinery(frame: str) -> bool:
     file = text_path(frame)
-    own = file.rooted and file.path.startswith(("memprof/", "click/"))
-    return own or frame.startswith("<frozen") or bool(_LIBRARY.search(frame))
+    own = starts_command(frame) or (file.rooted and file.path.startswith("memprof/"))
+    return own or frame.startswith("<frozen") or is_library(frame)
 
 
 def fold_shared(allocations: Sequence[Allocation]) -> tuple[tuple[str, ...], tuple[Allocation, ...]]:
@@ -378,7 +384,7 @@ def _nested(category: str, placed: Sequence[tuple[tuple[str, ...], Allocation]])
 
 def _path(allocation: Allocation) -> tuple[str, ...]:
     """Say where an allocation was made: its frames, the outermost first; else its module; else ``no stack``."""
-    frames = [frame for frame in allocation.whole_stack if not is_native(frame) and not is_torch(frame)]
+    frames = [frame for frame in python_frames(allocation.whole_stack) if not is_torch(frame)]
     if frames or allocation.site:
         inner = [short_path(frame) for frame in frames[:_FRAMES]] or [allocation.site]
         return tuple(dict.fromkeys(reversed(inner)))

@@ -22,10 +22,8 @@ _SHOWN = 0.01
 _NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|o|so(?:\.\d+)*):\d")
 # Frames of the interpreter's own library.
 _LIBRARY = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))")
-# What starts a command: all that lies on the stack of what `memprof simulate` itself makes, and nobody's line.
-_STARTS = re.compile(
-    r"(?:site|dist)-packages[/\\]click[/\\]|[/\\](?:bin|Scripts)[/\\](?:memprof|torchrun|accelerate|trl)(?:\.exe)?:\d"
-)
+# The script that starts memprof.
+_SCRIPT = re.compile(r"[/\\](?:bin|Scripts)[/\\]memprof(?:\.exe)?:\d")
 # Packages that carry out what a model's or a trainer's line asks for. That line, where one is on the stack, says more.
 _PLUMBING = {
     "accelerate", "apex", "beartype", "bitsandbytes", "deepspeed", "einops", "einx", "flash_attn", "jaxtyping",
@@ -38,15 +36,26 @@ _PLACES = ("torch/optim/", "transformers/models/")
 
 def place_of(stack: Sequence[str]) -> str:
     """Return the innermost frame of the user's, a model's or a trainer's code; else the innermost in Python, or ""."""
-    python = [frame for frame in stack if not is_native(frame) and not _STARTS.search(frame)]
+    python = python_frames(stack)
     outside = [frame for frame in python if not is_torch(frame)]
     return next((frame for frame in outside if not _is_plumbing(frame)), next(iter([*outside, *python]), ""))
 
 
 def users_line(stack: Sequence[str]) -> str:
     """Return the innermost frame of the user's own files, which they can change; "" where none is on the stack."""
-    python = (f for f in stack if not is_native(f) and not is_torch(f) and not _STARTS.search(f))
-    return next((frame for frame in python if not text_path(frame).rooted), "")
+    outside = (frame for frame in python_frames(stack) if not is_torch(frame))
+    return next((frame for frame in outside if not text_path(frame).rooted), "")
+
+
+def python_frames(stack: Sequence[str]) -> list[str]:
+    """Return the frames in Python, the innermost first, without what only starts a command."""
+    return [frame for frame in stack if not is_native(frame) and not starts_command(frame)]
+
+
+def starts_command(frame: str) -> bool:
+    """Tell whether a frame is click's or of memprof's script: all that a command's own tensors have on their stack."""
+    file = text_path(frame)
+    return (file.rooted and file.path.startswith("click/")) or bool(_SCRIPT.search(frame))
 
 
 def without_folders(frame: str) -> str:
@@ -63,7 +72,12 @@ def is_torch(frame: str) -> bool:
     """Tell whether a frame is of torch, but for its optimizers, or of the interpreter and its library."""
     file = text_path(frame)
     torch = file.rooted and file.path.startswith("torch/") and not file.path.startswith("torch/optim/")
-    return torch or frame.startswith("<") or bool(_LIBRARY.search(frame))
+    return torch or frame.startswith("<") or is_library(frame)
+
+
+def is_library(frame: str) -> bool:
+    """Tell whether a frame is of the interpreter's own library."""
+    return bool(_LIBRARY.search(frame))
 
 
 def _is_plumbing(frame: str) -> bool:

@@ -106,6 +106,15 @@ def test_icicle_names_what_is_not_listed() -> None:
     assert sum(site.bytes for c in icicle.children for site in c.children) == icicle.bytes
 
 
+def test_icicle_names_no_line_that_only_starts_a_command() -> None:
+    report, series = sample()
+    for group in report["peak"]["allocations"]:
+        group["stack"] = ["/v/lib/python3.11/site-packages/click/core.py:911 invoke", "/v/bin/memprof:8 <module>"]
+        group["name"] = "model.layers.0.mlp.up_proj.weight"
+    boxes = {site.label for c in build_document(report, series).icicle.children for site in c.children}
+    assert boxes <= {"model.layers.0", "smaller allocations"}
+
+
 def test_everything_adds_up(document: Document) -> None:
     assert document.adds_up.ok
     labels = [c.label for c in document.adds_up.checks if c.ok]
