@@ -23,7 +23,7 @@ from memprof.reports.document.blocks import (
 from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document, Room
 from memprof.reports.document.summary import room_of
-from memprof.reports.document.tables import call_site, shown_stack
+from memprof.reports.document.tables import call_site, shown_stack, site_words
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
     GROUP_WORDS,
@@ -411,6 +411,6 @@ def _missing(allocation: Mapping[str, Any]) -> Line:
         many += f" ({allocation['count_in']} against {allocation['count_not_in']})"
     detail = f", {allocation['detail'].replace('_', ' ')}" if allocation.get("detail") else ""
     category = Words(plain(category_label(allocation["category"]) + detail), category=plain(allocation["category"]))
-    site = call_site(allocation["stack"]) or _named(allocation, n_more) or "no stack recorded"
+    site = site_words(call_site(allocation["stack"]) or _named(allocation, n_more), allocation["stack"])
     made = Words(site, "code", folded=shown_stack(allocation["stack"]))
     return Line((allocation["bytes"], many, category, short_path(site, 1), made))

@@ -209,6 +209,14 @@ def call_site(stack: Sequence[str]) -> str:
     return plain(short_path(found)) if found else ""
 
 
+_NO_STACK, _NO_LINE = "no stack recorded", "no line of the program"
+
+
+def site_words(site: str, stack: Sequence[str]) -> str:
+    """Write where something was made. A stack may hold C++ and what started a command only."""
+    return site or (_NO_LINE if stack else _NO_STACK)
+
+
 def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
     """Shorten a stack: runs of native (C++) frames keep their innermost and say how many more there were."""
     lines: list[str] = []
@@ -383,12 +391,12 @@ def _nested(category: str, placed: Sequence[tuple[tuple[str, ...], Allocation]])
 
 
 def _path(allocation: Allocation) -> tuple[str, ...]:
-    """Say where an allocation was made: its frames, the outermost first; else its module; else ``no stack``."""
+    """Say where an allocation was made: its frames, the outermost first; else its module; else that none is known."""
     frames = [frame for frame in python_frames(allocation.whole_stack) if not is_torch(frame)]
     if frames or allocation.site:
         inner = [short_path(frame) for frame in frames[:_FRAMES]] or [allocation.site]
         return tuple(dict.fromkeys(reversed(inner)))
-    return _module_path(allocation.name) or ("no stack recorded",)
+    return _module_path(allocation.name) or (site_words("", allocation.whole_stack),)
 
 
 def _module_path(name: str) -> tuple[str, ...]:
@@ -404,7 +412,7 @@ def _module_path(name: str) -> tuple[str, ...]:
 def _shorter(label: str) -> tuple[str, ...]:
     """Shorten a frame's label: without its folder, then its function alone; a module's to its last part."""
     location, _, function = label.partition(" ")
-    if function and label != "no stack recorded":
+    if function and label not in (_NO_STACK, _NO_LINE):
         return (f"{location.rpartition('/')[2]} {function}", function)
     return (label.rpartition(".")[2],) if "." in label else ()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memprof.reports.document.model import Allocation, Document, Growth, Leftover
+from memprof.reports.document.tables import site_words
 from memprof.reports.document.text import size, thousands
 from memprof.reports.html.elements import colour_class, what
 
@@ -45,13 +46,13 @@ def _written(entry: _Entry, frames: dict[str, int]) -> dict[str, Any]:
         words = (
             f"made the allocator take {amount(entry.bytes)} more from the device, in {entry.phase or 'no known phase'}"
         )
-        return {"what": entry.site or "no stack recorded", "about": [words], "stack": stack}
+        return {"what": site_words(entry.site, entry.whole_stack), "about": [words], "stack": stack}
     colour = colour_class(entry.category)
     if isinstance(entry, Leftover):
         words = f"{size(entry.bytes)} left behind in {entry.steps} steps"
         held = f"held by {', '.join(entry.held_by)}" if entry.held_by else "what holds it is not known"
         return {
-            "what": entry.site or "no stack recorded", "colour": colour, "label": entry.category_label,
+            "what": site_words(entry.site, entry.whole_stack), "colour": colour, "label": entry.category_label,
             "about": [words, held], "stack": stack,
         }  # fmt: skip
     return {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memprof.reports.document.blocks import Line, Table, Words, table
 from memprof.reports.document.model import Allocation, DevicePeak, Document, Row, Steps
-from memprof.reports.document.tables import component_table
+from memprof.reports.document.tables import component_table, site_words
 from memprof.reports.document.text import size, thousands
 from memprof.reports.html.elements import (
     Markup,
@@ -44,7 +44,7 @@ def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:
 def _left_behind(steps: Steps, opened: Opened) -> Markup | None:
     lines = [
         Line((
-            Words(x.site or "no stack recorded", folded=x.stack, opens=opened(x)),
+            Words(site_words(x.site, x.stack), folded=x.stack, opens=opened(x)),
             Words(x.category_label, category=x.category), str(x.steps), size(x.bytes), size(round(x.bytes_per_step)),
             ", ".join(x.held_by) or "not known",
         ))
@@ -115,7 +115,7 @@ def device_peak_table(peak: DevicePeak | None, opened: Opened) -> Markup | None:
         return None
     lines = [
         Line((
-            Words(g.site or "no stack recorded", folded=g.stack, opens=opened(g)), g.phase, g.bytes,
+            Words(site_words(g.site, g.stack), folded=g.stack, opens=opened(g)), g.phase, g.bytes,
             percent(g.bytes, peak.reserved_bytes),
         ))
         for g in peak.grown_by[:12]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from memprof.reports.document.build import build_document, document_of
 from memprof.reports.document.model import Document, Row
-from memprof.reports.document.tables import allocation_rows, brief_stack, call_site, shown_stack
+from memprof.reports.document.tables import allocation_rows, brief_stack, call_site, shown_stack, site_words
 
 from memprof.units import GIB
 from tests.reports.sample import MIB, PEAK, sample
@@ -113,6 +113,8 @@ def test_icicle_names_no_line_that_only_starts_a_command() -> None:
         group["name"] = "model.layers.0.mlp.up_proj.weight"
     boxes = {site.label for c in build_document(report, series).icicle.children for site in c.children}
     assert boxes <= {"model.layers.0", "smaller allocations"}
+    assert site_words("", ()) == "no stack recorded"
+    assert site_words("", ("/v/bin/memprof:8 <module>",)) == "no line of the program"
 
 
 def test_everything_adds_up(document: Document) -> None:
