@@ -14,12 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"memprof": "memprof", "integrations": "memprof.integrations", "reports": "memprof.reports"}
 
 #: Modules on the first floor: they may be imported from everywhere and import nothing but each other.
-FIRST_FLOOR = ("_version", "errors", "files", "frame_paths", "redact", "units", "vocabulary")
+FIRST_FLOOR = ("_version", "errors", "files", "frame_paths", "redact", "text", "units", "vocabulary")
 
 #: Each room, what it is for, and the rooms it may import. A room comes after all that it imports: no circles.
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "_native": ("run the slowest loops in C, where they could be built", ()),
     "executors": ("run work in other processes and on clusters", ()),
+    "report": ("describe runs, comparisons and plans as typed data: memprof's JSON", ()),
     "snapshot": ("read and write snapshot files, safely", ("_native",)),
     "allocator": ("model the caching allocator: its rules and settings", ("_native",)),
     "timeline": ("rebuild lifetimes, block sizes and reserved memory", ("snapshot", "allocator")),
@@ -27,41 +28,41 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "config": ("hold a run's settings, model shapes, GPUs, optimizers; say what fits", ()),
     "analysis": (
         "say everything about a run as plain data",
-        ("attribution", "config", "timeline", "snapshot", "executors"),
+        ("attribution", "config", "timeline", "snapshot", "executors", "report"),
     ),
     "compat": ("name, check and patch what is private in other packages", ()),
     "assistants": ("answer assistants: run commands for them, read-only", ()),
-    "oom": ("explain out-of-memory texts", ("attribution", "allocator")),
+    "oom": ("explain out-of-memory texts", ("attribution", "allocator", "report")),
     "emulate": ("run CUDA torch on a card that is not there", ("config", "compat")),
     "recording": (
         "record a run: sessions, phases, owners, both recorders",
         ("snapshot", "compat", "config", "emulate"),
     ),
-    "plan": ("search what fits, by simulations in other processes", ("config", "executors")),
+    "plan": ("search what fits, by simulations in other processes", ("config", "executors", "report")),
     "advice": (
         "find what to change, estimated or simulated",
-        ("config", "oom", "plan", "analysis", "attribution", "allocator", "snapshot"),
+        ("config", "oom", "plan", "analysis", "attribution", "allocator", "snapshot", "report"),
     ),
-    "reports": ("render answers: HTML, terminal, Markdown, JSON", ("analysis",)),
+    "reports": ("render answers: HTML, terminal, Markdown, JSON", ("analysis", "report")),
     "integrations": (
         "attach to trainers, trackers and TensorBoard",
-        ("recording", "compat", "advice", "analysis", "reports", "oom", "snapshot"),
+        ("recording", "compat", "advice", "analysis", "report", "reports", "oom", "snapshot"),
     ),
     "instrument": (
         "watch runs without a trainer of ours: attach, collect, run",
-        ("integrations", "recording", "compat", "analysis", "reports", "emulate"),
+        ("integrations", "recording", "compat", "analysis", "report", "reports", "emulate"),
     ),
     "grpo": ("train lean: TRL's trainer in less memory", ("config", "plan", "compat", "recording")),
     "simulate": (
         "run the trainer's step on fake tensors",
-        ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo"),
+        ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo", "report"),
     ),
-    "demo": ("train a small model, profiled", ("integrations", "advice", "analysis", "reports", "snapshot")),
+    "demo": ("train a small model, profiled", ("integrations", "advice", "analysis", "report", "reports", "snapshot")),
     "cli": (
         "parse commands and connect the rooms",
         (
             "advice", "analysis", "assistants", "config", "demo", "emulate", "executors", "oom", "plan", "recording",
-            "reports", "simulate", "instrument", "snapshot",
+            "report", "reports", "simulate", "instrument", "snapshot",
         ),
     ),
 }  # fmt: skip

@@ -16,6 +16,8 @@ from memprof.analysis.report import report_dict
 from memprof.analysis.views import Views
 from memprof.attribution.pipeline import attribute
 from memprof.attribution.result import Attribution
+from memprof.report import Report
+from memprof.report.codec import from_builtins
 from memprof.snapshot import Snapshot
 from memprof.timeline.timeline import Timeline, build_timeline
 from memprof.units import format_bytes
@@ -62,6 +64,11 @@ class Analysis(Views):
             report["advice"] = self._advisor(report, self)
         category = named_category(report)
         return {**report, "headline": headline_of(report, places_at_peak(self, category) if category else ())}
+
+    @cached_property
+    def report(self) -> Report:
+        """Return the report, its 50 largest allocations listed."""
+        return from_builtins(self.to_dict(), Report)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report's page to ``path`` and return it; the page is one file and asks the network for nothing.

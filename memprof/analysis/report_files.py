@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from memprof.errors import InputError
 from memprof.files import refuse_special
-from memprof.snapshot.extra import clean_text
+from memprof.text import clean_text
 
 # The definitions of the answers, by what their ``schema`` says.
 _KINDS = {

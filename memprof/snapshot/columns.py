@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.snapshot.extra import clean_text
 from memprof.snapshot.model import I32, I64, Action, Blocks, BlockState, Frame, Segments, StackTable, Trace
+from memprof.text import clean_text
 
 _ACTIONS = {a.name.lower(): int(a) for a in Action if a is not Action.UNKNOWN}
 _STATES = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memprof.files import read_toml
+from memprof.text import clean_text
 from memprof.vocabulary import Category, History, Kind, Phase
 
 SCHEMA = "memprof.snapshot/1"
@@ -191,10 +192,3 @@ def _clean(value: Any, depth: int, budget: list[int]) -> Any:
         return {clean_text(k, 200): _clean(v, depth - 1, budget) for k, v in value.items() if isinstance(k, str)}
     return [_clean(v, depth - 1, budget) for v in value]
 
-
-def clean_text(text: str, longest: int = 1 << 20) -> str:
-    """Replace control characters (terminal escapes) and lone surrogates in text; keep new lines and tabs."""
-    text = text[:longest]
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -13,11 +13,12 @@ from typing import Any
 
 from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, read_segments, read_trace
-from memprof.snapshot.extra import check_extra, clean, clean_text
+from memprof.snapshot.extra import check_extra, clean
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
 from memprof.snapshot.remote import place_of
 from memprof.snapshot.rows import Rows, scan_file
 from memprof.snapshot.unpickle import collector_paused, read_shared
+from memprof.text import clean_text
 from memprof.vocabulary import Kind
 
 
