@@ -40,3 +40,8 @@ def written(value: _T) -> _T:
     """Return a field's default that appears in the JSON, which leaves out other defaults; ``value`` is immutable."""
     default: _T = msgspec.field(default_factory=lambda: value)
     return default
+
+
+def known(value: _T | msgspec.UnsetType) -> _T | None:
+    """Return the value of a field that may be missing, ``None`` if it is missing."""
+    return None if isinstance(value, msgspec.UnsetType) else value

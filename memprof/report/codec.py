@@ -28,13 +28,19 @@ _M = TypeVar("_M", bound=Model)
 
 def to_json(answer: Model, indent: int | None = 1) -> str:
     """Return standard JSON, ASCII only, that ends in a newline; numbers that JSON lacks become strings."""
-    return dumps(to_builtins(answer), indent)
+    return dumps(msgspec.to_builtins(answer), indent)
 
 
 def to_builtins(answer: Model) -> dict[str, Any]:
     """Return the answer as JSON's own types, for a caller who wants a dictionary."""
-    plain: dict[str, Any] = msgspec.to_builtins(answer)
+    plain: dict[str, Any] = _lists(msgspec.to_builtins(answer))
     return plain
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def dumps(plain: Mapping[str, Any], indent: int | None = 1) -> str:
