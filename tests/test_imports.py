@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Loaded only when something is recorded, trained or drawn.
 HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "pandas")
 # Beside those, not even `memprof --help` may load these.
-NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "fastjsonschema")
+NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "msgspec")
 
 # Rooms that work without torch; a torch import at their top level would break `memprof report`.
 TORCH_FREE = (

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from memprof.vocabulary import Category, Group
+from memprof.vocabulary import Category, Evidence, Group
 
 #: A size in bytes, up to 2**63 - 1.
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -26,8 +26,16 @@ Settings = dict[str, Any]
 #: A stack, innermost first, each frame ``file:line function``.
 Stack = tuple[str, ...]
 
-ByCategory = Mapping[Category, Bytes]
-ByGroup = Mapping[Group, Bytes]
+
+def _named(definition: str) -> msgspec.Meta:
+    """Describe the keys of a mapping in the JSON Schema, which msgspec leaves out."""
+    return msgspec.Meta(extra_json_schema={"propertyNames": {"$ref": f"#/$defs/{definition}"}})
+
+
+ByCategory = Annotated[Mapping[Category, Bytes], _named("Category")]
+ByGroup = Annotated[Mapping[Group, Bytes], _named("Group")]
+ByEvidence = Annotated[Mapping[Evidence, Bytes], _named("Evidence")]
+DetailsByCategory = Annotated[Mapping[Category, Mapping[str, Bytes]], _named("Category")]
 
 _T = TypeVar("_T")
 
