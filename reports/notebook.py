@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Part
 from memprof.reports.document.build import build_document, document_of
@@ -16,6 +16,8 @@ from memprof.reports.html.elements import what
 from memprof.reports.html.report import write_html
 from memprof.reports.palette import FALLBACK, LIGHT
 
+from memprof.report.allocations import AllocationGroup
+from memprof.report.codec import plain_entries
 from memprof.units import amount, percent
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ def document_fragment(document: Document, link: str = "") -> str:
 
 def breakdown_fragment(breakdown: Breakdown) -> str:
     """Return the composition at one instant as a piece of HTML."""
-    parts = category_parts(breakdown.categories, breakdown.guessed)
+    held = {str(category): n for category, n in breakdown.categories.items()}
+    parts = category_parts(held, {str(category): n for category, n in breakdown.guessed.items()})
     whole = breakdown.active_bytes
     largest = sorted(parts, key=lambda part: -part.bytes)
     rows = [(_swatch(p.id) + escape(p.marked), amount(p.bytes), percent(p.bytes, whole)) for p in largest]
@@ -62,11 +65,11 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
     return _fragment(f"Alive in {where}", whole, "", parts, _table(rows, "Share"))
 
 
-def largest_fragment(rows: Sequence[Mapping[str, Any]]) -> str:
+def largest_fragment(groups: Sequence[AllocationGroup]) -> str:
     """Return grouped allocations as a table in HTML."""
     cells = [
         (escape(what(row)), amount(row.bytes), _swatch(row.category) + escape(row.category_label))
-        for row in allocation_rows(rows, sum(row["bytes"] for row in rows))
+        for row in allocation_rows(plain_entries(groups), sum(group.bytes for group in groups))
     ]
     return f'<div style="{_BOX}">{_table(cells, "Category", "Allocation", numeric=False)}</div>'
 

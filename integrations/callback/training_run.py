@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.callback.options import Options
@@ -26,6 +26,9 @@ from memprof.recording.session import Session
 from memprof.recording.system.host import device_name, device_total
 from memprof.recording.trainer_phases import TrainerPhases
 from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 
 class TrainingRun:
@@ -272,11 +275,13 @@ class TrainingRun:
         if self._tracking is not None:
             self._tracking.attach(page)
 
-    def _reported(self, report: dict[str, Any]) -> None:
+    def _reported(self, report: Report) -> None:
         """Log what a recording says, while the run goes."""
+        from memprof.report.codec import to_builtins
+
         trainer = self._trainer()
         if self._tracking is not None and trainer is not None:
-            self._tracking.reported(trainer, report)
+            self._tracking.reported(trainer, to_builtins(report))
 
     def _stop_session(self) -> None:
         self._phases.forget()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from memprof.integrations.run_recorder.background import Background
 from memprof.integrations.run_recorder.output import Result, add_report, prune
@@ -14,6 +14,9 @@ from memprof.recording.session import Session
 from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import collector_paused
 from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 
 class Writing:
@@ -28,7 +31,7 @@ class Writing:
         rank: int,
         world_size: int,
         max_disk: int | None,
-        report: Callable[[dict[str, Any]], None] | None,
+        report: Callable[[Report], None] | None,
     ) -> None:
         self.folder, self.rank = folder, rank
         self.snapshots: list[Path] = []
@@ -64,12 +67,12 @@ class Writing:
             raw = session.to_raw()
         taking = time.monotonic() - began
 
-        def work() -> dict[str, Any] | None:
+        def work() -> Report | None:
             save_snapshot(raw, path)
             raw.clear()
             return self._reported(path) if self._tell is not None else None
 
-        def done(report: dict[str, Any] | None, seconds: float) -> None:
+        def done(report: Report | None, seconds: float) -> None:
             took(taking + seconds)
             self._keep(path)
             if report is not None and self._tell is not None:
@@ -108,7 +111,7 @@ class Writing:
         self.snapshots = prune(every, self._share)
         self._pruned += [p.name for p in every if p not in self.snapshots]
 
-    def _reported(self, path: Path) -> dict[str, Any] | None:
+    def _reported(self, path: Path) -> Report | None:
         try:
             return add_report(self.result, path, self.folder)
         except Exception:

@@ -206,7 +206,10 @@ def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
 
 
 def _least(
-    peak: Peak, saved: Mapping[Category, int], was: Mapping[str, dict[Category, int]], now: Mapping[str, dict[Category, int]]
+    peak: Peak,
+    saved: Mapping[Category, int],
+    was: Mapping[str, dict[Category, int]],
+    now: Mapping[str, dict[Category, int]],
 ) -> Mapping[Category, int]:
     """Return what the changed run's highest moment saves, from the moment that the recorded peak looks like."""
     standing = {name: n for name, n in saved.items() if name not in TRANSIENT}
@@ -232,7 +235,9 @@ def _scaled(moment: Mapping[Category, int], here: Mapping[Category, int], peak: 
         recorded, reckoned = peak.of(c), here.get(c, 0)
         scale = recorded / reckoned if reckoned and c != Category.GRADIENTS else 1
         found[c] = round(moment.get(c, 0) * scale)
-    found[Category.GRADIENTS] = max(0, found[Category.GRADIENTS] + peak.of(Category.GRADIENTS) - here.get(Category.GRADIENTS, 0))
+    found[Category.GRADIENTS] = max(
+        0, found[Category.GRADIENTS] + peak.of(Category.GRADIENTS) - here.get(Category.GRADIENTS, 0)
+    )
     return found
 
 

@@ -177,7 +177,12 @@ def _configured(run: Run, source: Source) -> Run:
 def _with_what_is_ahead(peak: Peak, report: Report) -> Peak:
     """Add the state that a failed optimizer step still had to make: a smaller state saves some of that too."""
     ahead = None if report.oom is None else known(report.oom.ahead)
-    if report.oom is None or ahead is None or report.oom.phase != Phase.OPTIMIZER_STEP or peak.phase != report.oom.phase:
+    if (
+        report.oom is None
+        or ahead is None
+        or report.oom.phase != Phase.OPTIMIZER_STEP
+        or peak.phase != report.oom.phase
+    ):
         return peak
     categories = {**peak.categories, **{name: peak.of(name) + n for name, n in ahead.still.items()}}
     return Peak(peak.phase, peak.bytes + sum(ahead.still.values()), categories)

@@ -121,7 +121,9 @@ def _candidate(name: str, scope: Scope, effect: Effect) -> Candidate | None:
 
 def _trains(run: Run) -> bool:
     kept = run.details.get(Category.ACTIVATIONS, {})
-    return run.own_peaks.get(Category.GRADIENTS, 0) > 0 or kept.get("saved", 0) > 0.5 * run.peak.of(Category.ACTIVATIONS)
+    return run.own_peaks.get(Category.GRADIENTS, 0) > 0 or kept.get("saved", 0) > 0.5 * run.peak.of(
+        Category.ACTIVATIONS
+    )
 
 
 def _less_cache(run: Run) -> Iterator[Candidate | None]:
@@ -161,7 +163,9 @@ def _less_made(run: Run) -> Iterator[Candidate | None]:
 def _without_gradients(run: Run) -> Iterator[Candidate | None]:
     """Find forwards that end without a backward and never free what they made: autograd may hold it for nothing."""
     kept = run.lasting.get(Category.ACTIVATIONS, 0.0)
-    if {p.phase for p in run.peaks} & {Phase.BACKWARD, Phase.OPTIMIZER_STEP} or run.own_peaks.get(Category.GRADIENTS, 0):
+    if {p.phase for p in run.peaks} & {Phase.BACKWARD, Phase.OPTIMIZER_STEP} or run.own_peaks.get(
+        Category.GRADIENTS, 0
+    ):
         return
     if run.failed or kept < _MOST or run.peak.of(Category.ACTIVATIONS) < _LARGE * run.peak.bytes:
         return

@@ -60,7 +60,11 @@ def smaller_micro_batch(share: float) -> Effect:
         saved = dict(_lower(peak, (Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS), share))
         saved |= _lower(peak, (Category.LOSS_LOGITS,), _logits(run, share))
         settings = run.settings
-        if settings is not None and settings.gradient_accumulation_steps == 1 and peak.phase in (Phase.FORWARD, Phase.BACKWARD):
+        if (
+            settings is not None
+            and settings.gradient_accumulation_steps == 1
+            and peak.phase in (Phase.FORWARD, Phase.BACKWARD)
+        ):
             # With one pass a step there were no gradients before its backward; from the second pass on there are.
             saved[Category.GRADIENTS] = peak.of(Category.GRADIENTS) - run.own_peaks.get(Category.GRADIENTS, 0)
         return saved
@@ -139,7 +143,9 @@ def half_precision(run: Run, peak: Peak) -> Mapping[Category, int]:
 
     The residual stream halves too; with checkpointing, that is most of the activations.
     """
-    saved = dict(_lower(peak, (Category.WEIGHTS, Category.GRADIENTS, Category.REFERENCE_MODEL, Category.TEMPORARIES), 0.5))
+    saved = dict(
+        _lower(peak, (Category.WEIGHTS, Category.GRADIENTS, Category.REFERENCE_MODEL, Category.TEMPORARIES), 0.5)
+    )
     settings = run.settings
     if settings is not None and settings.lora_r is not None:  # PEFT keeps its own parameters in float32
         saved |= {Category.GRADIENTS: 0, Category.TEMPORARIES: 0}
@@ -154,7 +160,9 @@ def _narrower_stream(run: Run, peak: Peak) -> int:
     settings, shape = run.settings, run.shape
     if settings is None or shape is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
         return 0
-    return max(0, min(held(settings, shape), peak.of(Category.ACTIVATIONS)) - held(settings.with_(dtype="bfloat16"), shape))
+    return max(
+        0, min(held(settings, shape), peak.of(Category.ACTIVATIONS)) - held(settings.with_(dtype="bfloat16"), shape)
+    )
 
 
 def coarser_state(optim: str) -> Effect:
@@ -199,14 +207,27 @@ def generated_elsewhere(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Generate in another process: no cache and no forward of the rollout here."""
     if peak.phase != Phase.GENERATE:
         return {Category.INFERENCE_ENGINE: peak.of(Category.INFERENCE_ENGINE)}
-    return {c: peak.of(c) for c in (Category.KV_CACHE, Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.INFERENCE_ENGINE, Category.WEIGHT_CASTS)}
+    return {
+        c: peak.of(c)
+        for c in (
+            Category.KV_CACHE,
+            Category.ACTIVATIONS,
+            Category.LOSS_LOGITS,
+            Category.INFERENCE_ENGINE,
+            Category.WEIGHT_CASTS,
+        )
+    }
 
 
 def generated_less(share: float) -> Effect:
     """Generate ``share`` of the sequences at a time; fewer wait for training."""
 
     def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
-        names = (Category.KV_CACHE, Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.INPUTS) if peak.phase == Phase.GENERATE else (Category.INPUTS,)
+        names = (
+            (Category.KV_CACHE, Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.INPUTS)
+            if peak.phase == Phase.GENERATE
+            else (Category.INPUTS,)
+        )
         return _lower(peak, names, share)
 
     return effect
@@ -245,10 +266,18 @@ def divided(ranks: int) -> Effect:
     """Divide weights, gradients and moments by the ranks; buckets go away, and one layer at a time is whole."""
 
     def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
-        names = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATE, Category.REFERENCE_MODEL, Category.TEMPORARIES)
+        names = (
+            Category.WEIGHTS,
+            Category.GRADIENTS,
+            Category.OPTIMIZER_STATE,
+            Category.REFERENCE_MODEL,
+            Category.TEMPORARIES,
+        )
         saved = dict(_lower(peak, names, 1 / ranks))
         layers = run.shape.layers if run.shape is not None else 1
-        saved[Category.WEIGHTS] -= 2 * peak.of(Category.WEIGHTS) // max(layers, 1) if layers > 1 else saved[Category.WEIGHTS]
+        saved[Category.WEIGHTS] -= (
+            2 * peak.of(Category.WEIGHTS) // max(layers, 1) if layers > 1 else saved[Category.WEIGHTS]
+        )
         return {**saved, Category.COMMUNICATION: peak.of(Category.COMMUNICATION)}
 
     return effect

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from memprof.errors import InputError
-from memprof.report.base import ByCategory, Bytes, Model, Positive
+from memprof.report.base import ByCategory, Bytes, Model, Positive, written
 from memprof.vocabulary import Phase
 
 
@@ -37,9 +37,9 @@ class SimulatedRow(Model, frozen=True, kw_only=True):
     peak_phase: Phase
     device_peak_bytes: Bytes | None
     host_bytes: Bytes
-    categories: ByCategory = {}
-    phases: Mapping[Phase, Bytes] = {}
-    phase_categories: Mapping[Phase, ByCategory] = {}
+    categories: ByCategory = written({})
+    phases: Mapping[Phase, Bytes] = written({})
+    phase_categories: Mapping[Phase, ByCategory] = written({})
     verdict: SimulatedVerdict | None = None
     fits: bool | None = None
     step_s: Positive | None = None

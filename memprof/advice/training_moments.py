@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from memprof.config.settings import Settings, TrainerSettings
 
 # Categories whose bytes come and go within a pass.
-TRANSIENT = (Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.GRADIENTS, Category.WEIGHT_CASTS)
+TRANSIENT = (
+    Category.ACTIVATIONS,
+    Category.ACTIVATION_GRADIENTS,
+    Category.LOSS_LOGITS,
+    Category.GRADIENTS,
+    Category.WEIGHT_CASTS,
+)
 
 
 def kept_by_a_layer(s: Settings, m: ModelShape) -> int:

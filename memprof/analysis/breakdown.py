@@ -84,7 +84,7 @@ class Breakdown:
         track = self._attribution.track
         if not len(track.phase):
             return Phase.OTHER
-        return _PHASES[track.phase[max(self.instant - 1, 0)]]
+        return _PHASES[int(track.phase[max(self.instant - 1, 0)])]
 
     @property
     def step(self) -> int | None:

@@ -131,9 +131,7 @@ def over_limit(comparison: Comparison, percent: float) -> list[str]:
         peak = run.report.peak.allocated_bytes
         if peak * 100 > base * (100 + percent):
             more = f"{100 * (peak - base) / base:.2f} %" if base else "from nothing"
-            found.append(
-                f"the allocated peak of {run.label} is {peak} bytes, {more} above the {base} of {first.label}"
-            )
+            found.append(f"the allocated peak of {run.label} is {peak} bytes, {more} above the {base} of {first.label}")
     return found
 
 
@@ -228,7 +226,11 @@ def _details(runs: Sequence[Run], category: Category, whole: Figures) -> list[Co
     per_run = [{} if run.report is None else run.report.peak.details.get(category, {}) for run in runs]
     names = dict.fromkeys(name for details in per_run for name, n in details.items() if n)
     rows = [
-        _detail(name, name.replace("_", " "), tuple(_if_known(n, d.get(name, 0)) for n, d in zip(whole, per_run, strict=True)))
+        _detail(
+            name,
+            name.replace("_", " "),
+            tuple(_if_known(n, d.get(name, 0)) for n, d in zip(whole, per_run, strict=True)),
+        )
         for name in names
     ]
     rest = tuple(_if_known(n, (n or 0) - sum(d.values())) for n, d in zip(whole, per_run, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
 from memprof.errors import UsageError
 from memprof.files import read_toml
 from memprof.report.comparison import Published

@@ -208,7 +208,13 @@ def _device_peak(analysis: Views) -> DevicePeak:
     peak = analysis.device_peak
     if peak is None:
         return DevicePeak(
-            reserved_bytes=None, active_bytes=None, non_torch_bytes=None, time_us=None, step=None, phase=None, grown_by=()
+            reserved_bytes=None,
+            active_bytes=None,
+            non_torch_bytes=None,
+            time_us=None,
+            step=None,
+            phase=None,
+            grown_by=(),
         )
     grown = [
         Growth(bytes=g.bytes, phase=g.phase, stack=tuple(analysis.stacks.of(g.stack)))

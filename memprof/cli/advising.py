@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from memprof.analysis.headline import with_headline
+from memprof.report import Report
+from memprof.report.codec import from_builtins, to_builtins
 
 
 def check_card(gpu: str | None) -> None:
@@ -20,25 +24,27 @@ def estimated(report: Mapping[str, Any], gpu: str | None = None, why: str = "") 
     """Return the report with its advice estimated from recorded sizes, whatever advice it had; ``gpu`` is the card that
     the run is to fit, ``why`` says in the report's notes why nothing is simulated."""
     from memprof.advice.estimate import estimated_advice
-    from memprof.advice.simulated_advice import estimated_parts
+    from memprof.advice.simulated_advice import with_estimated_combination
 
-    return with_headline({**report, "advice": estimated_advice(report), **estimated_parts(report, gpu, why)})
+    typed = from_builtins(report, Report)
+    typed = replace(typed, advice=estimated_advice(typed))
+    return to_builtins(with_headline(with_estimated_combination(typed, gpu, why)))
 
 
 def simulated(
     report: Mapping[str, Any], gpu: str | None, seconds: float, workers: int | None = None, use_cache: bool = True
 ) -> dict[str, Any]:
     """Return the report with its advice simulated for at most ``seconds``; a note says why where it cannot be."""
-    from memprof.advice.simulated_advice import simulated_parts
+    from memprof.advice.simulated_advice import with_simulated_advice
     from memprof.cli.progress import progress
     from memprof.plan.cache import cache_folder
 
     with progress() as told:
-        found = simulated_parts(
-            report, cache_folder() / "models", gpu=gpu, seconds=seconds, workers=workers, use_cache=use_cache,
-            progress=told,
+        found = with_simulated_advice(
+            from_builtins(report, Report), cache_folder() / "models", gpu=gpu, seconds=seconds, workers=workers,
+            use_cache=use_cache, progress=told,
         )  # fmt: skip
-    return with_headline({**report, **found})
+    return to_builtins(with_headline(found))
 
 
 def fits_asked_card(report: Mapping[str, Any]) -> bool:

@@ -32,12 +32,11 @@ class GivenRun:
 
 
 def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
-    """Read the snapshot at ``path`` and attribute it; a large one is read once (:mod:`memprof.analysis.cache`).
-    InputError where a file cannot be used, UsageError where the snapshot holds nothing of ``device``."""
-    from memprof.advice.analyze_with_advice import ReportOf, analyze_once
+    """Read the snapshot at ``path`` and attribute it; InputError where a file cannot be used, UsageError where the snapshot holds nothing of ``device``."""
+    from memprof.advice.analyze_with_advice import ReportBuilder
 
     with working(f"Reading {path.name}"):
-        return analyze_once(path, device) if rules is None else ReportOf(device, rules).analysis(path)
+        return ReportBuilder(device, rules).analysis(path)
 
 
 def read_run(path: Path, device: int | None = None) -> GivenRun:

@@ -130,21 +130,24 @@ def _compared(
     """
     from memprof.analysis.allocations.differences import holdings_of_analysis, holdings_of_report
     from memprof.analysis.compare import Run, badge_of, compare
+    from memprof.report import Report
+    from memprof.report.codec import from_builtins, to_builtins
 
     runs: list[Run] = []
     documents: list[Document | None] = []
     if given is not None:
-        held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(given.report)
-        word = badge_of(given.report)
-        runs.append(Run(word if word == "measured" else "as it was", word, given.report, held=held))
+        report = from_builtins(given.report, Report)
+        held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(report)
+        word = badge_of(report)
+        runs.append(Run(word if word == "measured" else "as it was", word, report, held=held))
         documents.append(compared_document(given.analysis, page))
     for label, outcome in (("as it was", unchanged), (_named(changes), changed)):
         if outcome is None:
             continue
         analysis = outcome.analysis
-        runs.append(Run(label, "simulated", analysis.to_dict(), held=holdings_of_analysis(analysis)))
+        runs.append(Run(label, "simulated", analysis.report, held=holdings_of_analysis(analysis)))
         documents.append(compared_document(analysis, page))
-    return compare(runs), documents
+    return to_builtins(compare(runs)), documents
 
 
 def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: list[str]) -> dict[str, Any]:

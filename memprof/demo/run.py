@@ -175,11 +175,16 @@ def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> R
 def _compared(runs: tuple[RunResult, ...], page: Path) -> Path:
     """Write the page that puts the runs side by side, and print its first sentences."""
     from memprof.analysis.compare import Run, badge_of, compare
+    from memprof.report import Report
+    from memprof.report.codec import from_builtins, to_builtins
     from memprof.reports.document.comparison import build_comparison
     from memprof.reports.html.compare import write_comparison
 
-    columns = [Run(done.title, badge_of(done.report), done.report, held=done.held) for done in runs]
-    comparison = build_comparison(compare(columns), [done.document for done in runs])
+    reports = [from_builtins(done.report, Report) for done in runs]
+    columns = [
+        Run(done.title, badge_of(report), report, held=done.held) for done, report in zip(runs, reports, strict=True)
+    ]
+    comparison = build_comparison(to_builtins(compare(columns)), [done.document for done in runs])
     write_comparison(comparison, page)
     _say("")
     for sentence in (comparison.headline.verdict, comparison.headline.cause):

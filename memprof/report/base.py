@@ -50,6 +50,6 @@ def written(value: _T) -> _T:
     return default
 
 
-def known(value: _T | msgspec.UnsetType) -> _T | None:
+def known(value: _T | msgspec.UnsetType | None) -> _T | None:
     """Return the value of a field that may be missing, ``None`` if it is missing."""
     return None if isinstance(value, msgspec.UnsetType) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from inspect import cleandoc
 from typing import Any, TypeVar
@@ -35,6 +35,11 @@ def to_builtins(answer: Model) -> dict[str, Any]:
     """Return the answer as JSON's own types, for a caller who wants a dictionary."""
     plain: dict[str, Any] = _lists(msgspec.to_builtins(answer))
     return plain
+
+
+def plain_entries(entries: Iterable[Model]) -> list[dict[str, Any]]:
+    """Return parts of an answer as JSON's own types."""
+    return [to_builtins(entry) for entry in entries]
 
 
 def _lists(value: Any) -> Any:

@@ -52,6 +52,9 @@ from memprof._version import __version__
 from memprof.analysis.allocations.alike import fold
 from memprof.analysis.headline import headline_of
 from memprof.analysis.host.growth import PARTS as HOST_PARTS
+from memprof.report import Report
+from memprof.report.allocations import Allocation as SingleAllocation
+from memprof.report.codec import from_builtins, plain_entries, to_builtins
 from memprof.vocabulary import ahead_words
 
 if TYPE_CHECKING:
@@ -86,7 +89,7 @@ def document_of(
         report: the report where it says more than the analysis alone (the other ranks), redacted already.
     """
     report = analysis.to_dict() if (alone := report is None) else report
-    allocations, elsewhere = analysis.largest(_MAX_GROUPS), analysis.explain_phases()
+    allocations, elsewhere = plain_entries(analysis.largest(_MAX_GROUPS)), plain_entries(analysis.explain_phases())
     if redact:
         from memprof.redact import redact as redacted
 
@@ -134,7 +137,7 @@ def build_document(
         allocations_listed=sum(a.count for a in rows[:_MAX_ROWS]),
         # Those of the table, and those that get a box in the icicle.
         openable=tuple(row for i, row in enumerate(rows) if i < _MAX_ROWS or row.bytes * SMALLEST_BOX >= active),
-        elsewhere=allocation_rows(fold(elsewhere), active, timed=timed)[:_MAX_ELSEWHERE],
+        elsewhere=allocation_rows(_folded(elsewhere), active, timed=timed)[:_MAX_ELSEWHERE],
         device_peak=_device_peak(report.get("device_peak")),
         steps=_steps(report.get("growth")),
         evidence=evidence_shares(report),
@@ -157,13 +160,17 @@ def _headline(report: Mapping[str, Any]) -> Headline:
     """Take the report's headline; a report that was written before reports had one gets it here."""
     fit = report.get("fit")
     bad = bool(report.get("oom") or (fit and not fit["fits"]))
-    return Headline.of(report.get("headline") or headline_of(report), bad=bad)
+    return Headline.of(report.get("headline") or to_builtins(headline_of(from_builtins(report, Report))), bad=bad)
 
 
 def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the groups of alike blocks; a report without them lists single blocks only, which are folded here."""
     found: Sequence[Mapping[str, Any]] | None = peak.get("largest")
-    return fold(peak["allocations"]) if found is None else found
+    return _folded(peak["allocations"]) if found is None else found
+
+
+def _folded(allocations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return plain_entries(fold(from_builtins(a, SingleAllocation) for a in allocations))
 
 
 def _sentence(note: str) -> str:

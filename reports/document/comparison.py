@@ -37,6 +37,8 @@ from memprof.reports.document.text import (
 
 from memprof._version import __version__
 from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
+from memprof.report.codec import from_builtins, to_builtins
+from memprof.report.comparison import ComparedCapacity, Comparison
 from memprof.units import amount, gib
 
 
@@ -356,7 +358,7 @@ def _unchanged(data: Mapping[str, Any]) -> str:
 
 def _headline(data: Mapping[str, Any]) -> Headline:
     """Take the comparison's headline; one that was written before comparisons had one gets it here."""
-    return Headline.of(data.get("headline") or headline_of_comparison(data))
+    return Headline.of(data.get("headline") or to_builtins(headline_of_comparison(from_builtins(data, Comparison))))
 
 
 def _device(capacity: Mapping[str, Any] | None) -> str:
@@ -368,7 +370,8 @@ def _device(capacity: Mapping[str, Any] | None) -> str:
 def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[tuple[bool, str], ...]:
     if capacity is None:
         return ()
-    return tuple((bool(fits), fit_words(capacity, i)) for i, fits in enumerate(capacity["fits"]))
+    typed = from_builtins(capacity, ComparedCapacity)
+    return tuple((fits, fit_words(typed, i)) for i, fits in enumerate(typed.fits))
 
 
 def _settings(title: str, labels: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Table | None:

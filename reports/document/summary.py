@@ -13,6 +13,8 @@ from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import sentence_list, size, where_words
 
 from memprof.analysis.headline import peak_phase, peak_words
+from memprof.report import Report
+from memprof.report.codec import from_builtins
 from memprof.units import GIB, gib, percent
 
 _MOST_DEVICES = 8
@@ -22,18 +24,18 @@ _CONTEXT = 600 * 2**20
 
 def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()) -> Summary:
     """Fill the first screen from one report (``memprof.report/1``); ``allocations`` say what guesses could also be."""
-    source, peak = report["source"], report["peak"]
+    source, peak, typed = report["source"], report["peak"], from_builtins(report, Report)
     has_device = peak["reserved_bytes"] is not None
     card = report.get("capacity") or {"bytes": source["device_total_bytes"]}
     capacity = card["bytes"] if has_device else None
-    word = peak_words(source)
+    word = peak_words(typed.source)
     bar = category_parts(peak["categories"], peak.get("guessed"))
     rest = _rest_of_device(peak, capacity) if has_device else ()
     shown = sum(p.bytes for p in (*bar, *rest))
     return Summary(
         peak_bytes=peak["allocated_bytes"],
         peak_word=word,
-        where=where_words(peak_phase(report), peak["step"]),
+        where=where_words(peak_phase(typed), peak["step"]),
         capacity_bytes=capacity,
         scale_bytes=max(shown, 1),
         facts=_facts(report, capacity, moment="the dump" if word.endswith(" dump") else "the peak"),

@@ -41,6 +41,8 @@ from memprof.analysis.allocations.places import (
 )
 from memprof.analysis.headline import peak_phase
 from memprof.frame_paths import text_path
+from memprof.report import Report
+from memprof.report.codec import from_builtins
 from memprof.units import amount, percent
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
@@ -154,7 +156,7 @@ def phase_table(report: Mapping[str, Any]) -> Table | None:
     Repeats share a row with the highest peak. No time is drawn where the recording has no clock, and nothing where no
     phase is known.
     """
-    if peak_phase(report) is None:
+    if peak_phase(from_builtins(report, Report)) is None:
         return None
     runs: dict[str, list[dict[str, Any]]] = {}
     for phase in report["phases"]:

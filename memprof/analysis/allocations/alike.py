@@ -117,7 +117,9 @@ def _likeness(a: Allocation) -> _Likeness:
 def _folded(group: Sequence[Allocation]) -> TimedGroup:
     held = [who for a in group for who in a.held_by]
     sums = sum(a.bytes for a in group), sum(a.requested_bytes for a in group)
-    return _group(group[0], [(a.born_us, a.died_us) for a in group], *sums, common_name([a.name or "" for a in group]), held)
+    return _group(
+        group[0], [(a.born_us, a.died_us) for a in group], *sums, common_name([a.name or "" for a in group]), held
+    )
 
 
 def _group(

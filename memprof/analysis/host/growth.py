@@ -59,9 +59,7 @@ def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
     )
 
 
-def host_report(
-    host: Mapping[str, Any] | None, snapshot: str | None, rank: int
-) -> tuple[Host | None, str | None]:
+def host_report(host: Mapping[str, Any] | None, snapshot: str | None, rank: int) -> tuple[Host | None, str | None]:
     """Return a report's ``host``, with ``growth`` from the counters that the run keeps beside its snapshots; and a
     note: how it grew, or why that is not known.
 

@@ -20,11 +20,10 @@ from memprof.analysis.ranks.groups import DumpGroup, dump_rows, sort_dumps
 from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
 from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.analysis.ranks.summary import rank_summary
-from memprof.analysis.report_files import read_memprof_json
 from memprof.errors import InputError, UsageError
 from memprof.executors import answers, open_executor
 from memprof.report import Report
-from memprof.report.codec import from_builtins
+from memprof.report.files import read_answer
 from memprof.report.ranks import RankSummary
 from memprof.report.ranks import Recording as ListedRecording
 
@@ -356,10 +355,8 @@ def _report_or_none(path: Path) -> Report | None:
     Raises:
         InputError: it is damaged.
     """
-    data = read_memprof_json(path)
-    if data is None or data["schema"] != "memprof.report/1":
-        return None
-    return from_builtins(data, Report)
+    answer = read_answer(path)
+    return answer if isinstance(answer, Report) else None
 
 
 def _readable(path: Path) -> Report | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from memprof.cli.answers import compared_document, comparison_answer, redacted
 from memprof.cli.emit import Output, emit, output_options
@@ -14,6 +15,9 @@ from memprof.cli.inputs import analysed
 from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import AboveLimit, InputError, UsageError
+from memprof.report import Report
+from memprof.report.codec import from_builtins, to_builtins
+from memprof.report.comparison import Comparison, Published
 
 if TYPE_CHECKING:
     from memprof.analysis.compare import Run
@@ -69,10 +73,12 @@ def command(
     columns = [c for path in inputs for c in _read(path, device, rules, redact, output.page is not None)]
     columns += _published(published)
     answer = compare(_labelled(columns, labels, redact), size)
-    answer["allocations_only_in"] = redacted(answer["allocations_only_in"], redact)
-    answer["headline"] = headline_of_comparison(answer)
+    plain = to_builtins(answer)
+    plain["allocations_only_in"] = redacted(plain["allocations_only_in"], redact)
+    answer = from_builtins(plain, Comparison)
+    answer = structs.replace(answer, headline=headline_of_comparison(answer))
     failures = over_limit(answer, limit) if limit is not None else []
-    emit(comparison_answer(answer, [c.document for c in columns]), output)
+    emit(comparison_answer(to_builtins(answer), [c.document for c in columns]), output)
     if failures:
         raise AboveLimit(f"more than {fail_above} above: {'; '.join(failures)}.")
 
@@ -109,7 +115,7 @@ def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, 
     from memprof.analysis.compare import Run, badge_of
 
     analysis = analysed(path, device, rules)
-    report = redacted(analysis.to_dict(), redact, analysis)
+    report = from_builtins(redacted(analysis.to_dict(), redact, analysis), Report)
     document = compared_document(analysis, page, redact)
     return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
 
@@ -118,8 +124,8 @@ def _report(path: Path, label: str, data: dict[str, Any], redact: bool) -> _Colu
     from memprof.analysis.allocations.differences import holdings_of_report
     from memprof.analysis.compare import Run, badge_of
 
-    data = redacted(data, redact)
-    return _Column(path, label, Run("", badge_of(data), data, held=holdings_of_report(data)), None)
+    report = from_builtins(redacted(data, redact), Report)
+    return _Column(path, label, Run("", badge_of(report), report, held=holdings_of_report(report)), None)
 
 
 def _comparison(path: Path, data: dict[str, Any], redact: bool) -> list[_Column]:
@@ -128,7 +134,7 @@ def _comparison(path: Path, data: dict[str, Any], redact: bool) -> list[_Column]
     return [
         _report(path, run["label"], run["report"], redact)
         if run["report"] is not None
-        else _Column(path, run["label"], Run("", run["badge"], published=run["published"]), None)
+        else _Column(path, run["label"], Run("", run["badge"], published=from_builtins(run["published"], Published)), None)
         for run in data["runs"]
     ]
 
@@ -140,7 +146,7 @@ def _published(name: str | None) -> list[_Column]:
     from memprof.analysis.published_tables import published_columns
 
     return [
-        _Column(Path(), rows["label"], Run("", "published", published=rows), None) for rows in published_columns(name)
+        _Column(Path(), rows.label, Run("", "published", published=rows), None) for rows in published_columns(name)
     ]
 
 

@@ -13,6 +13,7 @@ from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
 from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
 from memprof.errors import UsageError
+from memprof.report.codec import plain_entries
 from memprof.reports.renderers import Answer
 
 _DEFAULT_TOP = 20
@@ -60,8 +61,8 @@ def command(
     where = _address(address)
     analysis = analysed(snapshot, device, rules)
     most = None if everything else top or _DEFAULT_TOP
-    groups = redacted(analysis.largest(most, at, category, where), redact, analysis)
-    singles = redacted(analysis.explain(at, category, most, where), redact, analysis) if output.wants_json else []
+    groups = redacted(plain_entries(analysis.largest(most, at, category, where)), redact, analysis)
+    singles = redacted(plain_entries(analysis.explain(at, category, most, where)), redact, analysis) if output.wants_json else []
     _emit(groups, singles, at, output, full_stacks, analysis.timed)
 
 
