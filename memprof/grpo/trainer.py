@@ -76,6 +76,7 @@ class LeanTrainer(_Trainer):
         self._whole_batch_reason: str | None = None
         self._step_loss: StepLoss | None = None  # of the training step that runs
         self._has_stepped = False
+        self._host_reference: HostReference | None = None
         self._surviving: Any = None  # the optimizer whose step lives through memory that runs out
         support.check_supported(lean, known_loss=self._loss_is_trls)
         support.check_parking_of(lean, model, chosen.get("quantization_config"))
@@ -147,8 +148,8 @@ class LeanTrainer(_Trainer):
     def _place_reference(self, place: str, why_device: str, quantization_config: Any) -> None:
         if place == "host":
             self.beta = self.args.beta
-            module = load_reference(self.model, self.args, quantization_config)
-            self.ref_model = HostReference(module, self.accelerator.device)
+            self.ref_model = load_reference(self.model, self.args, quantization_config)
+            self._host_reference = HostReference(self.ref_model, self.accelerator.device)
             self._once_log.say("the reference stays in host memory and passes over the device layer by layer")
         elif place == "device":
             if self.ref_model is not None:
@@ -289,8 +290,9 @@ class LeanTrainer(_Trainer):
         }
         unknown = compute_aux_loss and self._balancing is None
         rows = None if torch.is_grad_enabled() or unknown else self._rows(inputs)
-        if rows is None and isinstance(model, HostReference):
-            with model.whole() as module:
+        host = self._host_reference if self._host_reference and model is self._host_reference.module else None
+        if rows is None and host is not None:
+            with host.whole() as module:
                 return super()._get_per_token_logps_and_entropies(
                     module, input_ids, attention_mask, logits_to_keep, batch_size, **more
                 )
@@ -298,8 +300,8 @@ class LeanTrainer(_Trainer):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss, **more
             )
-        if isinstance(model, HostReference):
-            return model.logps(self._step_context(), inputs, rows), None, None
+        if host is not None:
+            return host.logps(self._step_context(), inputs, rows), None, None
         step = self._step_context()
         logps, entropies, routed = score_without_graph(
             step, model, inputs, rows, compute_entropy, balances=compute_aux_loss
