@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from memprof.integrations.run_recorder.background import Background
 from memprof.integrations.run_recorder.output import Result, add_report, prune
 
+from memprof.errors import MemprofError
 from memprof.recording.session import Session
+from memprof.recording.system.signals import finish_first
 from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import collector_paused
 from memprof.units import format_bytes
@@ -36,19 +38,30 @@ class Writing:
         self.folder, self.rank = folder, rank
         self.snapshots: list[Path] = []
         self.result = Result()
+        self.unwritten: set[Path] = set()  # files whose writing an exception of the program's ended
         self._share = None if max_disk is None else max_disk // max(1, world_size)
         self._tell = report
         self._background = Background()
         self._pruned: list[str] = []
 
     def now(self, session: Session, step: int) -> Path:
-        """Write the session at once, at the end or where nothing may run afterwards; return the file. InputError where
-        it cannot be written."""
+        """Write the session at once, and before SIGTERM or Ctrl-C is acted on; return the file.
+
+        Raises:
+            InputError: it cannot be written.
+        """
         self.settle()
         path = self.path_of(step)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        session.write(path)
-        self._keep(path)
+        with finish_first():
+            self.unwritten.add(path)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                session.write(path)
+            except MemprofError:
+                self.unwritten.discard(path)  # the error names it
+                raise
+            self.unwritten.discard(path)
+            self._keep(path)
         return path
 
     def report_newest(self) -> None:
@@ -63,7 +76,7 @@ class Writing:
         end with the seconds that all of it took. InputError: the previous snapshot could not be written."""
         self.settle()
         path, began = self.path_of(step), time.monotonic()
-        with collector_paused():
+        with finish_first(), collector_paused():
             raw = session.to_raw()
         taking = time.monotonic() - began
 

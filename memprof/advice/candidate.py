@@ -11,7 +11,7 @@ from typing import Any, Literal
 from memprof.advice.recorded_run import Effect
 from memprof.config.to_trl_config import written
 from memprof.files import read_toml
-from memprof.oom.expressions import Scope
+from memprof.oom.facts import Facts
 from memprof.oom.wording import fill
 from memprof.report.advice import Advice
 
@@ -83,15 +83,15 @@ def proposed(
         words: what the row's names stand for.
     """
     row, changes = change_rows()[name], changes or {}
-    scope = Scope({**words, "written": written(changes)}, {})
+    facts = Facts({**words, "written": written(changes)})
     texts = (row["action"], row["costs"], row.get("setting", _PLAIN))
-    action, costs, setting = (_filled(text, scope) for text in texts)
+    action, costs, setting = (_filled(text, facts) for text in texts)
     toll, device = getattr(Toll, row["toll"]), row.get("device", False)
     return Candidate(id or name, action, costs, row["exact"], toll, changes, setting, effect, device)
 
 
-def _filled(text: str, scope: Scope) -> str:
-    found = fill(text, scope)
+def _filled(text: str, facts: Facts) -> str:
+    found = fill(text, facts)
     assert found is not None, f"{text!r} names something that is not known"
     return found
 

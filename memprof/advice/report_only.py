@@ -14,7 +14,7 @@ from memprof.advice import savings as effects
 from memprof.advice.candidate import Candidate, Toll
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.analysis.allocations.places import without_folders
-from memprof.oom.expressions import Scope, functions_over
+from memprof.oom.facts import Facts
 from memprof.oom.framework_settings import PLAIN, Names, frameworks
 from memprof.oom.remedies import change, possible, remedy
 from memprof.report.allocations import Finding
@@ -78,11 +78,11 @@ def an_adapter() -> Candidate:
     return found
 
 
-def _scope(run: Run, held: int = 0, **more: Any) -> Scope:
+def _scope(run: Run, held: int = 0, **more: Any) -> Facts:
     return _scope_of(run.names, run.peak.phase, _trains(run), run.alloc_conf, held=held, **more)
 
 
-def _scope_of(names: Names, phase: Phase, training: bool, alloc_conf: str = "", **more: Any) -> Scope:
+def _scope_of(names: Names, phase: Phase, training: bool, alloc_conf: str = "", **more: Any) -> Facts:
     """Return what a recording tells a change; a setting that the framework has no word for is unknown.
 
     Args:
@@ -104,19 +104,19 @@ def _scope_of(names: Names, phase: Phase, training: bool, alloc_conf: str = "", 
         "loading": phase == Phase.LOAD,
         "sleeping_engine": names.sleeps,
         "torch": None,
-        "torch_most": None,
+        "torch_at_most": None,
         **more,
     }
-    return Scope(values, functions_over((), "", alloc_conf, values))
+    return Facts(values, around=alloc_conf)
 
 
-def _candidate(name: str, scope: Scope, effect: Effect) -> Candidate | None:
+def _candidate(name: str, scope: Facts, effect: Effect) -> Candidate | None:
     """Return a change in the words of the run's framework; None where it has no such setting."""
     found = change(name, scope)
     if found is None:
         return None
-    toll = getattr(Toll, found.pop("toll"))
-    return Candidate(name, **found, toll=toll, effect=effect)
+    toll = getattr(Toll, found.toll)
+    return Candidate(name, found.action, found.costs, found.exact, toll, setting=found.setting, effect=effect)
 
 
 def _trains(run: Run) -> bool:
