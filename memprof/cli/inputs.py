@@ -32,7 +32,8 @@ class GivenRun:
 
 
 def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
-    """Read the snapshot at ``path`` and attribute it; InputError where a file cannot be used, UsageError where the snapshot holds nothing of ``device``."""
+    """Read the snapshot at ``path`` and attribute it. InputError where a file cannot be used, UsageError where the
+    snapshot holds nothing of ``device``."""
     from memprof.advice.analyze_with_advice import ReportBuilder
 
     with working(f"Reading {path.name}"):

@@ -50,7 +50,8 @@ def collect(workers: Sequence[Any], output_dir: str | os.PathLike[str], role: st
     from memprof.reports.html.report import write_html
     from memprof.reports.json import write_json
 
-    answers = [from_builtins(a, Report) for a in ray.get([w.__ray_call__.remote(_answer, role) for w in workers]) if a is not None]
+    told = ray.get([w.__ray_call__.remote(_answer, role) for w in workers])
+    answers = [from_builtins(a, Report) for a in told if a is not None]
     if not answers:
         raise InputError("no worker has anything attached: call memprof.attach(...) in each of them.")
     reports = {a.source.rank or 0: a for a in answers}

@@ -38,7 +38,7 @@ from memprof.reports.document.text import (
 from memprof._version import __version__
 from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
 from memprof.report.codec import from_builtins, to_builtins
-from memprof.report.comparison import ComparedCapacity, Comparison
+from memprof.report import comparison as model
 from memprof.units import amount, gib
 
 
@@ -358,7 +358,7 @@ def _unchanged(data: Mapping[str, Any]) -> str:
 
 def _headline(data: Mapping[str, Any]) -> Headline:
     """Take the comparison's headline; one that was written before comparisons had one gets it here."""
-    return Headline.of(data.get("headline") or to_builtins(headline_of_comparison(from_builtins(data, Comparison))))
+    return Headline.of(data.get("headline") or to_builtins(headline_of_comparison(from_builtins(data, model.Comparison))))
 
 
 def _device(capacity: Mapping[str, Any] | None) -> str:
@@ -370,7 +370,7 @@ def _device(capacity: Mapping[str, Any] | None) -> str:
 def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[tuple[bool, str], ...]:
     if capacity is None:
         return ()
-    typed = from_builtins(capacity, ComparedCapacity)
+    typed = from_builtins(capacity, model.ComparedCapacity)
     return tuple((fits, fit_words(typed, i)) for i, fits in enumerate(typed.fits))
 
 

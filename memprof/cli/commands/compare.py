@@ -134,7 +134,9 @@ def _comparison(path: Path, data: dict[str, Any], redact: bool) -> list[_Column]
     return [
         _report(path, run["label"], run["report"], redact)
         if run["report"] is not None
-        else _Column(path, run["label"], Run("", run["badge"], published=from_builtins(run["published"], Published)), None)
+        else _Column(
+            path, run["label"], Run("", run["badge"], published=from_builtins(run["published"], Published)), None
+        )
         for run in data["runs"]
     ]
 

@@ -62,7 +62,8 @@ def command(
     analysis = analysed(snapshot, device, rules)
     most = None if everything else top or _DEFAULT_TOP
     groups = redacted(plain_entries(analysis.largest(most, at, category, where)), redact, analysis)
-    singles = redacted(plain_entries(analysis.explain(at, category, most, where)), redact, analysis) if output.wants_json else []
+    listed = analysis.explain(at, category, most, where) if output.wants_json else ()
+    singles = redacted(plain_entries(listed), redact, analysis)
     _emit(groups, singles, at, output, full_stacks, analysis.timed)
 
 

@@ -10,8 +10,8 @@ from memprof.reports.document.model import Document
 from memprof.reports.document.prediction import reserving
 from memprof.reports.document.summary import summary_of
 
-from memprof.analysis.headline import headline_of
 from memprof.units import GIB
+from tests.report.plain import headline_of
 from tests.reports.sample import MIB, PEAK, sample
 
 
