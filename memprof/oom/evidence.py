@@ -6,15 +6,15 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.expressions import Scope, functions_over, place_of_frame
 from memprof.oom.failure import Failure
 from memprof.oom.framework_settings import PLAIN, Names
 from memprof.oom.knowledge_files import table
 
-# As torch comes; a message does not say what was set.
-_ALLOCATOR = AllocatorSettings()
+# The allocator's settings where the log shows them, in a command line, a script or a list of the environment.
+_CONF = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?\]?\s{0,3}[=:,]\s{0,3}['\"]?([\w:.,\[\]>]{3,400})")
 # What torch's own message proposes is not what was set.
 _PROPOSED = re.compile(
     r"try\s{1,4}setting\s{1,4}\S{1,80}|use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0\.0|consider \S{1,80}"
@@ -29,7 +29,7 @@ def scope_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
     surroundings = _PROPOSED.sub(" ", f"{failure.head}\n{failure.around}")
     values = {
         **failure.facts,
-        **_numbers(failure, parts),
+        **_numbers(failure, parts, _allocator_in(surroundings)),
         **{f"setting_{word}": text for word, text in {**PLAIN.words, **names.words}.items()},
         "form": failure.form.id,
         "kind": failure.kind,
@@ -55,7 +55,13 @@ def scope_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
     return Scope({**values, **{name: told[name] for name in flags}}, functions)
 
 
-def _numbers(failure: Failure, parts: Parts) -> dict[str, Any]:
+def _allocator_in(text: str) -> AllocatorSettings:
+    """Return the allocator's settings that a log shows; torch's defaults where it shows none."""
+    found = _CONF.search(text)
+    return settings_of({"PYTORCH_CUDA_ALLOC_CONF": found[1].rstrip(".,")} if found else {})
+
+
+def _numbers(failure: Failure, parts: Parts, allocator: AllocatorSettings) -> dict[str, Any]:
     asked, allocated = failure.requested, parts.allocated
     return {
         **{k: v for k, v in asdict(parts).items() if k not in ("processes", "contradictions", "own_process")},
@@ -68,7 +74,7 @@ def _numbers(failure: Failure, parts: Parts) -> dict[str, Any]:
         "missing": missing_bytes(failure),
         "idle": parts.cached or 0,
         "live": None if not failure.total or allocated is None else allocated / failure.total,
-        "piece": None if asked is None else _ALLOCATOR.segment_size(_ALLOCATOR.round_size(asked)),
+        "piece": None if asked is None else allocator.segment_size(allocator.round_size(asked)),
         "processes": len(parts.processes),
         "silent": sum(not held for _, held in parts.processes),
         "pid": parts.processes[0][0] if len(parts.processes) == 1 else failure.facts.get("pid"),
