@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memprof.allocator.settings import conf_text
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
 from memprof.analysis.host.growth import host_report
@@ -102,7 +103,7 @@ def _source(analysis: Views) -> dict[str, Any]:
         "node": extra.get("node"),
         "config": extra.get("config"),
         "setup": _setup(extra.get("setup")),
-        "alloc_conf": _alloc_conf(snapshot.settings),
+        "alloc_conf": conf_text(snapshot.settings),
     }
 
 
@@ -112,12 +113,6 @@ def _setup(setup: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     latest = {name: setup[name][-most:] for name, most in _MAX_SEEN.items() if isinstance(setup.get(name), list)}
     return {**setup, **latest}
-
-
-def _alloc_conf(settings: dict[str, Any]) -> str | None:
-    """Return the allocator's settings as the environment gave them; None where the file has none."""
-    text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
-    return text if isinstance(text, str) else None
 
 
 # What a breakdown says of itself under these names, in the report's order.
