@@ -37,8 +37,8 @@ from memprof.reports.document.text import (
 
 from memprof._version import __version__
 from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
-from memprof.report.codec import from_builtins, to_builtins
 from memprof.report import comparison as model
+from memprof.report.codec import from_builtins, to_builtins
 from memprof.units import amount, gib
 
 
@@ -358,7 +358,8 @@ def _unchanged(data: Mapping[str, Any]) -> str:
 
 def _headline(data: Mapping[str, Any]) -> Headline:
     """Take the comparison's headline; one that was written before comparisons had one gets it here."""
-    return Headline.of(data.get("headline") or to_builtins(headline_of_comparison(from_builtins(data, model.Comparison))))
+    found = data.get("headline") or to_builtins(headline_of_comparison(from_builtins(data, model.Comparison)))
+    return Headline.of(found)
 
 
 def _device(capacity: Mapping[str, Any] | None) -> str:

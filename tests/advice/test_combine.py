@@ -187,5 +187,5 @@ def test_a_refused_change_is_named_and_costs_no_other() -> None:
 
 
 def test_an_unknown_card_is_refused() -> None:
-    with pytest.raises(UsageError, match="give a size"):
+    with pytest.raises(UsageError, match="give its memory"):
         combine(FULL, "huge", Reckoned(), LIKE)  # type: ignore[arg-type]

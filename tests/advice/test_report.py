@@ -120,7 +120,7 @@ def test_a_run_that_cannot_be_simulated_keeps_its_estimates_and_says_why(snapsho
     [
         (["--gpu", "24GB"], "add --advise"),
         (["--seconds", "5"], "add --advise"),
-        (["--advise", "--gpu", "huge"], "give a size such as 24GB"),
+        (["--advise", "--gpu", "huge"], "give its memory, such as 24GB"),
     ],
 )
 def test_mistakes_are_one_sentence(snapshot: Path, arguments: list[str], words: str) -> None:
