@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memprof.cli.progress import working
 from memprof.errors import InputError
+from memprof.report import Report
+from memprof.report.codec import from_builtins
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
@@ -24,7 +26,7 @@ class GivenRun:
     """A run's report; ``analysis`` is what it was made of, None where only the report's JSON is there."""
 
     path: Path
-    report: dict[str, Any]
+    report: Report
     analysis: Analysis | None
 
 
@@ -50,10 +52,10 @@ def read_run(path: Path, device: int | None = None) -> GivenRun:
     if report is not None:
         return GivenRun(path, report, None)
     analysis = analysed(path, device)
-    return GivenRun(path, analysis.to_dict(), analysis)
+    return GivenRun(path, analysis.report, analysis)
 
 
-def known_report(path: Path) -> dict[str, Any] | None:
+def known_report(path: Path) -> Report | None:
     """Read a report's JSON; None where the file is a snapshot. InputError for another answer of memprof's, or what is
     not as its schema says."""
     from memprof.analysis.report_files import read_memprof_json
@@ -63,4 +65,4 @@ def known_report(path: Path) -> dict[str, Any] | None:
         return None
     if data["schema"] != _REPORT:
         raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or {_REPORT}.")
-    return data
+    return from_builtins(data, Report)

@@ -47,8 +47,9 @@ def _write_snapshot(folder: Path) -> Iterator[None]:
 
 
 def _write_page(folder: Path) -> Iterator[None]:
-    from memprof.reports.document.build import build_document
     from memprof.reports.html.report import render_html
+
+    from tests.reports.typed import build_document
 
     page = render_html(build_document(*sample("trace")))
     while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document
 
 from memprof.analysis.allocations.differences import holdings_of_report
@@ -13,6 +12,7 @@ from memprof.analysis.compare import Run, badge_of, compare
 from memprof.analysis.published_tables import published_columns
 from memprof.vocabulary import GROUP_OF, Category, Group
 from tests.reports.sample import HOSTILE, MIB, hostile, sample
+from tests.reports.typed import build_document
 
 CAPACITY = 7 * 2**30
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from memprof.reports.json import dumps, write_json
 
 from benchmarks.faults.mutate import mutate
 from memprof.analysis.report_files import schema, validate
 from memprof.errors import InputError
+from memprof.report.codec import dumps
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 from tests.reports.sample import sample
 
@@ -144,9 +144,3 @@ def test_numbers_json_has_no_word_for() -> None:
         "b": {"c": "nan"},
     }
     assert dumps({"\x1b": "\u202e"}).isascii()
-
-
-def test_files_hold_the_same(tmp_path: Path) -> None:
-    report = sample()[0]
-    write_json(report, tmp_path / "r.json")
-    assert json.loads((tmp_path / "r.json").read_text()) == report

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from memprof.cli.answers import redacted
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.options import RECORDING, redact_option
 from memprof.errors import InputError
@@ -40,7 +39,10 @@ def command(log: Path, output: Output, redact: bool) -> None:
             "only."
         )
         raise InputError(f"{name} holds no out-of-memory message. {what}")
-    answer = redacted(answer, redact)
+    if redact:
+        from memprof.redact import redact as without_names
+
+        answer = without_names(answer)
     emit(Answer("oom", answer, lambda: answer), output)
 
 
