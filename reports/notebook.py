@@ -7,7 +7,6 @@ from html import escape as escape_html
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.analysed import groups_of
 from memprof.reports.document.blocks import Part
 from memprof.reports.document.build import build_document, document_of, oom_sentence
 from memprof.reports.document.model import Document, Row
@@ -17,6 +16,7 @@ from memprof.reports.html.elements import what
 from memprof.reports.html.report import write_html
 from memprof.reports.palette import FALLBACK, LIGHT
 
+from memprof.report.allocations import AllocationGroup
 from memprof.units import amount, percent
 from memprof.vocabulary import Category
 
@@ -70,12 +70,11 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
     return _fragment(f"Alive in {where}", whole, "", parts, _table(rows, "Share"))
 
 
-def largest_fragment(groups: Sequence[object]) -> str:
+def largest_fragment(groups: Sequence[AllocationGroup]) -> str:
     """Return grouped allocations as a table in HTML."""
-    found = groups_of(groups)
     cells = [
         (escape(what(row)), amount(row.bytes), _swatch(row.category) + escape(row.label))
-        for row in allocation_rows(found, sum(group.bytes for group in found))
+        for row in allocation_rows(groups, sum(group.bytes for group in groups))
     ]
     return f'<div style="{_BOX}">{_table(cells, "Category", "Allocation", numeric=False)}</div>'
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memprof.config.gpus import CONTEXT_BYTES
+from memprof.report.run import NonTorchMemory, OtherProcess, Switch
+from memprof.vocabulary import Phase
 
 _SIZES = (
     "capacity_bytes", "used_bytes", "own_bytes", "others_bytes", "first_own_bytes", "first_reserved_bytes",
@@ -19,7 +21,7 @@ _SIZES = (
 _MOST_PROCESSES = 64
 
 
-def outside_report(noted: Any, samples: Iterable[Any]) -> dict[str, Any] | None:
+def outside_report(noted: Any, samples: Iterable[Any]) -> NonTorchMemory | None:
     """Return the ``outside`` part of a report, sizes in bytes; None where the recording did not ask the driver.
 
     Args:
@@ -39,50 +41,64 @@ def outside_report(noted: Any, samples: Iterable[Any]) -> dict[str, Any] | None:
     groups = _size(noted.get("process_groups")) or 0
     grown = None if at_first is None or highest is None else max(0, highest - at_first)
     processes = _processes(noted)
-    contexts = sum(p["bytes"] is None for p in processes) + (highest is None)
-    return {
-        "reason": reason if isinstance(reason := noted.get("reason"), str) and reason else None,
-        "mig": noted.get("mig") if isinstance(noted.get("mig"), bool) else None,
-        "capacity_bytes": sizes["capacity_bytes"],
-        "highest_used_bytes": used,
-        "own_bytes": own,
-        "others_bytes": others,
-        "unnamed_bytes": unnamed,
-        "at_start_bytes": at_first,
-        "highest_bytes": highest,
-        "grown_bytes": grown,
-        "estimated_bytes": CONTEXT_BYTES * contexts or None,
-        "process_groups": groups,
-        "group_at_most_bytes": grown // groups if grown is not None and groups else None,
-        "allocators": [str(a) for a in noted.get("allocators") or [] if isinstance(a, str)],
-        "processes": processes,
-    }
+    contexts = sum(p.bytes is None for p in processes) + (highest is None)
+    return NonTorchMemory(
+        reason=reason if isinstance(reason := noted.get("reason"), str) and reason else None,
+        mig=mig if isinstance(mig := noted.get("mig"), bool) else None,
+        capacity_bytes=sizes["capacity_bytes"],
+        highest_used_bytes=used,
+        own_bytes=own,
+        others_bytes=others,
+        unnamed_bytes=unnamed,
+        at_start_bytes=at_first,
+        highest_bytes=highest,
+        grown_bytes=grown,
+        estimated_bytes=CONTEXT_BYTES * contexts or None,
+        process_groups=groups,
+        group_at_most_bytes=grown // groups if grown is not None and groups else None,
+        allocators=tuple(str(a) for a in noted.get("allocators") or [] if isinstance(a, str)),
+        processes=tuple(processes),
+    )
 
 
-def _processes(noted: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _processes(noted: Mapping[str, Any]) -> list[OtherProcess]:
     """Return the other processes on the device when it was fullest, the largest first."""
     own = noted.get("this_process")
     listed = [p for p in noted.get("processes") or [] if isinstance(p, (list, tuple)) and len(p) == 2]
-    others = [{"pid": p[0], "bytes": _size(p[1])} for p in listed if type(p[0]) is int and p[0] != own]
-    return sorted(others, key=lambda p: -(p["bytes"] or 0))[:_MOST_PROCESSES]
+    others = [OtherProcess(pid=p[0], bytes=_size(p[1])) for p in listed if type(p[0]) is int and p[0] != own]
+    return sorted(others, key=lambda p: -(p.bytes or 0))[:_MOST_PROCESSES]
 
 
 def _size(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def switches_report(rows: Iterable[Any]) -> list[dict[str, Any]]:
+def switches_report(rows: Iterable[Any]) -> tuple[Switch, ...]:
     """List the switches between rollout and training, in order, with torch's figures and the resident bytes after each.
 
     ``resident_bytes`` is torch's reserved (allocated, where there is no allocator) bytes minus the pages that an
     engine has given back and torch still counts.
     """
-    names = ("time_us", "phase", "step", "allocated_bytes", "reserved_bytes")
-    found = []
-    for *first, unmapped, used in (row for row in rows if len(row) == 7):
-        row = dict(zip(names, first, strict=True))
-        counted = row["allocated_bytes"] if row["reserved_bytes"] is None else row["reserved_bytes"]
-        resident = None if counted is None else max(0, counted - (unmapped or 0))
-        row |= {"unmapped_bytes": unmapped or 0, "resident_bytes": resident, "device_used_bytes": used}
-        found.append(row)
-    return found
+    return tuple(_switch(*row) for row in rows if len(row) == 7)
+
+
+def _switch(
+    time_us: int,
+    phase: str,
+    step: int | None,
+    allocated: int | None,
+    reserved: int | None,
+    unmapped: int | None,
+    used: int | None,
+) -> Switch:
+    counted = allocated if reserved is None else reserved
+    return Switch(
+        time_us=time_us,
+        phase=Phase(phase),
+        step=step,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        unmapped_bytes=unmapped or 0,
+        resident_bytes=None if counted is None else max(0, counted - (unmapped or 0)),
+        device_used_bytes=used,
+    )

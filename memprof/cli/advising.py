@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from memprof.analysis.headline import with_headline
 from memprof.report import Report
-from memprof.report.codec import from_builtins, to_builtins
 
 
 def check_card(gpu: str | None) -> None:
@@ -19,28 +20,26 @@ def estimated(report: Report, gpu: str | None = None, why: str = "") -> Report:
     """Return the report with its advice estimated from recorded sizes, whatever advice it had; ``gpu`` is the GPU that
     the run is to fit, ``why`` says in the report's notes why nothing is simulated."""
     from memprof.advice.estimate import estimated_advice
-    from memprof.advice.simulated_advice import estimated_parts
+    from memprof.advice.simulated_advice import with_estimated_combination
 
-    plain = to_builtins(report)
-    plain |= {"advice": estimated_advice(plain), **estimated_parts(plain, gpu, why)}
-    return from_builtins(with_headline(plain), Report)
+    report = replace(report, advice=estimated_advice(report))
+    return with_headline(with_estimated_combination(report, gpu, why))
 
 
 def simulated(
     report: Report, gpu: str | None, seconds: float, workers: int | None = None, use_cache: bool = True
 ) -> Report:
     """Return the report with its advice simulated for at most ``seconds``; a note says why if it cannot be."""
-    from memprof.advice.simulated_advice import simulated_parts
+    from memprof.advice.simulated_advice import with_simulated_advice
     from memprof.cli.progress import progress
     from memprof.plan.cache import cache_folder
 
-    plain = to_builtins(report)
     with progress() as told:
-        plain |= simulated_parts(
-            plain, cache_folder() / "models", gpu=gpu, seconds=seconds, workers=workers, use_cache=use_cache,
+        found = with_simulated_advice(
+            report, cache_folder() / "models", gpu=gpu, seconds=seconds, workers=workers, use_cache=use_cache,
             progress=told,
         )  # fmt: skip
-    return from_builtins(with_headline(plain), Report)
+    return with_headline(found)
 
 
 def fits_asked_card(report: Report) -> bool:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from memprof.report import Report
 from memprof.report.base import Model
-from memprof.report.codec import from_builtins, to_builtins
 from memprof.report.comparison import Comparison
 from memprof.reports.renderers import Answer
 
@@ -66,19 +65,18 @@ def redacted(answer: _M, redact: bool, analysis: Analysis | None = None) -> _M:
     machines and users that the snapshot of ``analysis`` gives away."""
     if not redact:
         return answer
-    from memprof.redact import redact as without_names
+    from memprof.report import redacted as without_names
 
-    return from_builtins(without_names(to_builtins(answer), _told(analysis)), type(answer))
+    return without_names.redacted(answer, _told(analysis))
 
 
 def redacted_parts(parts: Sequence[_M], redact: bool, analysis: Analysis | None = None) -> tuple[_M, ...]:
-    """Return parts of an answer ready to share, as :func:`redacted` does; a name in one is hidden in all."""
+    """Return parts of an answer ready to share, as :func:`redacted` does."""
     if not redact:
         return tuple(parts)
-    from memprof.redact import redact as without_names
+    from memprof.report import redacted as without_names
 
-    clean = without_names([to_builtins(part) for part in parts], _told(analysis))
-    return tuple(from_builtins(plain, type(part)) for plain, part in zip(clean, parts, strict=True))
+    return without_names.redacted_parts(parts, _told(analysis))
 
 
 def _told(analysis: Analysis | None) -> object:

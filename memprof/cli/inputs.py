@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memprof.cli.progress import working
-from memprof.errors import InputError
 from memprof.report import Report
-from memprof.report.codec import from_builtins
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
-
-_REPORT = "memprof.report/1"
 
 
 @dataclass(frozen=True)
@@ -34,12 +30,12 @@ class GivenRun:
 
 
 def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
-    """Read the snapshot at ``path`` and attribute it; a large one is read once (:mod:`memprof.analysis.cache`).
-    InputError where a file cannot be used, UsageError where the snapshot holds nothing of ``device``."""
-    from memprof.advice.analyze_with_advice import ReportOf, analyze_once
+    """Read the snapshot at ``path`` and attribute it. InputError if a file cannot be used, UsageError if the snapshot
+    has nothing of ``device``."""
+    from memprof.advice.analyze_with_advice import ReportBuilder
 
     with working(f"Reading {path.name}"):
-        return analyze_once(path, device) if rules is None else ReportOf(device, rules).analysis(path)
+        return ReportBuilder(device, rules).analysis(path)
 
 
 def read_run(path: Path, device: int | None = None) -> GivenRun:
@@ -56,13 +52,8 @@ def read_run(path: Path, device: int | None = None) -> GivenRun:
 
 
 def known_report(path: Path) -> Report | None:
-    """Read a report's JSON; None where the file is a snapshot. InputError for another answer of memprof's, or what is
-    not as its schema says."""
-    from memprof.analysis.report_files import read_memprof_json
+    """Read a report's JSON; None if the file is a snapshot. InputError for another answer of memprof's, or if it is not
+    as its schema says."""
+    from memprof.report.files import read_report
 
-    data = read_memprof_json(path)
-    if data is None:
-        return None
-    if data["schema"] != _REPORT:
-        raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or {_REPORT}.")
-    return from_builtins(data, Report)
+    return read_report(path)

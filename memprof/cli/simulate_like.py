@@ -18,7 +18,7 @@ from memprof.cli.simulation_options import names_of, value_of
 from memprof.cli.unused_options import refuse_unused
 from memprof.errors import InputError, UsageError, did_you_mean
 from memprof.report.advice import Unchanged
-from memprof.report.codec import from_builtins, to_builtins
+from memprof.report.codec import to_builtins
 from memprof.report.comparison import Comparison
 from memprof.vocabulary import Kind
 
@@ -36,11 +36,10 @@ _GENERATION = (9, 0)
 
 def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: Output) -> None:
     """Simulate the run at ``like`` unchanged and with ``changes``, and put measured and simulated side by side."""
+    from memprof.analysis.headline import headline_of_comparison
     from memprof.config.from_recording import place_model, ran_on, settings_like
     from memprof.config.gpus import find_gpu
     from memprof.plan.cache import cache_folder
-    from memprof.reports.document.analysed import compared_headline
-
     card = find_gpu(gpu) if gpu is not None else None
     given = read_run(like)
     source, kind = to_builtins(given.report.source), given.report.source.kind
@@ -66,7 +65,7 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
     page = output.page is not None and output.page.suffix == ".html"
     first = None if elsewhere and not same else given
     answer, documents = _compared(first, unchanged, None if same else outcome, changes, page)
-    headline = replace(compared_headline(answer), assumed=tuple(likeness.words(changed)))
+    headline = replace(answer.headline or headline_of_comparison(answer), assumed=tuple(likeness.words(changed)))
     answer = replace(answer, unchanged=_unchanged(given, unchanged, likeness.words()), headline=headline)
     emit_simulated(comparison_answer(answer, documents), outcome, output)
 
@@ -143,7 +142,7 @@ def _compared(
     runs: list[Run] = []
     documents: list[Document | None] = []
     if given is not None:
-        report = to_builtins(given.report)
+        report = given.report
         held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(report)
         word = badge_of(report)
         runs.append(Run(word if word == "measured" else "as it was", word, report, held=held))
@@ -152,9 +151,9 @@ def _compared(
         if outcome is None:
             continue
         analysis = outcome.analysis
-        runs.append(Run(label, "simulated", analysis.to_dict(), held=holdings_of_analysis(analysis)))
+        runs.append(Run(label, "simulated", analysis.report, held=holdings_of_analysis(analysis)))
         documents.append(compared_document(analysis, page))
-    return from_builtins(compare(runs), Comparison), documents
+    return compare(runs), documents
 
 
 def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: list[str]) -> Unchanged | None:

@@ -65,16 +65,6 @@ class AllocationGroup(Allocation, frozen=True, kw_only=True):
     each_bytes: Bytes
 
 
-class AliveGroup(AllocationGroup, frozen=True, kw_only=True):
-    """Similar allocations alive at an instant, with the lifetime of each; no JSON of memprof has these.
-
-    Attributes:
-        lives: ``born_us`` and ``died_us`` of each allocation, as in :class:`Allocation`.
-    """
-
-    lives: tuple[tuple[int | None, int | None], ...] = ()
-
-
 class Finding(Model, frozen=True, kw_only=True):
     """One entry of ``peak.findings``: something that explains part of the peak beyond its category.
 

@@ -155,19 +155,20 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
     phases: dict[str, int] = {}
     alive: dict[str, dict[str, int]] = {}
     for breakdown in analysis.phases:
-        if breakdown.allocated_bytes > phases.get(breakdown.phase, -1):
-            phases[breakdown.phase] = breakdown.allocated_bytes
-            alive[breakdown.phase] = {name: size for name, size in breakdown.categories.items() if size}
+        phase = str(breakdown.phase)
+        if breakdown.allocated_bytes > phases.get(phase, -1):
+            phases[phase] = breakdown.allocated_bytes
+            alive[phase] = {str(name): size for name, size in breakdown.present.items()}
     host, verdict = outcome.raw["memprof"]["host"], outcome.verdict
     reserved = None if analysis.device_peak is None else analysis.device_peak.reserved_bytes
     time = outcome.raw["memprof"].get("estimated_time")
     return {
         "peak_bytes": analysis.peak.allocated_bytes,
-        "peak_phase": analysis.peak.phase,
+        "peak_phase": str(analysis.peak.phase),
         "device_peak_bytes": reserved if verdict is None else verdict.needed_bytes,
         "host_bytes": int(host["pinned_bytes"] + host["managed_bytes"]),
-        "largest_category": max(categories, key=lambda name: categories[name]),
-        "categories": {name: size for name, size in categories.items() if size},
+        "largest_category": str(max(categories, key=lambda name: categories[name])),
+        "categories": {str(name): size for name, size in analysis.peak.present.items()},
         "phases": phases,
         "phase_categories": alive,
         "verdict": verdict.to_dict() if verdict is not None else None,

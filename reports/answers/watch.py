@@ -36,7 +36,7 @@ def counters(ranks: Sequence[Counters]) -> Sheet:
     if run.newest is None:
         return Sheet(((*first, Said("No step has ended yet.")),))
     growth = host_growth(run.steps)
-    grown = Said(growth["sentence"]) if growth is not None else None
+    grown = Said(growth.sentence) if growth is not None else None
     return Sheet((first, (_levels(run),), (_ranks(ranks),), (_phases(run),), (grown,), (_categories(run),)))
 
 

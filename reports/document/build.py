@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.analysed import Series, allocations_of, fold, groups_of, headline, series_of
 from memprof.reports.document.blocks import Column, Fact, Headline, Line, Table, table
 from memprof.reports.document.checks import checks_of
 from memprof.reports.document.model import Document, Span, Timeline
@@ -27,16 +26,19 @@ from memprof.reports.document.text import (
 from msgspec.structs import replace
 
 from memprof._version import __version__
+from memprof.analysis.allocations.alike import fold
+from memprof.analysis.headline import headline_of
 from memprof.analysis.host.growth import PARTS as HOST_PARTS
 from memprof.report import Report
 from memprof.report.allocations import AllocationGroup
-from memprof.report.codec import from_builtins, to_builtins
+from memprof.report.codec import to_builtins
 from memprof.report.peaks import Growth
 from memprof.report.run import Host, OutOfMemory, Source, StepGrowth
 from memprof.vocabulary import Kind, ahead_words
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
+    from memprof.analysis.curves import Series
 
 
 # How many groups of alike allocations a document looks at: the page's icicle wants more than the JSON lists.
@@ -68,14 +70,13 @@ def document_of(
     """
     found, groups, others = report or analysis.report, analysis.largest(_MAX_GROUPS), analysis.explain_phases()
     if redact:
-        from memprof.redact import redact as redacted
+        from memprof.report.redacted import redacted, redacted_parts
 
         told = analysis.snapshot.extra
-        found = found if report else from_builtins(redacted(to_builtins(found), told), Report)
-        groups, others = redacted(groups, told), redacted(others, told)
+        found = report or redacted(found, told)
+        groups, others = redacted_parts(groups, told), redacted_parts(others, told)
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
-    series = series_of(analysis.series(points))
-    return build_document(found, series, label, groups_of(groups), fold(allocations_of(others)))
+    return build_document(found, analysis.series(points), label, groups, fold(others))
 
 
 def build_document(
@@ -102,7 +103,7 @@ def build_document(
     return Document(
         report=report,
         title=label or title_of(report),
-        headline=Headline.of(headline(report), bad=bad),
+        headline=Headline.of(report.headline or headline_of(report), bad=bad),
         summary=summary_of(report, rows),
         rows=group_rows(report),
         allocations=rows[:_MAX_ROWS],
@@ -113,7 +114,7 @@ def build_document(
         timeline=_timeline(series, timed) if series and series.time_us else None,
         grown_by=_grown_by(report.device_peak.grown_by),
         checks=checks_of(report),
-        notes=tuple(_sentence(note) for note in _notes(report)),
+        notes=notes_of(report),
         ranks=ranks_of(report),
         room=None if report.fit else room_of(report),  # a verdict says it
     )
@@ -124,10 +125,11 @@ def badge_of(source: Source) -> str:
     return "simulated" if source.kind == Kind.SIMULATED else "measured"
 
 
-def _notes(report: Report) -> tuple[str, ...]:
-    """Return the report's notes, and what an estimated time rests on."""
+def notes_of(report: Report) -> tuple[str, ...]:
+    """Return the report's notes as sentences, and what an estimated time rests on."""
     time = report.estimated_time
-    return (*report.notes, f"Estimated time: {'; '.join(time.assumptions)}") if time else report.notes
+    assumed = (f"Estimated time: {'; '.join(time.assumptions)}",) if time else ()
+    return tuple(_sentence(note) for note in (*report.notes, *assumed))
 
 
 def _sentence(note: str) -> str:
@@ -255,11 +257,11 @@ def reproduce_facts(source: Source) -> tuple[Fact, ...]:
 def _timeline(series: Series, timed: bool) -> Timeline:
     """Fill the timeline from a series of one point or more; ``timed``: as recorded."""
     start, n_points = series.time_us[0], len(series.time_us)
-    used = {str(c): tuple(series.categories[c]) for c in STACK_ORDER if any(series.categories.get(c, ()))}
+    used = {str(c): tuple(values) for c in STACK_ORDER if any(values := series.categories.get(c, []))}
     total = tuple(map(sum, zip(*used.values(), strict=True))) if used else (0,) * n_points
     spans = tuple(
         Span(span.phase, span.step, span.start_point, span.end_point)
-        for span in series.phase_spans
+        for span in series.spans
         if span.end_point > span.start_point
     )
     return Timeline(

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-from memprof.reports.document.analysed import compared_headline, fit_words
 from memprof.reports.document.blocks import Cell, Column, Fact, Figure, Headline, Line, Part, Table, Words, table
 from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document, Room
@@ -27,7 +26,7 @@ from memprof.reports.document.text import (
 from msgspec.structs import replace
 
 from memprof._version import __version__
-from memprof.analysis.headline import change_words
+from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
 from memprof.report.advice import Unchanged
 from memprof.report.comparison import (
     ChangedSetting,
@@ -131,7 +130,7 @@ def build_comparison(comparison: Comparison, documents: Sequence[Document | None
     return ComparisonDocument(
         comparison=comparison,
         title=_title(comparison),
-        headline=Headline.of(compared_headline(comparison)),
+        headline=Headline.of(comparison.headline or headline_of_comparison(comparison)),
         unchanged=_unchanged(comparison.unchanged),
         columns=columns,
         totals=totals,

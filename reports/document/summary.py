@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from memprof.reports.document.analysed import peak_phase, peak_words
 from memprof.reports.document.blocks import GUESS, Fact, Part
 from memprof.reports.document.model import AllocationRow, Room, Summary
 from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import category_label, sentence_list, size, where_words
 
+from memprof.analysis.headline import peak_phase, peak_words
 from memprof.report import Report
 from memprof.report.peaks import Peak
 from memprof.report.run import Capacity, OutOfMemory

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from memprof.reports.document.analysed import peak_phase
 from memprof.reports.document.blocks import Column, Line, Part, Table, Words, table
 from memprof.reports.document.model import AllocationRow, Node, Row
 from memprof.reports.document.text import (
@@ -29,7 +28,7 @@ from memprof.reports.document.text import (
     time_taken,
 )
 
-from memprof.analysis.allocations.alike import tag_shape
+from memprof.analysis.allocations.alike import TimedGroup, tag_shape
 from memprof.analysis.allocations.places import (
     is_library,
     is_native,
@@ -38,9 +37,10 @@ from memprof.analysis.allocations.places import (
     python_frames,
     starts_command,
 )
+from memprof.analysis.headline import peak_phase
 from memprof.frame_paths import text_path
 from memprof.report import Report
-from memprof.report.allocations import AliveGroup, Allocation, AllocationGroup
+from memprof.report.allocations import Allocation, AllocationGroup
 from memprof.report.peaks import Peak, PhasePeak
 from memprof.units import amount, percent
 from memprof.vocabulary import GROUP_OF, Category, Evidence, Group, Kind
@@ -283,7 +283,7 @@ def allocation_rows(
 def _allocation(
     group: AllocationGroup, whole: int, shorten: Callable[[Sequence[str]], tuple[str, ...]], timed: bool
 ) -> AllocationRow:
-    lives = group.lives if isinstance(group, AliveGroup) else ()
+    lives = group.lives if isinstance(group, TimedGroup) else ()
     lives = lives or ((group.born_us, group.died_us),) * group.count
     lives = tuple((born, None if died is None or died < 0 else died) for born, died in lives)
     return AllocationRow(

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from memprof.reports.document import analysed, build, comparison, summary
+from memprof.reports.document import build, comparison, summary
 from memprof.reports.document.comparison import ComparisonDocument
 from memprof.reports.document.model import AllocationRow, Document, Room
 from memprof.reports.document.plan import PlanDocument
 from memprof.reports.document.tables import allocation_rows
 
+from memprof.analysis.allocations.alike import TimedGroup, fold
+from memprof.analysis.curves import Series, SeriesSpan
 from memprof.report import Report
+from memprof.report.allocations import Allocation, AllocationGroup
 from memprof.report.base import Model
 from memprof.report.codec import from_builtins
 from memprof.report.comparison import Comparison
 from memprof.report.plan import Plan
 from memprof.text import clean_text
+from memprof.vocabulary import Category
 
 _M = TypeVar("_M", bound=Model)
 
@@ -35,7 +39,7 @@ def comparison_of(plain: Mapping[str, Any]) -> Comparison:
 
 
 def rows_of(groups: Iterable[Mapping[str, Any]], whole: int, *how: Any) -> tuple[AllocationRow, ...]:
-    return allocation_rows(analysed.groups_of(_grouped(group) for group in groups), whole, *how)
+    return allocation_rows([_group(group) for group in groups], whole, *how)
 
 
 def build_document(
@@ -46,9 +50,9 @@ def build_document(
     elsewhere: Sequence[Mapping[str, Any]] = (),
 ) -> Document:
     """Fill the document of a report written as plain data."""
-    groups = None if allocations is None else analysed.groups_of(_grouped(group) for group in allocations)
-    others = analysed.fold(analysed.allocations_of(_clean(allocation) for allocation in elsewhere))
-    points = None if series is None else analysed.series_of(series)
+    groups = None if allocations is None else [_group(group) for group in allocations]
+    others = fold(typed(allocation, Allocation) for allocation in elsewhere)
+    points = None if series is None else series_of(series)
     return build.build_document(report_of(report), points, label, groups, others)
 
 
@@ -66,10 +70,24 @@ def room_of(report: Mapping[str, Any]) -> Room | None:
     return summary.room_of(report_of(report))
 
 
-def _grouped(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an allocation as a group of one."""
-    found: dict[str, Any] = _clean({"count": 1, "each_bytes": group["bytes"], **group})
-    return found
+def series_of(plain: Mapping[str, Any]) -> Series:
+    """Return a timeline's points written as plain data."""
+    names = ("phase", "step", "start_point", "end_point")
+    spans = ({name: span[name] for name in names} for span in plain["phase_spans"])
+    return Series(
+        instants=plain["instant"],
+        time_us=plain["time_us"],
+        spans=tuple(SeriesSpan(**span) for span in spans),
+        categories={Category(name): points for name, points in plain["categories"].items()},
+        reserved=plain["reserved"],
+        peak_point=plain["peak_point"],
+    )
+
+
+def _group(plain: Mapping[str, Any]) -> AllocationGroup:
+    """Return a group of allocations; a single one is a group of one."""
+    found = {"count": 1, "each_bytes": plain["bytes"], **plain}
+    return typed(found, TimedGroup if "lives" in found else AllocationGroup)
 
 
 def _clean(value: Any) -> Any:

@@ -7,8 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from memprof.analysis.counters import read_counters
 from memprof.errors import InputError
+from memprof.report.codec import from_builtins
+from memprof.report.run import Host, HostGrowth
 from memprof.units import GIB
 
 #: The parts of host memory, and their words. Arenas are part of private memory, pinned memory of none of the others.
@@ -27,10 +31,8 @@ _LEAST_BYTES, _LEAST_SHARE = GIB // 4, 0.05
 _RISING = 3
 
 
-def host_growth(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
     """Return the growth of a run's host memory after its warm-up; None where it does not grow, or too little is known.
-
-    ``steps``, ``bytes``, ``parts`` (that grew, the largest first) and a ``sentence``: a report's ``host.growth``.
 
     Args:
         rows: the steps of one rank, as :class:`memprof.analysis.counters.Counters` has them.
@@ -49,17 +51,15 @@ def host_growth(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     named = [f"{PARTS[name]} {size / GIB:.2f} GiB" for name, size in ordered.items() if size > 0.1 * grown]
     said = "; ".join(named) if named else "no part that is told apart accounts for it"
     how = f"{grown / steps / GIB:.3f} GiB a step, {grown / GIB:.2f} GiB in {steps} steps"
-    return {
-        "steps": steps,
-        "bytes": grown,
-        "parts": {name.removeprefix("host_"): size for name, size in ordered.items()},
-        "sentence": f"Host memory grows by {how}: {said}.",
-    }
+    return HostGrowth(
+        steps=steps,
+        bytes=grown,
+        parts={name.removeprefix("host_"): size for name, size in ordered.items()},
+        sentence=f"Host memory grows by {how}: {said}.",
+    )
 
 
-def host_report(
-    host: Mapping[str, Any] | None, snapshot: str | None, rank: int
-) -> tuple[dict[str, Any] | None, str | None]:
+def host_report(host: Mapping[str, Any] | None, snapshot: str | None, rank: int) -> tuple[Host | None, str | None]:
     """Return a report's ``host``, with ``growth`` from the counters that the run keeps beside its snapshots; and a
     note: how it grew, or why that is not known.
 
@@ -67,15 +67,18 @@ def host_report(
         host: what the snapshot holds; None for somebody else's, whose neighbours are not read.
         snapshot: its path, if it was read from a file.
     """
-    if host is None or snapshot is None:
-        return None if host is None else dict(host), None
+    if host is None:
+        return None, None
+    recorded = from_builtins(host, Host)
+    if snapshot is None:
+        return recorded, None
     counters = counters_beside(Path(snapshot), rank)
     try:
         found = host_growth(read_counters(counters).steps) if counters.is_file() else None
     except InputError as error:
         why = str(error).replace(str(counters), counters.name)
-        return dict(host), f"Whether host memory grew from step to step is not known: {why}"
-    return (dict(host), None) if found is None else ({**host, "growth": found}, found["sentence"])
+        return recorded, f"Whether host memory grew from step to step is not known: {why}"
+    return (recorded, None) if found is None else (replace(recorded, growth=found), found.sentence)
 
 
 def counters_beside(snapshot: Path, rank: int) -> Path:

@@ -17,8 +17,7 @@ from memprof.cli.options import RECORDING, device_option, no_cache_option, redac
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import AboveLimit, InputError, UsageError
 from memprof.report import Report
-from memprof.report.codec import from_builtins, to_builtins
-from memprof.report.comparison import Comparison, Published
+from memprof.report.comparison import Comparison
 
 if TYPE_CHECKING:
     from memprof.analysis.compare import Run
@@ -68,16 +67,16 @@ def command(
     (each of its runs). One is enough beside --published.
     """
     from memprof.analysis.compare import compare, over_limit
-    from memprof.reports.document.analysed import compared_headline
+    from memprof.analysis.headline import headline_of_comparison
 
     size, limit = None if capacity is None else capacity_bytes(capacity), _percent(fail_above)
     columns = [c for path in inputs for c in _read(path, device, rules, redact, output.page is not None)]
     columns += _published(published)
-    answer = from_builtins(compare(_labelled(columns, labels, redact), size), Comparison)
+    answer = compare(_labelled(columns, labels, redact), size)
     only_in = redacted_parts(answer.allocations_only_in, redact)
-    answer = replace(answer, allocations_only_in=only_in, headline=None)
-    answer = replace(answer, headline=compared_headline(answer))
-    failures = over_limit(to_builtins(answer), limit) if limit is not None else []
+    answer = replace(answer, allocations_only_in=only_in)
+    answer = replace(answer, headline=headline_of_comparison(answer))
+    failures = over_limit(answer, limit) if limit is not None else []
     emit(comparison_answer(answer, [c.document for c in columns]), output)
     if failures:
         raise AboveLimit(f"more than {fail_above} above: {'; '.join(failures)}.")
@@ -94,19 +93,18 @@ def _percent(text: str | None) -> float | None:
 
 def _read(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> list[_Column]:
     from memprof.analysis.ranks.run_folders import file_of_run
-    from memprof.analysis.report_files import read_memprof_json
+    from memprof.report.files import read_answer, schema_of
 
     path = file_of_run(path)
-    data = read_memprof_json(path)
-    if data is None:
+    answer = read_answer(path)
+    if answer is None:
         return [_snapshot(path, device, rules, redact, page)]
-    schema = data["schema"]
-    if schema == "memprof.report/1":
-        return [_report(path, "", from_builtins(data, Report), redact)]
-    if schema == "memprof.compare/1":
-        return _comparison(path, from_builtins(data, Comparison), redact)
+    if isinstance(answer, Report):
+        return [_report(path, "", answer, redact)]
+    if isinstance(answer, Comparison):
+        return _comparison(path, answer, redact)
     raise InputError(
-        f"{path}: {schema!r:.60} cannot be compared; give snapshots, memprof.report/1 or memprof.compare/1."
+        f"{path}: {schema_of(answer)!r:.60} cannot be compared; give snapshots, memprof.report/1 or memprof.compare/1."
     )
 
 
@@ -115,7 +113,7 @@ def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, 
     from memprof.analysis.compare import Run, badge_of
 
     analysis = analysed(path, device, rules)
-    report = to_builtins(redacted(analysis.report, redact, analysis))
+    report = redacted(analysis.report, redact, analysis)
     document = compared_document(analysis, page, redact)
     return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
 
@@ -124,8 +122,8 @@ def _report(path: Path, label: str, report: Report, redact: bool) -> _Column:
     from memprof.analysis.allocations.differences import holdings_of_report
     from memprof.analysis.compare import Run, badge_of
 
-    data = to_builtins(redacted(report, redact))
-    return _Column(path, label, Run("", badge_of(data), data, held=holdings_of_report(data)), None)
+    report = redacted(report, redact)
+    return _Column(path, label, Run("", badge_of(report), report, held=holdings_of_report(report)), None)
 
 
 def _comparison(path: Path, comparison: Comparison, redact: bool) -> list[_Column]:
@@ -134,13 +132,9 @@ def _comparison(path: Path, comparison: Comparison, redact: bool) -> list[_Colum
     return [
         _report(path, run.label, run.report, redact)
         if run.report is not None
-        else _Column(path, run.label, Run("", run.badge, published=_plain(run.published)), None)
+        else _Column(path, run.label, Run("", run.badge, published=run.published), None)
         for run in comparison.runs
     ]
-
-
-def _plain(published: Published | None) -> dict[str, object] | None:
-    return None if published is None else to_builtins(published)
 
 
 def _published(name: str | None) -> list[_Column]:
@@ -150,7 +144,7 @@ def _published(name: str | None) -> list[_Column]:
     from memprof.analysis.published_tables import published_columns
 
     return [
-        _Column(Path(), rows["label"], Run("", "published", published=rows), None) for rows in published_columns(name)
+        _Column(Path(), rows.label, Run("", "published", published=rows), None) for rows in published_columns(name)
     ]
 
 

@@ -62,10 +62,8 @@ def command(
     where = _address(address)
     analysis = analysed(snapshot, device, rules)
     most = None if everything else top or _DEFAULT_TOP
-    from memprof.reports.document.analysed import allocations_of, groups_of
-
-    groups = redacted_parts(groups_of(analysis.largest(most, at, category, where)), redact, analysis)
-    listed = allocations_of(analysis.explain(at, category, most, where)) if output.wants_json else ()
+    groups = redacted_parts(analysis.largest(most, at, category, where), redact, analysis)
+    listed = analysis.explain(at, category, most, where) if output.wants_json else ()
     singles = redacted_parts(listed, redact, analysis)
     _emit(groups, singles, at, output, full_stacks, analysis.timed)
 

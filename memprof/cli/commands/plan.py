@@ -12,7 +12,7 @@ from memprof.cli.option_groups import grouped
 from memprof.cli.options import executor_option
 from memprof.cli.progress import progress
 from memprof.cli.simulating import need_torch
-from memprof.cli.simulation_options import GROUPS, given_settings, run_options, settings_of, value_of
+from memprof.cli.simulation_options import GROUPS, given_settings, run_options, settings_of, value_of, with_gpu_count
 from memprof.errors import UsageError
 from memprof.report import plan as report
 from memprof.report.codec import from_builtins
@@ -76,9 +76,8 @@ def command(
 
     Exit code 4: nothing fits.
     """
-    from memprof.config.gpus import find_gpu
-
-    find_gpu(gpu)
+    single, given = with_gpu_count(gpu, config_file, given)
+    gpu = single or gpu
     if output.page is not None and output.page.suffix != ".html":
         raise UsageError(
             f"-o {output.page}: a plan is written as a page; give a name that ends in .html, or use --json."

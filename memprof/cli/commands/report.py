@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 from click.core import ParameterSource
 from msgspec.structs import replace
 
-from memprof.analysis.headline import headline_of
+from memprof.analysis.headline import with_headline
 from memprof.cli import options
 from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
 from memprof.cli.answers import redacted, report_answer
@@ -19,10 +18,6 @@ from memprof.cli.inputs import GivenRun, analysed, known_report
 from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
-from memprof.files import write_text
-from memprof.report import Report
-from memprof.report.advice import Headline
-from memprof.report.codec import dumps, from_builtins, to_builtins
 from memprof.report.run import Capacity
 
 _LISTED = 50
@@ -88,16 +83,10 @@ def command(
     how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole)
     run = _read(snapshots, step, role, how, output)
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
-    report = report if card is None else _on_card(report, card)
+    report = report if card is None else with_headline(replace(report, capacity=card))
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact, run.analysis), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
-
-
-def _on_card(report: Report, card: Capacity) -> Report:
-    """Return the report with another GPU's memory, and its headline about that."""
-    report = replace(report, capacity=card)
-    return replace(report, headline=from_builtins(headline_of(to_builtins(report)), Headline))
 
 
 def _check_advice(advise: bool, gpu: str | None) -> None:
@@ -157,37 +146,34 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
 
 
 def _read_one(path: Path, how: _Reading) -> GivenRun:
-    from memprof.advice.analyze_with_advice import ReportOf
+    from memprof.advice.analyze_with_advice import ReportBuilder
 
-    report = ReportOf(how.device, how.rules, how.listed)
+    report = ReportBuilder(how.device, how.rules, how.listed)
     if not how.whole:
         with working(f"Reading {path.name}"):
-            return GivenRun(path, from_builtins(report.once(path), Report), None)
+            return GivenRun(path, report(path), None)
     analysis = analysed(path, how.device, how.rules)
-    return GivenRun(path, from_builtins(report.of(analysis, path), Report), analysis)
+    return GivenRun(path, report.report_of(analysis, path), analysis)
 
 
 def _read_ranks(
     places: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output
 ) -> GivenRun:
     """Read the ranks of one run; read the shown rank's snapshot whole for a page or for more allocations."""
-    from memprof.advice.analyze_with_advice import ReportOf
+    from memprof.advice.analyze_with_advice import ReportBuilder
     from memprof.analysis.ranks.reading import RanksReader, read_ranks
+    from memprof.report.files import write_answer
     as_usual = how.device is None and how.rules is None
     if how.keep_json and any("://" in str(place) for place in places):
         raise UsageError("--keep-json writes beside the snapshots, and what a URL names is only read.")
     if how.keep_json and not as_usual:
         raise UsageError("--keep-json keeps reports as they are made without --device and --rules; drop those.")
-    reader = RanksReader(ReportOf(how.device, how.rules), as_usual, _write_json if how.keep_json else None)
+    reader = RanksReader(ReportBuilder(how.device, how.rules), as_usual, write_answer if how.keep_json else None)
     with working("Reading the ranks"):
         read = read_ranks(places, reader, step=step, role=role, executor=how.executor)
-    report, shown = from_builtins(read.report, Report), read.shown.snapshot
+    report, shown = read.report, read.shown.snapshot
     if shown is None or (output.page is None and how.listed == _LISTED) or known_report(shown) is not None:
         return GivenRun(read.shown.path, report, None)
     run = _read_one(shown, how)
     peak = replace(report.peak, allocations=run.report.peak.allocations)
     return GivenRun(shown, replace(report, peak=peak), run.analysis)
-
-
-def _write_json(report: Mapping[str, object], path: Path) -> None:
-    write_text(path, dumps(report))
