@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from memprof.snapshot.model import I64
 from memprof.timeline.idle_memory import idle_memory
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Group, Kind, Phase
+
+if TYPE_CHECKING:
+    from memprof.analysis.curves import Series
 
 _PHASES = list(Phase)
 _CATEGORIES = list(Category)
@@ -309,7 +312,7 @@ class Views:
         order = np.argsort(-self.timeline.size[rows], kind="stable")
         return rows[order[:top]]
 
-    def series(self, max_points: int = 4000) -> dict[str, Any]:
+    def series(self, max_points: int = 4000) -> Series:
         """Return the stacked timeline at about ``max_points`` instants (see :mod:`memprof.analysis.curves`)."""
         from memprof.analysis.curves import build_series
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from memprof.reports.document.build import build_document
 from memprof.reports.renderers import draw
 
 from memprof.analysis.counters import CountersFile, read_counters
@@ -20,6 +19,7 @@ from memprof.recording.system.host import host_parts
 from memprof.report.codec import to_builtins
 from memprof.report.run import Host
 from tests.reports.sample import sample
+from tests.reports.typed import build_document
 
 G = 2**30
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from memprof.reports.document.build import build_document
+from memprof.reports.document.build import oom_sentence
 from memprof.reports.document.model import Room
-from memprof.reports.document.summary import room_of
 from memprof.reports.html.report import render_html
 
 from memprof.analysis.report import capacity_of
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import MIB, PEAK, sample
+from tests.reports.typed import build_document, room_of
 
 CARD = 25_386_352_640  # of the sample: 24,210 MiB
 HELD = sum(PEAK.values())
@@ -131,12 +131,12 @@ def test_the_sentence_looks_ahead_and_names_the_piece() -> None:
         requested_bytes=8_713_000, device_free_bytes=10 * MIB, segment_bytes=20 * MIB, fits_defragmented=None,
         ahead=ahead,
     )  # fmt: skip
-    found = build_document(report).oom
+    found = build_document(report).report.oom
     assert found is not None
     room = room_of(report)
     assert room is not None
     assert room.sentence.endswith("For the whole step 500.00 MiB were missing.")
-    assert found.sentence == (
+    assert oom_sentence(found) == (
         "Out of memory in backward, step 1: 8.31 MiB were asked for, which takes 20.00 MiB in one piece, 10.00 MiB "
         "were free on the device. The step had still to make 850.00 MiB of optimizer state beside 6.01 GiB that it "
         "keeps: 6.84 GiB in all, 500.00 MiB more than there was."
