@@ -90,7 +90,7 @@ def write_report(path: Path, notes: Sequence[str] = ()) -> tuple[Any, dict[str, 
 
     snapshot = load_snapshot(path)
     if notes:
-        snapshot.extra["notes"] = [*(snapshot.extra.get("notes") or []), *notes]
+        snapshot = snapshot.with_run(notes=(*snapshot.run.notes, *notes))
     analysis = analyze(snapshot)
     report = analysis.to_dict()
     write_json(report, path.with_suffix(".json"))

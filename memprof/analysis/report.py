@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET, json
+from msgspec.structs import replace
+
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
 from memprof.analysis.host.growth import host_report
@@ -14,6 +17,8 @@ from memprof.analysis.peaks.counter_check import unseen_note
 from memprof.analysis.peaks.findings import findings, weights_bits
 from memprof.analysis.peaks.left_over import pass_returned
 from memprof.frame_paths import short_path
+from memprof.report.base import Model
+from memprof.snapshot.recorded_run import Device, FailedAllocation, RecordedRun, SurvivedFailure
 from memprof.timeline.block_sizes import segment_for
 from memprof.units import format_bytes
 from memprof.vocabulary import Kind
@@ -21,10 +26,9 @@ from memprof.vocabulary import Kind
 if TYPE_CHECKING:
     from memprof.analysis.breakdown import Breakdown
     from memprof.analysis.views import Views
+    from memprof.snapshot.validation import Setting
 
 _MAX_GROWTH = 50
-# The driver's answers, which are about the recorder's own device.
-_OTHER_DEVICE: dict[str, Any] = {"outside": None, "switches": []}
 _MAX_LEFTOVERS = 10
 _MAX_LARGEST = 30
 _MAX_SEEN = {"batches": 64, "lengths": 256}
@@ -39,9 +43,8 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         devices: every device of the snapshot where there are several (see :mod:`memprof.analysis.peaks.by_device`).
     """
     snapshot, device = analysis.snapshot, analysis.timeline.device
-    extra = snapshot.extra if snapshot.recorder_asked_about(device) else {**snapshot.extra, **_OTHER_DEVICE}
-    predicted, unread = _prediction(extra)
-    host, of_host = host_report(extra.get("host"), snapshot.path, int(extra.get("rank") or 0))
+    run = snapshot.run if snapshot.recorder_asked_about(device) else replace(snapshot.run, outside=None, switches=())
+    host, of_host = host_report(run.host, snapshot.path, run.rank)
     return {
         "schema": "memprof.report/1",
         "source": _source(analysis),
@@ -53,25 +56,27 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "group_own_peaks": analysis.group_own_peaks,
         "phases": [_phase(analysis, breakdown) for breakdown in analysis.phases],
         "host": host,
-        "outside": outside_report(extra.get("outside"), extra.get("samples") or []),
-        "switches": switches_report(extra.get("switches") or []),
+        "outside": outside_report(run.outside, run.samples),
+        "switches": switches_report(run.switches),
         "oom": (oom := _oom(analysis)),
         "capacity": capacity_of(snapshot.device_facts(device), oom),
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
-        "notes": _notes(analysis) + [n for n in (devices_note(devices), of_host) if n is not None] + unread,
-        **predicted,
+        "notes": _notes(analysis) + [n for n in (devices_note(devices), of_host) if n is not None],
+        **_prediction(run),
     }
 
 
-def _prediction(extra: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a simulated run's expected error and whether it fits, and notes on what is not as documented."""
-    from memprof.analysis.prediction import PARTS, usable
-
-    parts = {name: usable(name, extra[name]) for name in PARTS if extra.get(name) is not None}
-    notes = [f"memprof key: {name!r} is not as documented, ignored" for name, part in parts.items() if part is None]
-    return {name: part for name, part in parts.items() if part is not None}, notes
+def _prediction(run: RecordedRun) -> dict[str, Any]:
+    """Return what only a simulated run has: its expected error, its time, whether it fits, and other lengths."""
+    parts: dict[str, Model | None] = {
+        "expected_error": run.expected_error,
+        "estimated_time": run.estimated_time,
+        "fit": run.fit,
+        "lengths": run.lengths,
+    }
+    return {name: json.decode(json.encode(part)) for name, part in parts.items() if part is not None}
 
 
 def _files(path: str | None, redacted: bool) -> list[str]:
@@ -80,28 +85,27 @@ def _files(path: str | None, redacted: bool) -> list[str]:
 
 
 def _source(analysis: Views) -> dict[str, Any]:
-    snapshot, extra = analysis.snapshot, analysis.snapshot.extra
+    snapshot, run = analysis.snapshot, analysis.snapshot.run
     device = snapshot.device_facts(analysis.timeline.device)
-    recorded = extra.get("recorded") or {}
     return {
-        "files": _files(snapshot.path, bool(extra.get("redacted"))),
+        "files": _files(snapshot.path, run.redacted),
         "kind": str(snapshot.kind),
         "device": analysis.timeline.device,
-        "device_name": device.get("name"),
-        "device_total_bytes": device.get("total_bytes"),
+        "device_name": device.name,
+        "device_total_bytes": device.total_bytes,
         "torch": snapshot.torch,
-        "versions": extra.get("versions") or {},
+        "versions": dict(run.versions),
         "events": analysis.timeline.n_events,
-        "dropped_events": recorded.get("dropped_events") or 0,
+        "dropped_events": run.recorded.dropped_events or 0,
         "history": str(analysis.timeline.history),
         "timed": analysis.timed,
         "phases_known_by": analysis.attribution.track.source,
         "devices": snapshot.devices,
-        "rank": extra.get("rank", 0),
-        "world_size": extra.get("world_size", 1),
-        "node": extra.get("node"),
-        "config": extra.get("config"),
-        "setup": _setup(extra.get("setup")),
+        "rank": run.rank,
+        "world_size": run.world_size,
+        "node": run.node,
+        "config": run.config,
+        "setup": _setup(run.setup),
         "alloc_conf": _alloc_conf(snapshot.settings),
     }
 
@@ -114,7 +118,7 @@ def _setup(setup: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**setup, **latest}
 
 
-def _alloc_conf(settings: dict[str, Any]) -> str | None:
+def _alloc_conf(settings: Mapping[str, Setting]) -> str | None:
     """Return the allocator's settings as the environment gave them; None where the file has none."""
     text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
     return text if isinstance(text, str) else None
@@ -206,18 +210,18 @@ def _device_peak(analysis: Views) -> dict[str, Any]:
 
 def _oom(analysis: Views) -> dict[str, Any] | None:
     line = analysis.timeline
-    recorded = analysis.snapshot.extra.get("oom")
-    if recorded is not None and recorded.get("device") not in (None, line.device):
+    recorded = analysis.snapshot.run.oom
+    if recorded is not None and recorded.device not in (None, line.device):
         recorded = None
     event = _fatal_event(analysis)
     if event is None:
-        return recorded if recorded is None else {**recorded, **_held_at(analysis, recorded.get("time_us"))}
+        return None if recorded is None else _recorded_failure(analysis, recorded)
     trace = analysis.snapshot.traces[line.device]
     at = analysis.breakdown(event + 1)
     requested, told = int(trace.size[event]), int(trace.address[event])
     free = max(told, 0)  # below 0: the event does not say how much was free
-    limit = (recorded or {}).get("limit_bytes")
-    unlimited = limit is None and "limit_bytes" in (recorded or {})
+    limit = None if recorded is None or recorded.limit_bytes is UNSET else recorded.limit_bytes
+    unlimited = recorded is not None and recorded.limit_bytes is None
     room, limited = (free, False) if unlimited else _room(analysis, at, requested, free, limit)
     return {
         "requested_bytes": requested,
@@ -238,7 +242,22 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
     }
 
 
-def capacity_of(device: Mapping[str, Any], oom: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _recorded_failure(analysis: Views, recorded: FailedAllocation) -> dict[str, Any]:
+    """Return an allocation that failed without an event of its own, as in a CPU recording."""
+    optional = {"time_us": recorded.time_us, "limit_bytes": recorded.limit_bytes}
+    return {
+        "requested_bytes": recorded.requested_bytes,
+        "device_free_bytes": recorded.device_free_bytes,
+        "phase": recorded.phase,
+        "step": recorded.step,
+        "stack": list(recorded.stack),
+        **{name: value for name, value in optional.items() if value is not UNSET},
+        **({} if recorded.device is None else {"device": recorded.device}),
+        **_held_at(analysis, None if recorded.time_us is UNSET else recorded.time_us),
+    }
+
+
+def capacity_of(device: Device, oom: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the memory of the card (of the machine, for a run on a CPU), and where that is known from.
 
     Without a recorded total, what torch had reserved when memory ran out and what was free then are a lower bound:
@@ -247,9 +266,8 @@ def capacity_of(device: Mapping[str, Any], oom: Mapping[str, Any] | None) -> dic
     """
     if oom and oom.get("limited") and oom.get("limit_bytes"):
         return {"bytes": oom["limit_bytes"], "from": "limit"}
-    total = device.get("total_bytes")
-    if isinstance(total, int) and total > 0:
-        return {"bytes": total, "from": "machine" if device.get("type") == "cpu" else "device"}
+    if device.total_bytes:
+        return {"bytes": device.total_bytes, "from": "machine" if device.type == "cpu" else "device"}
     if oom and oom.get("reserved_bytes") and oom["device_free_bytes"] is not None:
         return {"bytes": oom["reserved_bytes"] + oom["device_free_bytes"], "from": "oom"}
     return None
@@ -277,12 +295,12 @@ def _fatal_event(analysis: Views) -> int | None:
     return None if analysis.snapshot.survived(int(line.event_us[event])) else event
 
 
-def _survived_notes(survived: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _survived_notes(survived: Iterable[SurvivedFailure]) -> Iterator[str]:
     """Say which allocations failed in a run that went on."""
-    for row in survived:
-        where = f"{row['phase'] or 'an unknown phase'}{'' if row['step'] is None else ' of step ' + str(row['step'])}"
+    for failure in survived:
+        where = f"{failure.phase or 'an unknown phase'}{'' if failure.step is None else f' of step {failure.step}'}"
         yield (
-            f"An allocation of {format_bytes(row['requested_bytes'])} failed in {where}; the error was caught and the "
+            f"An allocation of {format_bytes(failure.requested_bytes)} failed in {where}; the error was caught and the "
             "run went on"
         )
 
@@ -297,7 +315,7 @@ def _held_at(analysis: Views, time_us: int | None) -> dict[str, Any]:
 
 
 def _growth(analysis: Views) -> dict[str, Any]:
-    tokens = {row[0]: row[3] for row in analysis.snapshot.extra.get("steps") or [] if len(row) > 3 and row[3]}
+    tokens = {step.step: step.tokens for step in analysis.snapshot.run.steps if step.tokens}
     found = growth(analysis.timeline, analysis.attribution, tokens)
     for left in (listed := found["left_behind"][:_MAX_LEFTOVERS]):
         left["held_by"] = sorted({who for row in left.pop("rows") for who in analysis.holders.get(row, [])})
@@ -306,15 +324,14 @@ def _growth(analysis: Views) -> dict[str, Any]:
 
 
 def _notes(analysis: Views) -> list[str]:
-    extra = analysis.snapshot.extra
     notes = [*analysis.snapshot.notes, *analysis.timeline.notes, *analysis.attribution.notes]
     if analysis.unseen is not None:
         notes.insert(0, unseen_note(analysis.unseen, analysis.snapshot, analysis.timeline))
-    notes += _survived_notes(extra.get("survived") or [])
+    notes += _survived_notes(analysis.snapshot.run.survived)
     if analysis.snapshot.kind is Kind.TRACE:
         notes.append(
             "CPU runs track tensors, not allocator blocks, so allocated, active and requested bytes are equal."
         )
     if analysis.timeline.n_events and not analysis.timed and analysis.snapshot.kind is not Kind.SIMULATED:
         notes.append("The recording has no clock: how long anything took is not known, and its times count events.")
-    return list(dict.fromkeys([*notes, *(extra.get("notes") or [])]))
+    return list(dict.fromkeys([*notes, *analysis.snapshot.run.notes]))

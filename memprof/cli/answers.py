@@ -59,6 +59,8 @@ def redacted(data: Any, redact: bool, analysis: Analysis | None = None) -> Any:
     those of machines and users that the snapshot of ``analysis`` gives away."""
     if not redact:
         return data
+    from msgspec import to_builtins
+
     from memprof.redact import redact as without_names
 
-    return without_names(data, None if analysis is None else analysis.snapshot.extra)
+    return without_names(data, None if analysis is None else to_builtins(analysis.snapshot.run))

@@ -88,9 +88,11 @@ def document_of(
     report = analysis.to_dict() if (alone := report is None) else report
     allocations, elsewhere = analysis.largest(_MAX_GROUPS), analysis.explain_phases()
     if redact:
+        from msgspec import to_builtins
+
         from memprof.redact import redact as redacted
 
-        told = analysis.snapshot.extra
+        told = to_builtins(analysis.snapshot.run)
         report = redacted(report, told) if alone else report
         allocations, elsewhere = redacted(allocations, told), redacted(elsewhere, told)
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.renderers import draw
+from msgspec import to_builtins
 
 from memprof.analysis.counters import CountersFile, read_counters
 from memprof.analysis.host.growth import host_growth, host_report
 from memprof.analysis.report_files import validate
 from memprof.recording.system.host import host_parts
+from memprof.snapshot.recorded_run import HostMemory
 from tests.reports.sample import sample
 
 G = 2**30
@@ -97,13 +99,13 @@ def test_a_report_says_which_part_of_host_memory_grew(tmp_path: Path) -> None:
     file = CountersFile(tmp_path, 0, {"world_size": 1})
     for row in rows(host_pinned=0.25, host_rss=0.25):
         file.append({"step": row["step"], **row, "host_pinned": G + row["step"] * G // 4})
-    host = {"rss_bytes": 15 * G, "pinned_bytes": None}
+    host = HostMemory(rss_bytes=15 * G, pinned_bytes=None)
     found, note = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
     assert found is not None
     assert note == found["growth"]["sentence"]
     assert found["growth"]["parts"] == {"pinned": 16 * G // 4}
     assert "torch's cache of pinned memory 4.00 GiB" in found["growth"]["sentence"]
-    assert host_report(host, str(tmp_path / "step-000019.rank-1.pickle"), 1) == (host, None)
+    assert host_report(host, str(tmp_path / "step-000019.rank-1.pickle"), 1) == (to_builtins(host), None)
     assert host_report(None, str(tmp_path / "step-000019.rank-0.pickle"), 0) == (None, None)
     report = {**sample()[0], "host": found}
     validate(report)
@@ -114,8 +116,8 @@ def test_a_report_says_which_part_of_host_memory_grew(tmp_path: Path) -> None:
 
 def test_counters_that_cannot_be_read_are_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "counters.rank-0.jsonl").write_text("no counters\n")
-    host = {"rss_bytes": 15 * G, "pinned_bytes": None}
+    host = HostMemory(rss_bytes=15 * G, pinned_bytes=None)
     found, note = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
-    assert found == host
+    assert found == to_builtins(host)
     assert note is not None
     assert note.startswith("Whether host memory grew from step to step is not known: counters.rank-0.jsonl: not a ")

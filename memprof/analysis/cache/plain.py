@@ -7,10 +7,12 @@ import json
 from enum import Enum
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from memprof.attribution.result import Attribution, PhaseSpan, PhaseTrack
 from memprof.snapshot.model import Blocks, Frame, Segments, Snapshot, StackTable, Trace
+from memprof.snapshot.recorded_run import Annotation, RecordedRun
 from memprof.timeline.reserved import Regions
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import History, Kind
@@ -21,6 +23,7 @@ _CLASSES: dict[str, Any] = {
     c.__name__: c
     for c in (Snapshot, Trace, Segments, Blocks, Timeline, Regions, Attribution, PhaseTrack, PhaseSpan, Kind, History)
 }
+_STRUCTS: dict[str, type[msgspec.Struct]] = {kind.__name__: kind for kind in (Annotation, RecordedRun)}
 
 
 def written(value: Any, tables: list[Any]) -> Any:
@@ -41,6 +44,8 @@ def written(value: Any, tables: list[Any]) -> Any:
     if type(value).__name__ in _CLASSES and dataclasses.is_dataclass(value):
         fields = {f.name: written(getattr(value, f.name), tables) for f in dataclasses.fields(value)}
         return {type(value).__name__: fields}
+    if type(value).__name__ in _STRUCTS:
+        return {type(value).__name__: msgspec.to_builtins(value)}
     if type(value) in (dict, list) and is_json(value):
         return {"plain": value}
     if type(value) is dict:
@@ -78,5 +83,7 @@ def built(node: Any, tables: list[Any]) -> Any:
         ends = np.cumsum(built(content[1], tables)).tolist()
         ids = tuple(built(content[2], tables).tolist())
         return StackTable(frames, [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)])
+    if kind in _STRUCTS:
+        return msgspec.convert(content, _STRUCTS[kind])
     fields = {name: built(part, tables) for name, part in content.items()} if type(content) is dict else None
     return _CLASSES[kind](content) if fields is None else _CLASSES[kind](**fields)

@@ -7,8 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from memprof.analysis.counters import read_counters
 from memprof.errors import InputError
+from memprof.snapshot.recorded_run import HostMemory
 from memprof.units import GIB
 
 #: The parts of host memory, and their words. Arenas are part of private memory, pinned memory of none of the others.
@@ -58,7 +61,7 @@ def host_growth(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def host_report(
-    host: Mapping[str, Any] | None, snapshot: str | None, rank: int
+    host: HostMemory | None, snapshot: str | None, rank: int
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Return a report's ``host``, with ``growth`` from the counters that the run keeps beside its snapshots; and a
     note: how it grew, or why that is not known.
@@ -67,15 +70,18 @@ def host_report(
         host: what the snapshot holds; None for somebody else's, whose neighbours are not read.
         snapshot: its path, if it was read from a file.
     """
-    if host is None or snapshot is None:
-        return None if host is None else dict(host), None
+    if host is None:
+        return None, None
+    plain: dict[str, Any] = msgspec.to_builtins(host)
+    if snapshot is None:
+        return plain, None
     counters = counters_beside(Path(snapshot), rank)
     try:
         found = host_growth(read_counters(counters).steps) if counters.is_file() else None
     except InputError as error:
         why = str(error).replace(str(counters), counters.name)
-        return dict(host), f"Whether host memory grew from step to step is not known: {why}"
-    return (dict(host), None) if found is None else ({**host, "growth": found}, found["sentence"])
+        return plain, f"Whether host memory grew from step to step is not known: {why}"
+    return (plain, None) if found is None else ({**plain, "growth": found}, found["sentence"])
 
 
 def counters_beside(snapshot: Path, rank: int) -> Path:

@@ -63,8 +63,8 @@ def _device(view: Views, shown: bool) -> dict[str, Any]:
     peak, device_peak = view.peak, view.device_peak
     return {
         "device": view.timeline.device,
-        "device_name": facts.get("name"),
-        "device_total_bytes": facts.get("total_bytes"),
+        "device_name": facts.name,
+        "device_total_bytes": facts.total_bytes,
         "shown": shown,
         "peak": {
             **{name: getattr(peak, name) for name in _OF_PEAK},

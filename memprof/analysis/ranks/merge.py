@@ -10,7 +10,7 @@ from typing import Any
 from memprof.analysis.ranks.across import across
 from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError
-from memprof.snapshot.extra import MOST_RANKS
+from memprof.report.base import MOST_RANKS
 
 
 def merged(
