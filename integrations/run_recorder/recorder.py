@@ -16,6 +16,7 @@ from memprof.recording.guard import Door, on_stderr
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.recording.system.signals import Interrupts, Terminations, delayed_termination
+from memprof.report import Report
 
 
 class RunRecorder:
@@ -33,7 +34,7 @@ class RunRecorder:
         world_size: int = 1,
         max_disk: int | None = None,
         rescue: Callable[[], None] = lambda: None,
-        reported: Callable[[dict[str, Any]], None] | None = None,
+        reported: Callable[[Report], None] | None = None,
     ) -> None:
         self.writing = Writing(folder, rank, world_size, max_disk, reported)
         self.session: Session | None = None

@@ -25,6 +25,7 @@ from memprof.recording.guard import Door, Seams
 from memprof.recording.session import Session
 from memprof.recording.system.host import host_parts, pinned_bytes, rss_bytes
 from memprof.units import GIB
+from memprof.vocabulary import Category, Group
 
 if TYPE_CHECKING:
     from memprof.report import Report
@@ -217,8 +218,8 @@ def _scalars(sizes: Mapping[str, int]) -> dict[str, float]:
     return {f"memory/{name}": n / GIB for name, n in sizes.items()}
 
 
-def _known(sizes: Mapping[str, int]) -> dict[str, int]:
-    return {name: int(n) for name, n in sizes.items() if n}
+def _known(sizes: Mapping[Category, int] | Mapping[Group, int]) -> dict[str, int]:
+    return {str(name): n for name, n in sizes.items() if n}
 
 
 def _host(on_device: bool) -> dict[str, int | None]:

@@ -18,7 +18,8 @@ from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN, wide_margin
 from memprof.config.gpus import CONTEXT_BYTES
 from memprof.errors import InputError, UsageError
-from memprof.report.codec import dumps
+from memprof.report.codec import dumps, from_builtins
+from memprof.report.comparison import Comparison
 from memprof.vocabulary import GROUP_OF, Category, Group
 from tests.report.plain import compare, holdings_of_report
 from tests.reports.compared import as_run, leaner, published_comparison, sample_comparison

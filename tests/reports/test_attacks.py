@@ -22,6 +22,7 @@ from memprof.analysis.compare import Run
 from memprof.cli import main
 from memprof.cli.answers import comparison_answer, report_answer
 from memprof.errors import InputError
+from tests.report.plain import compare
 from tests.reports.typed import comparison_of, report_of
 
 #: Colours, a link (OSC 8), the clipboard (OSC 52), C1 controls, an overwritten line, turned reading, markup, a script.
