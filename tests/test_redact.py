@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memprof.reports.document.build import build_document
 
 from memprof.analysis.report_files import validate
 from memprof.frame_paths import short_path
 from memprof.redact import HIDDEN, redact, redact_snapshot, redact_text
 from tests.reports.sample import sample
+from tests.reports.typed import build_document
 
 
 @pytest.mark.parametrize(

@@ -216,8 +216,6 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             from memprof.reports.document.build import build_document
             from memprof.reports.notebook import document_fragment
 
-            from memprof.report.codec import to_builtins
-
-            return document_fragment(build_document(to_builtins(self.result.reports[self.result.highest])), link)
+            return document_fragment(build_document(self.result.reports[self.result.highest]), link)
         address = html.escape(link, quote=True)
         return f"<pre>{html.escape(self.result.table)}</pre>" + (f'<a href="{address}">{address}</a>' if link else "")

@@ -174,17 +174,12 @@ def _document_of(path: Path) -> Document | None:
 
 
 def _show(result: Result, folder: Path, document: Document, whole: Report) -> None:
-    from memprof.reports.document.page_title import subtitle_of, title_of
+    from memprof.reports.document.page_title import title_of
     from memprof.reports.document.ranks import ranks_of
     from memprof.reports.html.report import write_html
     from memprof.reports.terminal import report as terminal
 
-    from memprof.report.codec import to_builtins
-
-    plain = to_builtins(whole)
-    document = document._replace(
-        report=plain, ranks=ranks_of(plain), title=title_of(plain), subtitle=subtitle_of(plain)
-    )
+    document = document._replace(report=whole, ranks=ranks_of(whole), title=title_of(whole))
     result.table = terminal.render_short(document)
     write_html(document, folder / "report.html")
     result.page = folder / "report.html"

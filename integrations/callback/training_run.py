@@ -281,11 +281,9 @@ class TrainingRun:
 
     def _reported(self, report: Report) -> None:
         """Log what a recording says, while the run goes."""
-        from memprof.report.codec import to_builtins
-
         trainer = self._trainer()
         if self._tracking is not None and trainer is not None:
-            self._tracking.reported(trainer, to_builtins(report))
+            self._tracking.reported(trainer, report)
 
     def _stop_session(self) -> None:
         self._phases.forget()

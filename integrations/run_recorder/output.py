@@ -88,19 +88,11 @@ def write_report(path: Path) -> Analysis:
     """Analyse one snapshot, write its JSON beside it, and return the analysis. MemprofError where that cannot be
     done."""
     from memprof.advice.analyze_with_advice import analyze
+    from memprof.report.files import write_answer
 
     analysis = analyze(path)
-    _write_json(analysis.report, path)
+    write_answer(analysis.report, path.with_suffix(".json"))
     return analysis
-
-
-def _write_json(report: Report, snapshot: Path) -> None:
-    from memprof.reports.json import write_json
-
-    from memprof.report.codec import to_builtins
-
-    write_json(to_builtins(report), snapshot.with_suffix(".json"))
-
 
 def _summarise(result: Result, folder: Path, page: bool, notes: Sequence[str]) -> None:
     for path in result.snapshots:
@@ -112,19 +104,18 @@ def _summarise(result: Result, folder: Path, page: bool, notes: Sequence[str]) -
 
 def _add_notes(result: Result, path: Path, folder: Path, page: bool, notes: Sequence[str]) -> None:
     """Add notes to the highest snapshot's JSON, its page and its table."""
-    from memprof.reports.document.build import build_document
+    from memprof.reports.document.build import notes_of
     from msgspec.structs import replace
 
-    from memprof.report.codec import to_builtins
+    from memprof.report.files import write_answer
 
     if result.drawn != path:  # a higher one was deleted
         add_report(result, path, folder, page)
     report = result.reports[path]
     report = replace(report, notes=tuple(dict.fromkeys([*report.notes, *notes])))
     result.reports[path] = report
-    _write_json(report, path)
-    plain = to_builtins(report)
-    result.document = result.document._replace(report=plain, notes=build_document(plain).notes)
+    write_answer(report, path.with_suffix(".json"))
+    result.document = result.document._replace(report=report, notes=notes_of(report))
     _render(result, folder / "report.html" if page else None)
 
 

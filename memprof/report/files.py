@@ -1,4 +1,4 @@
-"""Read memprof's own JSON files: reports, explanations, comparisons and plans."""
+"""Read and write memprof's own JSON files: reports, explanations, comparisons and plans."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from memprof.errors import InputError
-from memprof.files import refuse_special
+from memprof.files import refuse_special, write_text
 from memprof.report.base import Model
-from memprof.report.codec import ANSWERS, parse
+from memprof.report.codec import ANSWERS, parse, to_json
 from memprof.report.report import Report
 from memprof.text import clean_text
 
@@ -52,6 +52,15 @@ def read_report(path: Path) -> Report | None:
         InputError: as :func:`read_answer` raises, or the file is another answer.
     """
     return expected(read_answer(path), Report, path, "give a snapshot or a report")
+
+
+def write_answer(answer: Model, path: Path) -> None:
+    """Write an answer's JSON, complete or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, to_json(answer))
 
 
 def expected(answer: Model | str | None, kind: type[_A], path: Path, instead: str) -> _A | None:

@@ -80,10 +80,10 @@ def test_the_command_puts_measured_and_simulated_side_by_side(
     recorded: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from click.testing import CliRunner
-    from memprof.reports.document.comparison import build_comparison
 
     from memprof.analysis.report_files import validate
     from memprof.cli import main
+    from tests.reports.typed import build_comparison
 
     folder, report = recorded
     monkeypatch.setenv("MEMPROF_CACHE", str(folder / "cache"))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.json import dumps
 
 from memprof.analysis.allocations.differences import holdings_of_analysis, stack_key, surplus
 from memprof.analysis.analysis import analyze
@@ -19,7 +18,7 @@ from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN, wide_margin
 from memprof.config.gpus import CONTEXT_BYTES
 from memprof.errors import InputError, UsageError
-from memprof.report.codec import from_builtins
+from memprof.report.codec import dumps, from_builtins
 from memprof.report.comparison import Comparison
 from memprof.vocabulary import GROUP_OF, Category, Group
 from tests.report.plain import compare, holdings_of_report

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.json import dumps
 
 from memprof.analysis.report_files import validate
+from memprof.report.codec import dumps
 from tests.cli.test_cli import call, json_of, shell
 from tests.reports.compared import leaner
 from tests.reports.sample import sample

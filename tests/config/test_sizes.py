@@ -87,7 +87,7 @@ def test_host_memory_is_a_size_too() -> None:
 
 def test_commands_refuse_a_bare_number_and_know_cards(tmp_path: Path) -> None:
     pytest.importorskip("trl")
-    from memprof.reports.json import dumps
+    from memprof.report.codec import dumps
 
     report, script = tmp_path / "report.json", tmp_path / "train.py"
     report.write_text(dumps(sample()[0]), encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document
 
 from memprof.analysis.compare import Run
@@ -14,6 +13,7 @@ from memprof.vocabulary import GROUP_OF, Category, Group
 from tests.report.plain import as_run as plain_run
 from tests.report.plain import compare, holdings_of_report
 from tests.reports.sample import HOSTILE, MIB, hostile, sample
+from tests.reports.typed import build_document
 
 CAPACITY = 7 * 2**30
 

@@ -23,6 +23,7 @@ from memprof.cli import main
 from memprof.cli.answers import comparison_answer, report_answer
 from memprof.errors import InputError
 from tests.report.plain import compare
+from tests.reports.typed import comparison_of, report_of
 
 #: Colours, a link (OSC 8), the clipboard (OSC 52), C1 controls, an overwritten line, turned reading, markup, a script.
 ATTACK = (
@@ -119,7 +120,7 @@ def _holds_no_attack(html: str) -> None:
 
 
 def test_a_page_escapes_and_says_which_scripts_may_run(attacked: Analysis, report: dict[str, Any]) -> None:
-    html = render(report_answer("report", report, attacked), "html")
+    html = render(report_answer("report", report_of(report), attacked), "html")
     _holds_no_attack(html)
     policy = re.search(r'http-equiv="?Content-Security-Policy"? content="([^"]+)"', html, re.IGNORECASE)
     assert policy
@@ -136,7 +137,7 @@ def test_a_notebook_escapes(attacked: Analysis) -> None:
 
 
 def test_a_comparison_escapes(attacked: Analysis, report: dict[str, Any]) -> None:
-    compared = compare([Run(f"one{ATTACK}", "measured", report), Run("two", "measured", report)])
+    compared = comparison_of(compare([Run(f"one{ATTACK}", "measured", report), Run("two", "measured", report)]))
     for style in ("text", "markdown", "json"):
         assert not CONTROL.search(render(comparison_answer(compared, [None, None]), style))
     _holds_no_attack(render(comparison_answer(compared, [None, None]), "html"))

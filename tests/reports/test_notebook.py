@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import build_document
 from memprof.reports.notebook import document_fragment
 
 from memprof import analyze
 from memprof.errors import InputError
 from tests.attribution.runs import Run, train
+from tests.reports.typed import build_document
 from tests.synthetic import SnapshotBuilder
 
 MIB = 2**20

@@ -9,7 +9,6 @@ from typing import BinaryIO
 
 import click
 
-from memprof.cli.answers import redacted
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.options import RECORDING, redact_option
 from memprof.errors import InputError
@@ -46,7 +45,10 @@ def command(log: Path, output: Output, redact: bool) -> None:
             "only."
         )
         raise InputError(f"{name} holds no out-of-memory message. {what}")
-    answer = redacted(answer, redact)
+    if redact:
+        from memprof.redact import redact as without_names
+
+        answer = without_names(answer)
     emit(Answer("oom", answer, lambda: answer), output)
 
 

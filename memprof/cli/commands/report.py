@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 from click.core import ParameterSource
+from msgspec.structs import replace
 
 from memprof.analysis.headline import with_headline
 from memprof.cli import options
@@ -17,8 +18,7 @@ from memprof.cli.inputs import GivenRun, analysed, known_report
 from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
-from memprof.report import Report
-from memprof.report.codec import from_builtins, to_builtins
+from memprof.report.run import Capacity
 
 _LISTED = 50
 
@@ -78,12 +78,12 @@ def command(
     minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
-    card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}
+    card = None if capacity is None else Capacity(bytes=capacity_bytes(capacity), source="option")
     whole = output.page is not None or redact
     how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole)
     run = _read(snapshots, step, role, how, output)
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
-    report = report if card is None else to_builtins(with_headline(from_builtins({**report, "capacity": card}, Report)))
+    report = report if card is None else with_headline(replace(report, capacity=card))
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact, run.analysis), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
@@ -151,9 +151,9 @@ def _read_one(path: Path, how: _Reading) -> GivenRun:
     report = ReportBuilder(how.device, how.rules, how.listed)
     if not how.whole:
         with working(f"Reading {path.name}"):
-            return GivenRun(path, to_builtins(report(path)), None)
+            return GivenRun(path, report(path), None)
     analysis = analysed(path, how.device, how.rules)
-    return GivenRun(path, to_builtins(report.report_of(analysis, path)), analysis)
+    return GivenRun(path, report.report_of(analysis, path), analysis)
 
 
 def _read_ranks(
@@ -162,25 +162,18 @@ def _read_ranks(
     """Read the ranks of one run; read the shown rank's snapshot whole for a page or for more allocations."""
     from memprof.advice.analyze_with_advice import ReportBuilder
     from memprof.analysis.ranks.reading import RanksReader, read_ranks
-
+    from memprof.report.files import write_answer
     as_usual = how.device is None and how.rules is None
     if how.keep_json and any("://" in str(place) for place in places):
         raise UsageError("--keep-json writes beside the snapshots, and what a URL names is only read.")
     if how.keep_json and not as_usual:
         raise UsageError("--keep-json keeps reports as they are made without --device and --rules; drop those.")
-    reader = RanksReader(ReportBuilder(how.device, how.rules), as_usual, _keep if how.keep_json else None)
+    reader = RanksReader(ReportBuilder(how.device, how.rules), as_usual, write_answer if how.keep_json else None)
     with working("Reading the ranks"):
         read = read_ranks(places, reader, step=step, role=role, executor=how.executor)
-    report, shown = to_builtins(read.report), read.shown.snapshot
+    report, shown = read.report, read.shown.snapshot
     if shown is None or (output.page is None and how.listed == _LISTED) or known_report(shown) is not None:
         return GivenRun(read.shown.path, report, None)
     run = _read_one(shown, how)
-    peak = {**report["peak"], "allocations": run.report["peak"]["allocations"]}
-    return GivenRun(shown, {**report, "peak": peak}, run.analysis)
-
-
-def _keep(report: Report, path: Path) -> None:
-    """Write a rank's report; importable by name, as it runs in other processes."""
-    from memprof.reports.json import write_json
-
-    write_json(to_builtins(report), path)
+    peak = replace(report.peak, allocations=run.report.peak.allocations)
+    return GivenRun(shown, replace(report, peak=peak), run.analysis)

@@ -125,7 +125,7 @@ def command(
         run = SettingsRun(settings, gpu)
     with working(f"Simulating {run.label}"):
         outcome = run.outcome(completion_lengths, workers, executor)
-    emit_simulated(report_answer("simulate", outcome.analysis.to_dict(), outcome.analysis), outcome, output)
+    emit_simulated(report_answer("simulate", outcome.analysis.report, outcome.analysis), outcome, output)
 
 
 def _changes_of(values: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memprof.reports.document.build import build_document
 from memprof.reports.document.ranks import ranks_of
 from memprof.reports.html.report import render_html
 
@@ -26,6 +25,7 @@ from tests.analysis.ranks.simulated import many_ranks, rank_report
 from tests.report.plain import across, fullest, merged, rank_summary
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import HOSTILE, MIB, sample
+from tests.reports.typed import build_document
 
 
 def summaries(*factors: float) -> list[dict[str, Any]]:
