@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from memprof.report import Report
 
 
-
 class RunRecorder:
     """Hold the session that runs, write it when memory runs out or the process is ended, report when all is over.
 
