@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.integrations.run_recorder.output import Result, say, say_oom, summarise
 from memprof.integrations.run_recorder.writing import Writing
@@ -16,6 +16,9 @@ from memprof.recording.guard import Door, on_stderr
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.recording.system.signals import Interrupts, Terminations, delayed_termination
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 
 class RunRecorder:
@@ -33,7 +36,7 @@ class RunRecorder:
         world_size: int = 1,
         max_disk: int | None = None,
         rescue: Callable[[], None] = lambda: None,
-        reported: Callable[[dict[str, Any]], None] | None = None,
+        reported: Callable[[Report], None] | None = None,
     ) -> None:
         self.writing = Writing(folder, rank, world_size, max_disk, reported)
         self.session: Session | None = None

@@ -28,6 +28,7 @@ from memprof.units import GIB
 
 if TYPE_CHECKING:
     from memprof.report import Report
+    from memprof.vocabulary import Category, Group
 
 # A row's sizes that are highest values: over several steps the highest counts, of the others the newest.
 _PEAKS = ("peak_allocated", "peak_reserved")
@@ -217,8 +218,8 @@ def _scalars(sizes: Mapping[str, int]) -> dict[str, float]:
     return {f"memory/{name}": n / GIB for name, n in sizes.items()}
 
 
-def _known(sizes: Mapping[str, int]) -> dict[str, int]:
-    return {name: int(n) for name, n in sizes.items() if n}
+def _known(sizes: Mapping[Category, int] | Mapping[Group, int]) -> dict[str, int]:
+    return {str(name): n for name, n in sizes.items() if n}
 
 
 def _host(on_device: bool) -> dict[str, int | None]:

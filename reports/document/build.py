@@ -26,7 +26,7 @@ from memprof.reports.document.text import (
 from msgspec.structs import replace
 
 from memprof._version import __version__
-from memprof.analysis.allocations.alike import fold
+from memprof.analysis.allocations.alike import TimedGroup, fold
 from memprof.analysis.headline import headline_of
 from memprof.analysis.host.growth import PARTS as HOST_PARTS
 from memprof.report import Report
@@ -68,7 +68,8 @@ def document_of(
         exact: up to how many events the timeline has every one.
         report: the report if it says more than the analysis alone (the other ranks), redacted already.
     """
-    found, groups, others = report or analysis.report, analysis.largest(_MAX_GROUPS), analysis.explain_phases()
+    found, others = report or analysis.report, analysis.explain_phases()
+    groups: tuple[TimedGroup, ...] = analysis.largest(_MAX_GROUPS)
     if redact:
         from memprof.report.redacted import redacted, redacted_parts
 
