@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "config": ("hold a run's settings, model shapes, GPUs, optimizers; say what fits", ()),
     "analysis": (
         "say everything about a run as plain data",
-        ("attribution", "config", "timeline", "snapshot", "executors", "report"),
+        ("attribution", "config", "timeline", "allocator", "snapshot", "executors", "report"),
     ),
     "compat": ("name, check and patch what is private in other packages", ()),
     "assistants": ("answer assistants: run commands for them, read-only", ()),

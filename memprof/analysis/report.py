@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
+from memprof.allocator.settings import conf_text
 from memprof.analysis.allocations.alike import without_lives
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
@@ -136,7 +137,7 @@ def _source(analysis: Views) -> Source:
         node=extra.get("node"),
         config=extra.get("config"),
         setup=_setup(extra.get("setup")),
-        alloc_conf=_alloc_conf(snapshot.settings),
+        alloc_conf=conf_text(snapshot.settings),
     )
 
 
@@ -146,12 +147,6 @@ def _setup(setup: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     latest = {name: setup[name][-most:] for name, most in _MAX_SEEN.items() if isinstance(setup.get(name), list)}
     return {**setup, **latest}
-
-
-def _alloc_conf(settings: dict[str, Any]) -> str | None:
-    """Return the allocator's settings as the environment gave them; None where the file has none."""
-    text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
-    return text if isinstance(text, str) else None
 
 
 def _peak(analysis: Views, allocations: int | None) -> Peak:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.derived import BY_NUMBERS, VALUES
 from memprof.oom.failure import Failure, Frame
@@ -21,8 +21,8 @@ from memprof.oom.knowledge_files import FactRule, facts_file
 
 Value = str | int | float | bool | None
 
-# As torch comes; a message does not say what was set.
-_ALLOCATOR = AllocatorSettings()
+# The allocator's settings if the log shows them, in a command line, a script or a list of the environment.
+_CONF = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?\]?\s{0,3}[=:,]\s{0,3}['\"]?([\w:.,\[\]>]{3,400})")
 _NEAR, _INNER = 12, 6
 _LONGEST_CODE = 90
 # What torch's own message proposes is not what was set.
@@ -218,7 +218,8 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
     places = "\n".join(f"{frame.path}:{frame.function}" for frame in failure.frames)
     version = next((v for text in (places, failure.text, failure.around, failure.head) if (v := _version(text))), None)
     oldest = _oldest_wording(failure)
-    numbers = _numbers(failure, parts)
+    surroundings = _PROPOSED.sub(" ", f"{failure.head}\n{failure.around}")
+    numbers = _numbers(failure, parts, _allocator_in(surroundings))
     if failure.kind != "device":
         numbers.update({name: failure.facts[name] for name in ("total", "free") if name in failure.facts})
     told: dict[str, Value] = {
@@ -230,7 +231,13 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
     return Facts({**failure.facts, **numbers, **words, **told}, failure)
 
 
-def _numbers(failure: Failure, parts: Parts) -> dict[str, Value]:
+def _allocator_in(text: str) -> AllocatorSettings:
+    """Return the allocator's settings that a log shows; torch's defaults if it shows none."""
+    found = _CONF.search(text)
+    return settings_of({"PYTORCH_CUDA_ALLOC_CONF": found[1].rstrip(".,")} if found else {})
+
+
+def _numbers(failure: Failure, parts: Parts, allocator: AllocatorSettings) -> dict[str, Value]:
     asked, allocated = failure.requested, parts.allocated
     return {
         **{k: v for k, v in asdict(parts).items() if k not in ("processes", "contradictions", "own_process")},
@@ -243,7 +250,7 @@ def _numbers(failure: Failure, parts: Parts) -> dict[str, Value]:
         "missing": missing_bytes(failure),
         "idle": parts.cached or 0,
         "live": None if not failure.total or allocated is None else allocated / failure.total,
-        "piece": None if asked is None else _ALLOCATOR.segment_size(_ALLOCATOR.round_size(asked)),
+        "piece": None if asked is None else allocator.segment_size(allocator.round_size(asked)),
         "processes": len(parts.processes),
         "silent": sum(not held for _, held in parts.processes),
         "pid": parts.processes[0][0] if len(parts.processes) == 1 else failure.facts.get("pid"),

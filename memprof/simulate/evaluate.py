@@ -77,7 +77,8 @@ def _judged(
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
     room = room_bytes(gpu, margin_kept(analysis))
-    if int(analysis.timeline.active.max()) > room:
+    limited = raw["memprof"]["oom"] is not None  # by the process's own memory fraction: the GPU had no limit
+    if limited or int(analysis.timeline.active.max()) > room:
         return _outcome(raw, analysis, verdict_of(analysis, gpu, fits=False, flushes=False))
     ensemble = ensemble_of(analysis, gpu)
     own = analysis.device_peak.reserved_bytes <= room
@@ -87,7 +88,7 @@ def _judged(
     if own or ensemble.failed:
         return _outcome(raw, analysis, verdict)
     if not again:
-        reserved = reserved_within(analysis.timeline.program(), allocator_of(analysis), room)
+        reserved = reserved_within(analysis.timeline.program(), allocator_of(analysis, gpu), room)
         return _outcome(raw, analysis, verdict.squeezed(reserved))
     squeezed_raw = run(room)
     if squeezed_raw["memprof"]["oom"] is not None:

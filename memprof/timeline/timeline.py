@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.allocator.replay import Program
+from memprof.allocator.settings import settings_of
 from memprof.errors import InputError
 from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace, distinct
 from memprof.timeline.block_sizes import row_sizes
@@ -149,10 +150,12 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     trace = snapshot.traces.get(device) or _no_events()
     blocks, segments = snapshot.blocks.get(device), snapshot.segments.get(device)
     notes: list[str] = []
+    settings = settings_of(snapshot.settings)
+    notes += settings.notes
     rows = pair_blocks(trace, blocks, segments, notes)
-    regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments)
+    regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments, settings)
     add_pools(rows, trace, regions)
-    sizes = row_sizes(rows, snapshot, regions, notes)
+    sizes = row_sizes(rows, snapshot.kind, settings, regions, notes)
     _note_strays(rows, blocks, len(trace), notes)
     timeline = _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
     timeline = replace(timeline, history=_history(snapshot, trace, rows))

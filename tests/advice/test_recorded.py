@@ -47,8 +47,8 @@ def _peak(settings: Any) -> int:
 
 def test_advice_comes_true(recorded: tuple[Path, dict[str, Any]]) -> None:
     from memprof.advice.candidates import candidates_for
-    from memprof.advice.recorded_run import run_of
     from memprof.config.from_recording import place_model, settings_like
+    from tests.report.plain import run_of
 
     folder, report = recorded
     likeness = settings_like(report["source"])

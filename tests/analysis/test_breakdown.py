@@ -87,10 +87,10 @@ def test_pending_free_is_active_but_not_allocated(tmp_path: Path) -> None:
 
 def test_explain_finds_a_block_by_an_address_inside_it(trained: Analysis) -> None:
     weights = trained.explain("peak", category="weights")
-    assert [a["bytes"] for a in weights] == [100 * MIB]
-    assert trained.explain("peak", address=weights[0]["address"] + 4096) == weights
+    assert [a.bytes for a in weights] == [100 * MIB]
+    assert trained.explain("peak", address=weights[0].address + 4096) == weights
     assert len(trained.explain("peak", top=2)) == 2
-    sizes = [a["bytes"] for a in trained.explain("peak")]
+    sizes = [a.bytes for a in trained.explain("peak")]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == trained.peak.active_bytes
 

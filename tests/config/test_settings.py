@@ -193,7 +193,8 @@ def test_no_card_has_more_than_its_name_says() -> None:
         "RTX 4060": 8, "RTX 4060 Laptop": 8, "RTX 4060 Ti 8GB": 8, "RTX 4060 Ti 16GB": 16, "RTX 4070 Laptop": 8,
         "RTX 4070 SUPER": 12, "RTX 4080 Laptop": 12, "RTX 4090 Laptop": 16, "RTX 5060": 8, "RTX 5060 Ti 8GB": 8,
         "RTX 5060 Ti 16GB": 16, "RTX 5070": 12, "RTX 5070 Ti Laptop": 12, "RTX 5080 Laptop": 16, "RTX 5090 Laptop": 24,
-        "A4000": 16, "A5000": 24, "A30": 24, "L40": 48, "MI350X": 288, "MI355X": 288, "Max 1550": 64, "Arc A770": 16, "Arc B580": 12,
+        "A4000": 16, "A5000": 24, "A30": 24, "L40": 48, "MI350X": 288, "MI355X": 288, "Max 1550": 64, "Arc A770": 16,
+        "Arc B580": 12,
     }  # fmt: skip
     assert {gpu.name for gpu in known_gpus()} == named.keys()
     for gpu in known_gpus():

@@ -16,12 +16,13 @@ from markdown_it import MarkdownIt
 from memprof.reports.renderers import render
 
 from benchmarks.faults import inputs
-from memprof.advice.analyze_with_advice import ReportOf, analyze
+from memprof.advice.analyze_with_advice import ReportBuilder, analyze
 from memprof.analysis.analysis import Analysis
-from memprof.analysis.compare import Run, compare
+from memprof.analysis.compare import Run
 from memprof.cli import main
 from memprof.cli.answers import comparison_answer, report_answer
 from memprof.errors import InputError
+from tests.report.plain import compare
 from tests.reports.typed import comparison_of, report_of
 
 #: Colours, a link (OSC 8), the clipboard (OSC 52), C1 controls, an overwritten line, turned reading, markup, a script.
@@ -83,7 +84,7 @@ def attacked(path: Path) -> Analysis:
 
 @pytest.fixture(scope="module")
 def report(attacked: Analysis, path: Path) -> dict[str, Any]:
-    found = ReportOf().of(attacked, path)
+    found = ReportBuilder().of(attacked, path)
     assert "evil" in json.dumps(found), "no attack came as far as the report"
     return found
 

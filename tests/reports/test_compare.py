@@ -15,12 +15,13 @@ from memprof.reports.html.compare import render_comparison as render_page
 from memprof.reports.renderers import draw
 from memprof.reports.terminal.screen import write_to
 
-from memprof.analysis.compare import Run, compare
+from memprof.analysis.compare import Run
 from memprof.analysis.headline import change_words
 from memprof.analysis.published_tables import published_columns
 from memprof.report.codec import to_json
 from memprof.text import clean_text
 from memprof.units import gib
+from tests.report.plain import compare
 from tests.reports.compared import as_run, hostile_comparison, leaner, published_comparison, sample_comparison
 from tests.reports.html.test_html import Page, packed
 from tests.reports.sample import HOSTILE, sample

@@ -14,9 +14,9 @@ from memprof.reports.document.model import AllocationRow
 from memprof.reports.terminal.screen import console_of, text_of
 from memprof.reports.terminal.table import draw_table, shorten_left
 
-from memprof.analysis.allocations.alike import fold
 from memprof.analysis.analysis import Analysis, analyze
 from memprof.units import gib
+from tests.report.plain import fold
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import hostile, sample
 from tests.reports.test_terminal import same

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 
 MIB = 2**20
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 from memprof.errors import InputError
 from memprof.snapshot import Action, BlockState, Frame, load_snapshot, save_snapshot, snapshot_from_raw
 from memprof.snapshot.unpickle import plain_from_bytes

@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.allocator.rounding import AllocatorSettings
-from memprof.allocator.settings import settings_of
+from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.snapshot import Action, Snapshot, load_snapshot
 from memprof.timeline.block_sizes import round_sizes
 from memprof.timeline.timeline import Timeline, build_timeline

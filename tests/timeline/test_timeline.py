@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memprof.allocator.rounding import AllocatorSettings
-from memprof.allocator.settings import settings_of
+from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.errors import InputError
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.block_sizes import block_sizes

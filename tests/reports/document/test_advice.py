@@ -11,8 +11,7 @@ from memprof.reports.document.advice import advice_basis, advice_words, whole_st
 from memprof.reports.html.report import render_html, write_html
 from memprof.reports.renderers import draw
 
-from memprof.advice.ranking import ranked
-from memprof.analysis.headline import headline_of
+from tests.report.plain import headline_of, ranked
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import MIB, sample
 from tests.reports.typed import build_document, report_of
@@ -31,7 +30,7 @@ def _entry(action: str, gib: float, **more: Any) -> dict[str, Any]:
 def _report(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The sample on a card that it nearly fills, its advice in the order in which it is written."""
     report = {**sample()[0], "capacity": {"bytes": 9 * GIB, "from": "option"}, **more}
-    return {**report, "advice": ranked(entries, report)}
+    return {**report, "advice": ranked(entries, report.get("oom"))}
 
 
 def test_what_keeps_the_gradients_goes_first_unless_it_saves_little() -> None:
