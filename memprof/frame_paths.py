@@ -27,10 +27,10 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from memprof.files import read_toml
 
@@ -91,10 +91,19 @@ def _below(package: Path) -> Iterator[OwnFolder]:
             yield beside.as_posix() + "/", f"memprof/{name}"
 
 
-def recorded_own_folders(extra: Mapping[str, Any]) -> tuple[OwnFolder, ...]:
-    """Return the folders of the memprof that recorded, from a snapshot's ``"memprof"`` key (``extra``)."""
-    rows = extra.get("own_folders") or []
-    return tuple((str(folder), str(name)) for folder, name, *_ in rows if folder and str(name).split("/")[0] == OWN)
+class RecordedFolder(Protocol):
+    """A folder that a snapshot names, and what it is imported as."""
+
+    @property
+    def folder(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+def recorded_own_folders(recorded: Iterable[RecordedFolder]) -> tuple[OwnFolder, ...]:
+    """Return the folders of the memprof that recorded a snapshot, from the ``own_folders`` of its run."""
+    return tuple((own.folder, own.name) for own in recorded if own.folder and own.name.split("/")[0] == OWN)
 
 
 def text_path(frame: str) -> FramePath:

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "_native": ("run the slowest loops in C, where they could be built", ()),
     "executors": ("run work in other processes and on clusters", ()),
     "report": ("describe runs, comparisons and plans as typed data: memprof's JSON", ()),
-    "snapshot": ("read and write snapshot files, safely", ("_native",)),
+    "snapshot": ("read and write snapshot files, safely", ("_native", "report")),
     "allocator": ("model the caching allocator: its rules and settings", ("_native",)),
     "timeline": ("rebuild lifetimes, block sizes and reserved memory", ("snapshot", "allocator")),
     "attribution": ("decide what each allocation is for: evidence and rules", ("timeline", "snapshot")),

@@ -88,7 +88,6 @@ def test_wheel_holds_what_code_reads_at_run_time(wheel: Path) -> None:
         "memprof/attribution/inferred.toml",
         "memprof/attribution/rules.toml",
         "memprof/reports/looks.toml",
-        "memprof/snapshot/memprof_key.toml",
         "memprof/oom/knowledge/host.toml",
         "memprof/packages.toml",
     )

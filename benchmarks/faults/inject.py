@@ -365,7 +365,7 @@ def _text(own: Path) -> str:
     for written in (own / "out" / "_memprof").glob("*.json"):
         texts.append(" ".join(json.loads(written.read_text()).get("notes", [])))
     for written in (own / "out" / "_memprof").glob("*.pickle"):
-        texts.append(" ".join(load_snapshot(written).extra.get("notes", [])))
+        texts.append(" ".join(load_snapshot(written).run.notes))
     return "\n".join(texts)
 
 

@@ -21,6 +21,37 @@ def snapshot() -> dict[str, Any]:
     return made.raw(_own_key(weight, made.time_us))
 
 
+def foreign_snapshot() -> dict[str, Any]:
+    """Make a snapshot as PyTorch writes it, without memprof's key: stacks and annotations alone tell its phases."""
+    from tests.synthetic import SnapshotBuilder
+
+    made = SnapshotBuilder()
+    made.ghost(4096)
+    made.alloc(1 << 20, "load")
+    hidden = made.alloc(3 << 20, "forward", "train")
+    made.alloc(1 << 19)
+    made.free(hidden)
+    made.alloc(1 << 18)
+    return made.raw()
+
+
+def annotations(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    """Make an optimizer's annotations around the second half of a snapshot's events."""
+    (trace,) = raw["device_traces"]
+    name = "Optimizer.step#AdamW.step"
+    times = {"START": trace[len(trace) // 2]["time_us"], "END": trace[-1]["time_us"]}
+    return [{"name": name, "stage": stage, "device": 0, "time_us": time} for stage, time in times.items()]
+
+
+def allocator_settings() -> dict[str, Any]:
+    """Make the allocator's settings as PyTorch writes them."""
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False", "max_split_size": -1,
+        "garbage_collection_threshold": 0.5, "expandable_segments": False, "release_lock_on_cudamalloc": False,
+        "roundup_power2_divisions": {str(1 << i): 0 for i in range(16)},
+    }  # fmt: skip
+
+
 def _own_key(weight: int, end: int) -> dict[str, Any]:
     start, half = 1_000_000, (1_000_000 + end) // 2
     spans = [("load", start, half, None), ("forward", half, end - 40, 1), ("backward", end - 40, None, 1)]

@@ -161,7 +161,7 @@ def checked(path: Path) -> dict[str, Any]:
 
     snapshot = load_snapshot(path)
     analysis = analyze(snapshot)
-    setup = (snapshot.extra or {}).get("setup") or {}
+    setup = snapshot.run.setup or {}
     seen = {name: [row[1:] for row in setup.get(name, [])] for name in ("batches", "lengths")}
     try:
         for breakdown in (analysis.peak, *analysis.phases):

@@ -16,6 +16,7 @@ from memprof.recording.guard import Door, on_stderr
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.recording.system.signals import Interrupts, Terminations, delayed_termination
+from memprof.report import Report
 
 if TYPE_CHECKING:
     from memprof.report import Report

@@ -25,6 +25,7 @@ from memprof.recording.guard import Door, Seams
 from memprof.recording.session import Session
 from memprof.recording.system.host import host_parts, pinned_bytes, rss_bytes
 from memprof.units import GIB
+from memprof.vocabulary import Category, Group
 
 if TYPE_CHECKING:
     from memprof.report import Report

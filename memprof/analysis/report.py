@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from memprof.allocator.settings import conf_text
@@ -20,11 +20,11 @@ from memprof.analysis.peaks.findings import findings, weights_bits
 from memprof.analysis.peaks.left_over import pass_returned
 from memprof.frame_paths import short_path
 from memprof.report import Report
-from memprof.report.base import Model, known
-from memprof.report.codec import from_builtins
+from memprof.report.base import known
 from memprof.report.peaks import Device, DevicePeak, Growth, Peak, PhasePeak
 from memprof.report.run import Capacity, OutOfMemory, Source, StepGrowth
-from memprof.report.simulation import EstimatedTime, ExpectedError, Fit, Lengths
+from memprof.snapshot.recorded_run import Device as RecordedDevice
+from memprof.snapshot.recorded_run import FailedAllocation, SurvivedFailure
 from memprof.timeline.block_sizes import segment_for
 from memprof.units import format_bytes
 from memprof.vocabulary import Kind, Phase
@@ -34,11 +34,8 @@ if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
 _MAX_GROWTH = 50
-# The driver's answers, which are about the recorder's own device.
-_OTHER_DEVICE: dict[str, Any] = {"outside": None, "switches": []}
 _MAX_LARGEST = 30
 _MAX_SEEN = {"batches": 64, "lengths": 256}
-_M = TypeVar("_M", bound=Model)
 
 
 def build_report(analysis: Views, allocations: int | None, devices: Sequence[Device]) -> Report:
@@ -50,9 +47,8 @@ def build_report(analysis: Views, allocations: int | None, devices: Sequence[Dev
         devices: every device of the snapshot where there are several (see :mod:`memprof.analysis.peaks.by_device`).
     """
     snapshot, device = analysis.snapshot, analysis.timeline.device
-    extra = snapshot.extra if snapshot.recorder_asked_about(device) else {**snapshot.extra, **_OTHER_DEVICE}
-    predicted = _prediction(extra)
-    host, of_host = host_report(extra.get("host"), snapshot.path, int(extra.get("rank") or 0))
+    run = snapshot.run if snapshot.recorder_asked_about(device) else replace(snapshot.run, outside=None, switches=())
+    host, of_host = host_report(run.host, snapshot.path, run.rank)
     oom = _oom(analysis)
     return Report(
         source=_source(analysis),
@@ -64,49 +60,20 @@ def build_report(analysis: Views, allocations: int | None, devices: Sequence[Dev
         group_own_peaks=analysis.group_own_peaks,
         phases=tuple(_phase(analysis, breakdown) for breakdown in analysis.phases),
         host=host,
-        outside=outside_report(extra.get("outside"), extra.get("samples") or []),
-        switches=switches_report(extra.get("switches") or []),
+        outside=outside_report(run.outside, run.samples),
+        switches=switches_report(run.switches),
         oom=oom,
         capacity=capacity_of(snapshot.device_facts(device), oom),
         growth=_growth(analysis),
         advice=(),
         ranks=(),
-        notes=(*_notes(analysis), *(n for n in (devices_note(devices), of_host) if n is not None), *predicted.notes),
-        expected_error=predicted.expected_error,
-        estimated_time=predicted.estimated_time,
-        fit=predicted.fit,
-        lengths=predicted.lengths,
+        notes=(*_notes(analysis), *(n for n in (devices_note(devices), of_host) if n is not None)),
+        expected_error=run.expected_error,
+        estimated_time=run.estimated_time,
+        fit=run.fit,
+        lengths=run.lengths,
     )
 
-
-@dataclass(frozen=True)
-class _Predicted:
-    """Hold what only a simulated run has, and notes on what is not as documented."""
-
-    expected_error: ExpectedError | None
-    estimated_time: EstimatedTime | None
-    fit: Fit | None
-    lengths: Lengths | None
-    notes: Sequence[str]
-
-
-def _prediction(extra: Mapping[str, Any]) -> _Predicted:
-    from memprof.analysis.prediction import PARTS, usable
-
-    parts = {name: usable(name, extra[name]) for name in PARTS if extra.get(name) is not None}
-    notes = [f"memprof key: {name!r} is not as documented, ignored" for name, part in parts.items() if part is None]
-
-    def part(name: str, kind: type[_M]) -> _M | None:
-        found = parts.get(name)
-        return None if found is None else from_builtins(found, kind)
-
-    return _Predicted(
-        part("expected_error", ExpectedError),
-        part("estimated_time", EstimatedTime),
-        part("fit", Fit),
-        part("lengths", Lengths),
-        notes,
-    )
 
 
 def _files(path: str | None, redacted: bool) -> tuple[str, ...]:
@@ -115,28 +82,27 @@ def _files(path: str | None, redacted: bool) -> tuple[str, ...]:
 
 
 def _source(analysis: Views) -> Source:
-    snapshot, extra = analysis.snapshot, analysis.snapshot.extra
+    snapshot, run = analysis.snapshot, analysis.snapshot.run
     device = snapshot.device_facts(analysis.timeline.device)
-    recorded = extra.get("recorded") or {}
     return Source(
-        files=_files(snapshot.path, bool(extra.get("redacted"))),
+        files=_files(snapshot.path, run.redacted),
         kind=snapshot.kind,
         device=analysis.timeline.device,
-        device_name=device.get("name"),
-        device_total_bytes=device.get("total_bytes"),
+        device_name=device.name,
+        device_total_bytes=device.total_bytes,
         torch=snapshot.torch,
-        versions=extra.get("versions") or {},
+        versions=run.versions,
         events=analysis.timeline.n_events,
-        dropped_events=recorded.get("dropped_events") or 0,
+        dropped_events=run.recorded.dropped_events or 0,
         history=analysis.timeline.history,
         timed=analysis.timed,
         phases_known_by=analysis.attribution.track.source,
         devices=tuple(snapshot.devices),
-        rank=extra.get("rank", 0),
-        world_size=extra.get("world_size", 1),
-        node=extra.get("node"),
-        config=extra.get("config"),
-        setup=_setup(extra.get("setup")),
+        rank=run.rank,
+        world_size=run.world_size,
+        node=run.node,
+        config=run.config,
+        setup=_setup(run.setup),
         alloc_conf=conf_text(snapshot.settings),
     )
 
@@ -233,18 +199,18 @@ def _device_peak(analysis: Views) -> DevicePeak:
 
 def _oom(analysis: Views) -> OutOfMemory | None:
     line = analysis.timeline
-    recorded = analysis.snapshot.extra.get("oom")
-    if recorded is not None and recorded.get("device") not in (None, line.device):
+    recorded = analysis.snapshot.run.oom
+    if recorded is not None and recorded.device not in (None, line.device):
         recorded = None
     event = _fatal_event(analysis)
     if event is None:
-        return None if recorded is None else _with_memory_then(analysis, from_builtins(recorded, OutOfMemory))
+        return None if recorded is None else _recorded_failure(analysis, recorded)
     trace = analysis.snapshot.traces[line.device]
     at = analysis.breakdown(event + 1)
     requested, told = int(trace.size[event]), int(trace.address[event])
     free = max(told, 0)  # below 0: the event does not say how much was free
-    limit = (recorded or {}).get("limit_bytes")
-    unlimited = limit is None and "limit_bytes" in (recorded or {})
+    limit = None if recorded is None or recorded.limit_bytes is UNSET else recorded.limit_bytes
+    unlimited = recorded is not None and recorded.limit_bytes is None
     room, limited = (free, False) if unlimited else _room(analysis, at, requested, free, limit)
     idle = at.reserved_split
     return OutOfMemory(
@@ -268,7 +234,25 @@ def _oom(analysis: Views) -> OutOfMemory | None:
     )
 
 
-def capacity_of(device: Mapping[str, Any], oom: OutOfMemory | None) -> Capacity | None:
+def _recorded_failure(analysis: Views, recorded: FailedAllocation) -> OutOfMemory:
+    """Return an allocation that failed without an event of its own, as in a CPU recording, with the memory then."""
+    oom = OutOfMemory(
+        requested_bytes=recorded.requested_bytes,
+        device_free_bytes=recorded.device_free_bytes,
+        limit_bytes=recorded.limit_bytes,
+        phase=recorded.phase,
+        step=recorded.step,
+        stack=recorded.stack,
+        time_us=recorded.time_us,
+    )
+    time_us = known(recorded.time_us)
+    if time_us is None or not analysis.timeline.n_events:
+        return oom
+    at = analysis.breakdown(analysis.timeline.instant_at(time_us))
+    return replace(oom, allocated_bytes=at.allocated_bytes, categories=at.present)
+
+
+def capacity_of(device: RecordedDevice, oom: OutOfMemory | None) -> Capacity | None:
     """Return the memory of the card (of the machine, for a run on a CPU), and where that is known from.
 
     Without a recorded total, what torch had reserved when memory ran out and what was free then are a lower bound:
@@ -277,9 +261,8 @@ def capacity_of(device: Mapping[str, Any], oom: OutOfMemory | None) -> Capacity 
     """
     if oom is not None and oom.limited and (limit := known(oom.limit_bytes)):
         return Capacity(bytes=limit, source="limit")
-    total = device.get("total_bytes")
-    if isinstance(total, int) and total > 0:
-        return Capacity(bytes=total, source="machine" if device.get("type") == "cpu" else "device")
+    if device.total_bytes:
+        return Capacity(bytes=device.total_bytes, source="machine" if device.type == "cpu" else "device")
     if oom is not None and oom.device_free_bytes is not None and (reserved := known(oom.reserved_bytes)):
         return Capacity(bytes=reserved + oom.device_free_bytes, source="oom")
     return None
@@ -307,40 +290,30 @@ def _fatal_event(analysis: Views) -> int | None:
     return None if analysis.snapshot.survived(int(line.event_us[event])) else event
 
 
-def _survived_notes(survived: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _survived_notes(survived: Iterable[SurvivedFailure]) -> Iterator[str]:
     """Say which allocations failed in a run that went on."""
-    for row in survived:
-        where = f"{row['phase'] or 'an unknown phase'}{'' if row['step'] is None else ' of step ' + str(row['step'])}"
+    for failure in survived:
+        where = f"{failure.phase or 'an unknown phase'}{'' if failure.step is None else f' of step {failure.step}'}"
         yield (
-            f"An allocation of {format_bytes(row['requested_bytes'])} failed in {where}; the error was caught and the "
+            f"An allocation of {format_bytes(failure.requested_bytes)} failed in {where}; the error was caught and the "
             "run went on"
         )
 
 
-def _with_memory_then(analysis: Views, oom: OutOfMemory) -> OutOfMemory:
-    """Add the memory in use when an allocation failed without an event of its own, as in a tensor trace."""
-    time_us = known(oom.time_us)
-    if time_us is None or not analysis.timeline.n_events:
-        return oom
-    at = analysis.breakdown(analysis.timeline.instant_at(time_us))
-    return replace(oom, allocated_bytes=at.allocated_bytes, categories=at.present)
-
-
 def _growth(analysis: Views) -> StepGrowth:
-    tokens = {row[0]: row[3] for row in analysis.snapshot.extra.get("steps") or [] if len(row) > 3 and row[3]}
+    tokens = {step.step: step.tokens for step in analysis.snapshot.run.steps if step.tokens}
     return growth(analysis.timeline, analysis.attribution, tokens, analysis.stacks.of, analysis.holders)
 
 
 def _notes(analysis: Views) -> list[str]:
-    extra = analysis.snapshot.extra
     notes = [*analysis.snapshot.notes, *analysis.timeline.notes, *analysis.attribution.notes]
     if analysis.unseen is not None:
         notes.insert(0, unseen_note(analysis.unseen, analysis.snapshot, analysis.timeline))
-    notes += _survived_notes(extra.get("survived") or [])
+    notes += _survived_notes(analysis.snapshot.run.survived)
     if analysis.snapshot.kind is Kind.TRACE:
         notes.append(
             "CPU runs track tensors, not allocator blocks, so allocated, active and requested bytes are equal."
         )
     if analysis.timeline.n_events and not analysis.timed and analysis.snapshot.kind is not Kind.SIMULATED:
         notes.append("The recording has no clock: how long anything took is not known, and its times count events.")
-    return list(dict.fromkeys([*notes, *(extra.get("notes") or [])]))
+    return list(dict.fromkeys([*notes, *analysis.snapshot.run.notes]))

@@ -24,7 +24,7 @@ from memprof.attribution.result import Attribution
 from memprof.errors import UsageError, did_you_mean
 from memprof.report.allocations import Allocation
 from memprof.snapshot import Snapshot
-from memprof.snapshot.model import I64
+from memprof.snapshot.model import I64, signed, unsigned
 from memprof.timeline.idle_memory import idle_memory
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Group, Kind, Phase
@@ -73,8 +73,8 @@ class Views:
     @property
     def non_torch_bytes(self) -> int | None:
         """Return the process's bytes on this device outside torch, by the driver; None where it was not asked."""
-        found: int | None = self.snapshot.extra.get("non_torch_bytes")
-        return found if self.snapshot.recorder_asked_about(self.timeline.device) else None
+        snapshot = self.snapshot
+        return snapshot.run.non_torch_bytes if snapshot.recorder_asked_about(self.timeline.device) else None
 
     @property
     def timed(self) -> bool:
@@ -198,10 +198,10 @@ class Views:
     def holders(self) -> dict[int, list[str]]:
         """Return, by row, the names that held the largest unowned tensors when the recording ended."""
         found: dict[int, list[str]] = {}
-        for address, time_us, *held in self.snapshot.extra.get("holders") or []:
-            row = self.timeline.row_at(address, self.timeline.instant_at(time_us))
+        for holder in self.snapshot.run.holders:
+            row = self.timeline.row_at(holder.address, self.timeline.instant_at(holder.time_us))
             if row is not None:
-                found[row] = held
+                found[row] = list(holder.names)
         return found
 
     def allocation(self, row: int) -> Allocation:
@@ -210,7 +210,7 @@ class Views:
         died = int(line.died_us[row])
         step = int(found.step[row])
         return Allocation(
-            address=int(line.address[row]),
+            address=unsigned(line.address[row]),
             bytes=int(line.size[row]),
             requested_bytes=int(line.requested[row]),
             category=_CATEGORIES[found.category[row]],
@@ -289,7 +289,8 @@ class Views:
         if category is not None:
             rows = rows[self.attribution.category[rows] == _code_of(category)]
         if address is not None:
-            rows = rows[(line.address[rows] <= address) & (address < line.address[rows] + line.size[rows])]
+            place = signed([address])
+            rows = rows[(line.address[rows] <= place) & (place < line.address[rows] + line.size[rows])]
         return rows
 
     def explain_phases(self, each: int = 12, spans: int = 8) -> tuple[Allocation, ...]:

@@ -110,7 +110,7 @@ def apply_buckets(facts: Facts, draft: Draft) -> None:
 
     Buckets that alias ``.grad`` have an owner and are not in the recorded list.
     """
-    stated = Counter(n for n in facts.snapshot.extra.get("buckets") or [] if n > 0)
+    stated = Counter(size for size in facts.snapshot.run.buckets if size > 0)
     t = facts.timeline
     for size, count in stated.items():
         # The sizes in a trace are requested bytes or block bytes.

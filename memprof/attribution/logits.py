@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ _WHERE = codes_of(
 def find_vocabulary(facts: Facts, parameters: Counter[int]) -> tuple[int, int]:
     """Find (vocabulary, bytes of a hidden vector); 0 where unknown."""
     vocabulary, vector = embedding_geometry(parameters)
-    config: dict[str, Any] = facts.snapshot.extra.get("config") or {}
+    config = facts.snapshot.run.config or {}
     for key in ("vocab_size", "vocab", "model.vocab_size", "vocabulary"):
         if isinstance(config.get(key), int) and config[key] > 1:
             return int(config[key]), vector

@@ -10,7 +10,7 @@ engine's thread, so after a forward it starts ``backward``. Elsewhere it belongs
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from memprof.attribution.result import PhaseSpan, PhaseTrack
 from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import Tags
 from memprof.snapshot.model import Action, Snapshot, Trace
+from memprof.snapshot.recorded_run import PhaseMark
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Phase
 
@@ -35,9 +36,8 @@ def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags
     trace = snapshot.traces.get(timeline.device)
     n = timeline.n_events
     within = np.zeros(n, np.int64)
-    marks = _marks(snapshot)
-    if marks:
-        phase, step, within, names = _from_marks(marks, timeline, snapshot)
+    if snapshot.run.phases:
+        phase, step, within, names = _from_marks(snapshot.run.phases, timeline, snapshot)
         source = "marks"
     else:
         names = ["", "evaluate"]
@@ -54,29 +54,25 @@ def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags
 # ------------------------------------------------------------------------------------ recorded marks
 
 
-def _marks(snapshot: Snapshot) -> list[dict[str, Any]]:
-    return [mark for mark in snapshot.extra.get("phases") or [] if mark["phase"] in _CODES]
-
-
 def _from_marks(
-    marks: list[dict[str, Any]], timeline: Timeline, snapshot: Snapshot
+    marks: Sequence[PhaseMark], timeline: Timeline, snapshot: Snapshot
 ) -> tuple[Codes, Codes, Codes, list[str]]:
     """Give each event the phase of the mark that contains its time; of several, the one that started last."""
     n = timeline.n_events
     phase, step, within = np.full(n, _OTHER), np.full(n, -1), np.zeros(n, np.int64)
     names = [""]
-    for entry in snapshot.extra.get("steps") or []:
-        first = int(np.searchsorted(timeline.event_us, entry[1]))
-        last = int(np.searchsorted(timeline.event_us, entry[2], "right"))
-        step[first:last] = entry[0]
-    for mark in sorted(marks, key=lambda m: m["start_us"]):
-        first = int(np.searchsorted(timeline.event_us, mark["start_us"]))
-        end = mark.get("end_us")
+    for entry in snapshot.run.steps:
+        first = int(np.searchsorted(timeline.event_us, entry.start_us))
+        last = int(np.searchsorted(timeline.event_us, entry.end_us, "right"))
+        step[first:last] = entry.step
+    for mark in sorted(marks, key=lambda mark: mark.start_us):
+        first = int(np.searchsorted(timeline.event_us, mark.start_us))
+        end = mark.end_us
         last = n if end is None else int(np.searchsorted(timeline.event_us, end, "right"))
-        phase[first:last] = _CODES[mark["phase"]]
-        if mark.get("step") is not None:
-            step[first:last] = mark["step"]
-        name = mark.get("within") or ""
+        phase[first:last] = mark.phase.code
+        if mark.step is not None:
+            step[first:last] = mark.step
+        name = mark.within or ""
         if name not in names:
             names.append(name)
         within[first:last] = names.index(name)
@@ -128,17 +124,13 @@ def _annotated(code: Codes, births: Codes, snapshot: Snapshot, timeline: Timelin
     times = timeline.event_us[births]
     starts: list[int] = []
     for note in snapshot.annotations:
-        if not str(note.get("name", "")).startswith("Optimizer.step#") or note.get("device") not in (
-            timeline.device,
-            -1,
-            None,
-        ):
+        if not note.name.startswith("Optimizer.step#") or note.device not in (timeline.device, -1, None):
             continue
-        if note.get("stage") == "START":
-            starts.append(int(note.get("time_us", 0)))
-        elif note.get("stage") == "END" and starts:
+        if note.stage == "START":
+            starts.append(note.time_us)
+        elif note.stage == "END" and starts:
             first = np.searchsorted(times, starts.pop())
-            last = np.searchsorted(times, int(note.get("time_us", 0)), side="right")
+            last = np.searchsorted(times, note.time_us, side="right")
             here = code[first:last]
             here[(here == _SILENT) | (here == _OTHER)] = _OPTIMIZER
     return code

@@ -52,7 +52,7 @@ def attribute(snapshot: Snapshot, timeline: Timeline, rules: RuleSet | None = No
 
     ``rules`` are stack rules; default: the packaged ones (:func:`load_rules`).
     """
-    stacks = StackIndex(snapshot.stacks, rules or load_rules(), recorded_own_folders(snapshot.extra))
+    stacks = StackIndex(snapshot.stacks, rules or load_rules(), recorded_own_folders(snapshot.run.own_folders))
     tags = read_tags(snapshot.metadata)
     track = phase_track(snapshot, timeline, stacks, tags)
     facts = Facts(snapshot, timeline, stacks, tags, track)

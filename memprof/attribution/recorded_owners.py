@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, codes_of
-from memprof.snapshot.model import Action, distinct, is_among
+from memprof.snapshot.model import Action, distinct, is_among, signed
 from memprof.vocabulary import Category, Evidence, Phase
 
 RULE = "recorded.owner"
-_CATEGORIES = {c.value: c for c in Category}
 
 
 def apply_owners(facts: Facts, draft: Draft) -> None:
@@ -21,23 +20,19 @@ def apply_owners(facts: Facts, draft: Draft) -> None:
     An owner states the category of the storage at ``address`` at ``time_us``. Where several owners name one
     allocation, the latest wins (a buffer that became a parameter is a parameter).
     """
-    owners = [o for o in facts.snapshot.extra.get("owners") or [] if o[2] in _CATEGORIES]
+    owners = facts.snapshot.run.owners
     if not owners:
         return
     t = facts.timeline
-    address = np.array([o[0] for o in owners], np.int64)
-    instant = np.searchsorted(t.event_us, np.array([o[1] for o in owners], np.int64), side="right")
+    address = signed([owner.address for owner in owners])
+    instant = np.searchsorted(t.event_us, np.array([owner.time_us for owner in owners], np.int64), side="right")
     rows = _rows_at(facts, address, instant)
     for i in np.argsort(-instant, kind="stable"):
         row, owner = rows[i], owners[i]
         if row < 0 or draft.category[row] >= 0:
             continue
-        draft.fill(rows[i : i + 1], _CATEGORIES[owner[2]], Evidence.OWNER, RULE, _text(owner, 3))
-        draft.name[row] = draft.intern(draft.names, _text(owner, 4))
-
-
-def _text(owner: Any, index: int) -> str:
-    return str(owner[index]) if len(owner) > index and owner[index] else ""
+        draft.fill(rows[i : i + 1], owner.category, Evidence.OWNER, RULE, owner.detail or "")
+        draft.name[row] = draft.intern(draft.names, owner.name or "")
 
 
 def _rows_at(facts: Facts, address: Any, instant: Any) -> Any:

@@ -80,4 +80,6 @@ def redacted_parts(parts: Sequence[_M], redact: bool, analysis: Analysis | None 
 
 
 def _told(analysis: Analysis | None) -> object:
-    return None if analysis is None else analysis.snapshot.extra
+    from msgspec import to_builtins
+
+    return None if analysis is None else to_builtins(analysis.snapshot.run)

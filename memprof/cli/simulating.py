@@ -69,13 +69,17 @@ class SettingsRun:
 
     def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None, executor: str | None) -> None:
         """Simulate other lengths too, and put the results into the snapshot and all that is made from it."""
+        from memprof.report.codec import from_builtins
+        from memprof.report.simulation import Lengths
         from memprof.simulate.evaluate import summary_of
         from memprof.simulate.lengths import study
 
         settings = self.settings
         known = {settings.completion_length: summary_of(outcome)}
         found = study(settings, lengths, lambda wanted: self.rows(wanted, workers, executor), known).to_dict()
-        outcome.raw["memprof"]["lengths"] = outcome.analysis.snapshot.extra["lengths"] = found
+        outcome.raw["memprof"]["lengths"] = found
+        analysis = outcome.analysis
+        analysis.snapshot = analysis.snapshot.with_run(lengths=from_builtins(found, Lengths))
 
     def judged(self) -> Outcome:
         """Simulate once, and once more where only cached memory is too much."""
@@ -117,7 +121,7 @@ class ScriptRun(SettingsRun):
         return outcome
 
     def _own_settings(self, outcome: Outcome) -> Settings:
-        config = outcome.analysis.snapshot.extra.get("config") or {}
+        config = outcome.analysis.snapshot.run.config or {}
         if "num_generations" not in config:
             raise UsageError("--completion-lengths is for GRPO; this script trains with another trainer.")
         names = ("completion_length", "per_device_train_batch_size", "gradient_accumulation_steps")

@@ -91,8 +91,8 @@ def _room_of(variant: Variant, analysis: Analysis, gpu: Gpu) -> int:
 
 def margin_kept(analysis: Analysis) -> float:
     """Return the safety margin of this run's verdict: larger where parts of the run were never compared."""
-    told = analysis.snapshot.extra.get("expected_error") or {}
-    return float(told.get("margin", MARGIN))
+    error = analysis.snapshot.run.expected_error
+    return MARGIN if error is None or error.margin is None else error.margin
 
 
 def allocator_of(analysis: Analysis, gpu: Gpu) -> AllocatorSettings:
@@ -144,7 +144,7 @@ def variants_of(
 
 
 def _config(analysis: Analysis) -> dict[str, Any]:
-    return analysis.snapshot.extra.get("config") or {}
+    return analysis.snapshot.run.config or {}
 
 
 def _with_length(requested: Any, by_tokens: Any, lengths: tuple[int, ...], more: int) -> Any:

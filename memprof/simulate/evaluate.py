@@ -11,6 +11,8 @@ from memprof.config.fits import room_bytes
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
+from memprof.report.codec import from_builtins
+from memprof.report.simulation import Fit
 from memprof.simulate.ensemble import allocator_of, ensemble_of, margin_kept, reserved_within
 from memprof.simulate.run import simulate_settings
 from memprof.simulate.verdict import Verdict, host_need, verdict_of
@@ -102,7 +104,8 @@ def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -
     if verdict is not None:
         host = host_need(raw)
         verdict = replace(verdict, host=host, fits=verdict.fits and host.fits is not False)
-        raw["memprof"]["fit"] = analysis.snapshot.extra["fit"] = verdict.to_dict()
+        raw["memprof"]["fit"] = fit = verdict.to_dict()
+        analysis.snapshot = analysis.snapshot.with_run(fit=from_builtins(fit, Fit))
     return Outcome(raw, analysis, verdict)
 
 

@@ -100,7 +100,7 @@ def lengths_of_steps(path: Path) -> list[int]:
     """
     from memprof.snapshot import load_snapshot
 
-    seen = (load_snapshot(path).extra.get("setup") or {}).get("lengths")
+    seen = (load_snapshot(path).run.setup or {}).get("lengths")
     rows = seen if isinstance(seen, list) else []
     # Rows of step, prompt and completion, as the callback writes them.
     found = [row[2] for row in rows if isinstance(row, list) and len(row) > 2 and type(row[2]) is int and row[2] > 0]

@@ -54,7 +54,7 @@ class Resizable:
         grows &= ~np.isin(self.program.requested, np.unique(standing[:, None] * _WIDTHS))
         generating = analysis.attribution.phase == Phase.GENERATE.code
         caches = category == categories.index(Category.KV_CACHE)
-        self._in_full = any("in full" in str(note) for note in analysis.snapshot.extra.get("notes") or ())
+        self._in_full = any("in full" in note for note in analysis.snapshot.run.notes)
         self._groups = {
             "train": np.flatnonzero(grows & ~generating),
             "cache": np.flatnonzero(grows & generating & caches),
@@ -62,7 +62,7 @@ class Resizable:
         }
         what, rows = in_order(self.program)
         self._order, self._sign = rows[what != FLUSH], np.where(what[what != FLUSH] == ALLOC, 1, -1)
-        config = analysis.snapshot.extra.get("config") or {}
+        config = analysis.snapshot.run.config or {}
         open_tiles = settings.lean and settings.tiled_mlp is None and settings.checkpointing != "none"
         self._inner = ModelShape.of(find_config(settings.model)).intermediate if open_tiles else 0
         self._trained = self._rows_of_a_piece(int(config.get("hidden_size") or 0))

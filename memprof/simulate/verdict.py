@@ -154,7 +154,7 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensem
     """Compare a simulated run's device peak with what the GPU has; the others: as of :class:`Verdict`."""
     peak = analysis.device_peak
     assert peak is not None
-    held = analysis.snapshot.extra.get("generation")
+    held = analysis.snapshot.run.generation
     return Verdict(
         gpu=gpu.name,
         total_bytes=gpu.total_bytes,
@@ -162,13 +162,15 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensem
         reserved_bytes=peak.reserved_bytes,
         non_torch_bytes=gpu.context_bytes,
         margin=margin_kept(analysis),
-        kept=words_of(kept_for(analysis.snapshot.extra.get("config") or {}, gpu)),
+        kept=words_of(kept_for(analysis.snapshot.run.config or {}, gpu)),
         fits=fits,
         flushes=flushes,
         phase=str(peak.phase),
         phases=_needs(analysis, gpu, flushes),
         ensemble=ensemble,
-        generation=GenerationNeed(**held) if isinstance(held, dict) else None,
+        generation=None
+        if held is None
+        else GenerationNeed(held.held_bytes, held.reserved_bytes, held.flushes, held.expandable),
     )
 
 

@@ -7,19 +7,24 @@ file. Nothing here changes after it was read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from memprof.snapshot.recorded_run import Annotation, Device, RecordedRun
+from memprof.snapshot.validation import Setting
 from memprof.vocabulary import Kind
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 _T = TypeVar("_T", bound=np.generic)
+_ALL_BITS = (1 << 64) - 1
 
 
 def distinct(values: NDArray[_T]) -> NDArray[_T]:
@@ -58,6 +63,16 @@ def is_among(values: I64, wanted: ArrayLike) -> NDArray[np.bool_]:
         return np.zeros(len(values), bool)
     found: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
     return found
+
+
+def signed(addresses: Iterable[int]) -> I64:
+    """Return unsigned addresses as a column, whose numbers are signed: the same 64 bits."""
+    return np.fromiter((address & _ALL_BITS for address in addresses), np.uint64).view(np.int64)
+
+
+def unsigned(address: int) -> int:
+    """Return an address of a column as PyTorch writes it."""
+    return int(address) & _ALL_BITS
 
 
 class Action(IntEnum):
@@ -169,9 +184,9 @@ class Snapshot:
     """Hold the content of one snapshot file.
 
     ``traces``, ``segments`` and ``blocks`` are by device index. ``pools`` are torch's ``(owner, id)`` pairs;
-    ``pools[0] == (0, 0)`` is the default pool, and ``metadata[0] == ""``. ``extra`` is the ``"memprof"`` key
-    (see ``docs/snapshot-format.md``), empty for a file that memprof did not write. ``notes`` tell the reader
-    what was dropped or could not be read.
+    ``pools[0] == (0, 0)`` is the default pool, and ``metadata[0] == ""``. ``settings`` are the allocator's. ``run`` is
+    the ``"memprof"`` key, with the defaults of its fields for a file that memprof did not write. ``notes`` tell the
+    reader what was dropped or could not be read.
     """
 
     path: str | None
@@ -183,23 +198,27 @@ class Snapshot:
     stacks: StackTable
     pools: list[tuple[int, int]]
     metadata: list[str]
-    settings: dict[str, Any]
-    annotations: list[dict[str, Any]]
-    extra: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Setting]
+    annotations: list[Annotation]
+    run: RecordedRun = field(default_factory=RecordedRun)
     notes: list[str] = field(default_factory=list)
 
-    def device_facts(self, device: int) -> dict[str, Any]:
-        """Return what was recorded of a device (``name``, ``total_bytes``); empty where nothing was."""
-        recorded = [*(self.extra.get("devices") or []), self.extra.get("device") or {}]
-        return next((dict(facts) for facts in recorded if facts.get("index", device) == device), {})
+    def device_facts(self, device: int) -> Device:
+        """Return what was recorded about a device; every field is ``None`` if nothing was."""
+        recorded = [*self.run.devices, self.run.device or Device()]
+        return next((facts for facts in recorded if facts.index in (device, None)), Device())
 
     def recorder_asked_about(self, device: int) -> bool:
         """Tell whether the recorder's driver figures and counters are about this device: they cover only one."""
-        return bool((self.extra.get("device") or {}).get("index", device) == device)
+        return self.run.device is None or self.run.device.index in (device, None)
 
     def survived(self, failed_us: int) -> bool:
         """Tell whether the run caught the error of an allocation that failed then, and went on."""
-        return any(failed_us <= row["went_on_us"] for row in self.extra.get("survived") or [])
+        return any(failed_us <= failure.went_on_us for failure in self.run.survived)
+
+    def with_run(self, **changes: object) -> Snapshot:
+        """Return this snapshot with other values in fields of its run."""
+        return replace(self, run=msgspec.structs.replace(self.run, **changes))
 
     @property
     def devices(self) -> list[int]:

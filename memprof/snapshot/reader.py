@@ -13,13 +13,12 @@ from typing import Any
 
 from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, read_segments, read_trace
-from memprof.snapshot.extra import check_extra, clean
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
 from memprof.snapshot.remote import place_of
 from memprof.snapshot.rows import Rows, scan_file
 from memprof.snapshot.unpickle import collector_paused, read_shared
+from memprof.snapshot.validation import read_annotations, read_run, read_settings
 from memprof.text import clean_text
-from memprof.vocabulary import Kind
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
@@ -82,8 +81,9 @@ def _from_raw(
     if not isinstance(raw_segments, list) or not isinstance(raw_traces, list):
         raise InputError(f"{name}: not a memory snapshot (segments and device_traces must be lists).")
     notes: list[str] = []
-    extra = check_extra(raw.get("memprof"), notes)
-    settings, annotations = clean(raw.get("allocator_settings")), clean(raw.get("external_annotations"))
+    run = read_run(raw.get("memprof"), notes)
+    settings = read_settings(raw.get("allocator_settings"), notes)
+    annotations = read_annotations(raw.get("external_annotations"), notes)
     last = rows.last_event(raw_traces) if rows else _last_event(raw_traces)
     version = _guess_version(raw, raw_segments, last)
     interner = Interner(stacks)
@@ -107,17 +107,17 @@ def _from_raw(
         del events
     return Snapshot(
         path=path,
-        kind=Kind(extra.get("kind", "cuda")),
-        torch=extra.get("versions", {}).get("torch") or version,
+        kind=run.kind,
+        torch=run.versions.get("torch") or version,
         traces=traces,
         segments=segments,
         blocks=blocks,
         stacks=interner.stack_table(),
         pools=interner.pools,
         metadata=interner.metadata,
-        settings=settings if isinstance(settings, dict) else {},
-        annotations=[a for a in annotations if isinstance(a, dict)] if isinstance(annotations, list) else [],
-        extra=extra,
+        settings=settings,
+        annotations=annotations,
+        run=run,
         notes=notes,
     )
 

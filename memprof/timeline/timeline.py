@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memprof.allocator.replay import Program
 from memprof.allocator.settings import settings_of
 from memprof.errors import InputError
-from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace, distinct
+from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace, distinct, signed
 from memprof.timeline.block_sizes import row_sizes
 from memprof.timeline.lifetimes import Rows, pair_blocks
 from memprof.timeline.reserved import Regions, add_pools, regions_of
@@ -92,7 +92,7 @@ class Timeline:
 
     def row_at(self, address: int, instant: int) -> int | None:
         """Return the row alive at ``instant`` whose block begins at ``address``; None where there is none."""
-        alive = (self.address == address) & (self.alloc_event < instant) & (instant <= self.free_event)
+        alive = (self.address == signed([address])) & (self.alloc_event < instant) & (instant <= self.free_event)
         found = np.flatnonzero(alive)
         return int(found[0]) if len(found) else None
 
@@ -195,8 +195,8 @@ def _note_strays(rows: Rows, blocks: Blocks | None, count: int, notes: list[str]
 
 def _note_capacity(timeline: Timeline, snapshot: Snapshot, notes: list[str]) -> None:
     """Add a note where torch counts more than the device has, as it does while an engine sleeps."""
-    total = snapshot.device_facts(timeline.device).get("total_bytes")
-    if timeline.reserved is None or not isinstance(total, int) or total <= 0:
+    total = snapshot.device_facts(timeline.device).total_bytes
+    if timeline.reserved is None or not total:
         return
     most = int(timeline.reserved.max())
     if most > total and snapshot.kind is Kind.SIMULATED:
@@ -281,9 +281,8 @@ def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
     older than the first event; ``truncated`` where the number of events is that of a full ring buffer (the oldest
     were overwritten); otherwise ``started_late``, as recording began with memory in use.
     """
-    recorded = snapshot.extra.get("recorded", {}).get("history")
-    if recorded is not None:  # written by memprof, and checked by the reader
-        return History(recorded)
+    if snapshot.run.recorded.history is not None:
+        return snapshot.run.recorded.history
     if not np.any(trace.action <= Action.FREE_COMPLETED):
         return History.NONE
     if not np.any(rows.alloc_event < 0):

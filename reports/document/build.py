@@ -71,9 +71,11 @@ def document_of(
     found, others = report or analysis.report, analysis.explain_phases()
     groups: tuple[TimedGroup, ...] = analysis.largest(_MAX_GROUPS)
     if redact:
+        from msgspec import to_builtins
+
         from memprof.report.redacted import redacted, redacted_parts
 
-        told = analysis.snapshot.extra
+        told = to_builtins(analysis.snapshot.run)
         found = report or redacted(found, told)
         groups, others = redacted_parts(groups, told), redacted_parts(others, told)
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS

@@ -18,6 +18,7 @@ from memprof.analysis.report_files import validate
 from memprof.recording.system.host import host_parts
 from memprof.report.codec import to_builtins
 from memprof.report.run import Host
+from memprof.snapshot.recorded_run import HostMemory
 from tests.reports.sample import sample
 from tests.reports.typed import build_document
 
@@ -99,7 +100,7 @@ def test_a_report_says_which_part_of_host_memory_grew(tmp_path: Path) -> None:
     file = CountersFile(tmp_path, 0, {"world_size": 1})
     for row in rows(host_pinned=0.25, host_rss=0.25):
         file.append({"step": row["step"], **row, "host_pinned": G + row["step"] * G // 4})
-    host = {"rss_bytes": 15 * G, "pinned_bytes": None}
+    host = HostMemory(rss_bytes=15 * G, pinned_bytes=None)
     found, note = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
     assert found is not None
     assert found.growth is not None
@@ -118,7 +119,7 @@ def test_a_report_says_which_part_of_host_memory_grew(tmp_path: Path) -> None:
 
 def test_counters_that_cannot_be_read_are_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "counters.rank-0.jsonl").write_text("no counters\n")
-    host = {"rss_bytes": 15 * G, "pinned_bytes": None}
+    host = HostMemory(rss_bytes=15 * G, pinned_bytes=None)
     found, note = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
     assert found == Host(rss_bytes=15 * G)
     assert note is not None

@@ -16,6 +16,7 @@ from memprof.attribution.rules import load_rules
 from memprof.attribution.stack_index import StackIndex
 from memprof.frame_paths import FramePath, frame_path, own_folders, package_names, recorded_own_folders, text_path
 from memprof.snapshot import Frame, Snapshot, StackTable, load_snapshot
+from memprof.snapshot.recorded_run import OwnFolder
 
 FOLDERS = ["memprof", "trl", "torch", "transformers", "verl", "my projects", "kv_cache", "reward", "torchinductor_x"]
 SITE = "lib/python3.11/site-packages"
@@ -169,8 +170,8 @@ def test_memprofs_own_files_are_known_where_it_runs() -> None:
 
 def test_an_editable_memprof_elsewhere_is_known_by_what_it_recorded() -> None:
     file = "/other/clone/integrations/callback.py"
-    rows = {"own_folders": [["/other/clone/integrations/", "memprof/integrations"], ["/", "torch"], ["", "memprof"]]}
-    own = recorded_own_folders(rows)
+    rows = [("/other/clone/integrations/", "memprof/integrations"), ("/", "torch"), ("", "memprof")]
+    own = recorded_own_folders(OwnFolder(*row) for row in rows)
     assert frame_path(file, own) == FramePath("memprof/integrations/callback.py", True)
     assert frame_path("/other/clone/train.py", own).rooted is False
     installed = f"/other/clone/integrations/.venv/{SITE}/torch/_ops.py"

@@ -206,8 +206,10 @@ def test_pages_an_engine_gave_back_are_not_resident(monkeypatch: pytest.MonkeyPa
     paused.note(1, "sleep", 1, state, 6 << 30, own=4 << 30)
     assert paused.rows[0][5] >> 30 == 8
     from memprof.analysis.outside_torch import switches_report
+    from memprof.snapshot.recorded_run import EngineSwitch
 
-    assert [(s["resident_bytes"] or 0) >> 30 for s in switches_report(residency.rows)] == [2, 2, 7, 12]
+    switches = switches_report(EngineSwitch(*row) for row in residency.rows)
+    assert [(switch["resident_bytes"] or 0) >> 30 for switch in switches] == [2, 2, 7, 12]
 
 
 def test_a_request_through_a_file(tmp_path: Path) -> None:

@@ -41,8 +41,7 @@ def readable(folder: Path, rank: int = 0) -> dict[str, Any]:
     """The recording is whole, and nothing unfinished lies beside it."""
     assert not [name for name in left_in(folder) if name.endswith((".tmp", ".part"))], left_in(folder)
     snapshot = load_snapshot(folder / f"step-000001.rank-{rank}.pickle")
-    assert snapshot.extra is not None
-    assert {s["step"] for s in snapshot.extra["phases"]} >= {1}
+    assert {mark.step for mark in snapshot.run.phases} >= {1}
     report = folder / f"step-000001.rank-{rank}.json"
     return json.loads(report.read_text()) if report.exists() else {}
 
@@ -193,7 +192,7 @@ def test_two_ranks_under_torchrun(tmp_path: Path) -> None:
 def holds_a_rank(folder: Path, rank: int) -> None:
     readable(folder, rank)
     found = analyze(folder / f"step-000001.rank-{rank}.pickle")
-    assert (found.snapshot.extra["rank"], found.snapshot.extra["world_size"]) == (rank, 2)
+    assert (found.snapshot.run.rank, found.snapshot.run.world_size) == (rank, 2)
     assert found.own_peaks["weights"] == (64 * 64 + 64) * 4
 
 

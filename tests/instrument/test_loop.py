@@ -49,10 +49,9 @@ class Looped:
     def snapshots(self) -> list[str]:
         return sorted(p.name for p in self.folder.glob("*.pickle"))
 
-    def spans(self, name: str) -> list[tuple[str, int]]:
-        extra = load_snapshot(self.folder / name).extra
-        assert extra is not None
-        return [(s["phase"], s["step"]) for s in extra["phases"] if s["phase"] != "other"]
+    def spans(self, name: str) -> list[tuple[str, int | None]]:
+        marks = load_snapshot(self.folder / name).run.phases
+        return [(mark.phase, mark.step) for mark in marks if mark.phase != "other"]
 
     def run_out_in_forward(self) -> None:
         """Take one more step, in whose forward a GiB is asked for."""

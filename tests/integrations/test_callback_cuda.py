@@ -99,9 +99,9 @@ def test_the_second_step_and_every_new_record_are_written(
     assert names(callback) == [f"step-00000{n}.rank-0.pickle" for n in (2, 4, 6)]
     last = load_snapshot(callback.result.snapshots[-1])
     assert build_timeline(last).max_requested == 200 * 1024 + 4096
-    assert "load" in {p["phase"] for p in last.extra["phases"]}
-    assert [s[0] for s in last.extra["steps"]] == [1, 2, 3, 4, 5, 6]
-    peaks = {c["step"]: c["allocated_peak"] for c in last.extra["counters"] if c["phase"] == "forward"}
+    assert "load" in {mark.phase for mark in last.run.phases}
+    assert [mark.step for mark in last.run.steps] == [1, 2, 3, 4, 5, 6]
+    peaks = {row.step: row.allocated_peak for row in last.run.counters if row.phase == "forward"}
     assert peaks[5] == 120 * 1024 + 4096
 
 
@@ -119,7 +119,7 @@ def test_a_growing_run_writes_few_records_and_says_which_peak_it_left_out(
     """Three percent more in every step: 38 new records by 2 %, threefold in the end."""
     kib = [round(1000 * 1.03**i) for i in range(40)]
     callback = train(model, tmp_path, allocator, kib, report=True)
-    recorded = [load_snapshot(path).extra["steps"][-1][0] for path in callback.result.snapshots]
+    recorded = [load_snapshot(path).run.steps[-1].step for path in callback.result.snapshots]
     assert recorded == [2, 3, 5, 8, 14, 24]  # 3, 6, 9, 19, 34 % more, of 2, 4, 8, 16, 32 % demanded
     assert callback.result.page is not None
     (highest,) = [r for r in callback.result.reports.values() if any("higher peak" in n for n in r["notes"])]
@@ -156,7 +156,7 @@ def test_a_new_record_is_written_beside_the_training(
     assert steps == [1, 2, 3, 4, 5, 6]
     assert names(callback) == ["step-000002.rank-0.pickle"]
     loaded = load_snapshot(callback.result.snapshots[0])
-    assert [s[0] for s in loaded.extra["steps"]] == [1, 2], "what it says is from before the write"
+    assert [mark.step for mark in loaded.run.steps] == [1, 2], "what it says is from before the write"
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_run(
@@ -179,10 +179,11 @@ def test_an_oom_is_written_on_the_spot_and_passes_through(
     (path,) = (tmp_path / "r").glob("*.pickle")
     assert path.name == "step-000003.rank-0.pickle"
     snapshot = load_snapshot(path)
-    oom = snapshot.extra["oom"]
-    assert (oom["phase"], oom["step"], oom["requested_bytes"]) == ("forward", 3, 2**40)
-    assert oom["device_free_bytes"] == 5
-    assert any("compute_loss" in line for line in oom["stack"])
+    oom = snapshot.run.oom
+    assert oom is not None
+    assert (oom.phase, oom.step, oom.requested_bytes) == ("forward", 3, 2**40)
+    assert oom.device_free_bytes == 5
+    assert any("compute_loss" in line for line in oom.stack)
 
 
 def test_a_trainer_that_never_trains_leaves_nothing_when_another_does(

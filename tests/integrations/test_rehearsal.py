@@ -14,6 +14,7 @@ from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.run_recorder.state_backup import Kept
 
 from memprof import analyze, load_snapshot
+from memprof.snapshot.recorded_run import PhaseMark
 from tests.integrations.conftest import wrapped
 from tests.integrations.runs import QUESTIONS, grpo, length_reward, outcome, plain, rewards_varied
 
@@ -26,10 +27,8 @@ def rehearsing(folder: Path, **options: Any) -> MemProfCallback:
     return MemProfCallback(folder, rehearse=True, table=False, **options)
 
 
-def spans(path: Path) -> list[dict[str, Any]]:
-    extra = load_snapshot(path).extra
-    assert extra is not None
-    return list(extra["phases"])
+def spans(path: Path) -> tuple[PhaseMark, ...]:
+    return load_snapshot(path).run.phases
 
 
 @pytest.mark.parametrize(
@@ -63,8 +62,8 @@ def test_the_run_afterwards_is_the_same_to_the_bit(model: Path, tmp_path: Path, 
     assert wrapped(watched) == set()
     path = tmp_path / "r" / "step-000000.rank-0.pickle"
     assert callback.result.snapshots[0] == path
-    assert {s["within"] for s in spans(path) if s["phase"] == "generate"} == {"rehearsal"}
-    assert {s["phase"] for s in spans(path) if s["within"] == "rehearsal"} >= {"forward", "backward", "optimizer_step"}
+    assert {s.within for s in spans(path) if s.phase == "generate"} == {"rehearsal"}
+    assert {s.phase for s in spans(path) if s.within == "rehearsal"} >= {"forward", "backward", "optimizer_step"}
 
 
 def test_it_generates_to_the_end_from_the_longest_prompt_for_the_whole_batch(model: Path, tmp_path: Path) -> None:

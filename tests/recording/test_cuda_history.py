@@ -250,7 +250,9 @@ def test_an_error_that_was_caught_is_not_why_a_later_step_ends(tmp_path: Path) -
     assert at_once["oom"]["requested_bytes"] == 2**30
     session.exit_phase(mark)
     session.write(tmp_path / "unwound.pickle")
-    assert load_snapshot(tmp_path / "unwound.pickle").extra["oom"]["phase"] == "forward"
+    oom = load_snapshot(tmp_path / "unwound.pickle").run.oom
+    assert oom is not None
+    assert oom.phase == "forward"
     for step in range(4, 10):
         session.set_step(step)
         allocator.free(allocator.malloc(512))
@@ -307,10 +309,10 @@ def test_a_session_on_it_writes_what_the_reader_understands(tmp_path: Path) -> N
     session.write(tmp_path / "s.pickle")
     snapshot = load_snapshot(tmp_path / "s.pickle")
     assert snapshot.kind.value == "cuda"
-    counter, before, between = snapshot.extra["counters"]
-    assert (before["phase"], before["step"], before["allocated_peak"]) == ("other", None, 0)
-    assert (between["phase"], between["step"], between["allocated_peak"]) == ("other", 1, 0)
-    assert (counter["phase"], counter["step"], counter["allocated_peak"]) == ("forward", 1, 512 * 100)
+    counter, before, between = snapshot.run.counters
+    assert (before.phase, before.step, before.allocated_peak) == ("other", None, 0)
+    assert (between.phase, between.step, between.allocated_peak) == ("other", 1, 0)
+    assert (counter.phase, counter.step, counter.allocated_peak) == ("forward", 1, 512 * 100)
     assert build_timeline(snapshot).max_requested == 512 * 100
     assert any("phase=forward;step=1" in text for text in snapshot.metadata)
 

@@ -19,6 +19,7 @@ from memprof.recording.system.nvml import DeviceMeter
 from memprof.recording.system.outside_torch import Outside
 from memprof.recording.system.sampler import Sampler
 from memprof.report.run import NonTorchMemory
+from memprof.snapshot.validation import read_run
 from tests.reports.document.drawn import render_terminal
 from tests.reports.sample import sample
 from tests.reports.typed import build_document, typed
@@ -170,13 +171,18 @@ def test_at_most_ten_looks_a_second_and_none_after_the_end() -> None:
 # -- in the report ---------------------------------------------------------------------------------------------------
 
 
+def reported(noted: dict[str, Any] | None, samples: list[Any]) -> dict[str, Any] | None:
+    run = read_run({"outside": noted, "samples": samples}, [])
+    return outside_report(run.outside, run.samples)
+
+
 def test_what_is_outside_is_told_apart_and_adds_up() -> None:
     library = Library([(os.getpid(), 4 * GIB), (9, 2 * GIB)])
     outside = Outside(0, DeviceMeter(UUID, library=library))
     samples = [outside.row(1, 3 * GIB)]
     library.processes, library.used = [(os.getpid(), 10 * GIB), (9, 3 * GIB)], 14 * GIB
     samples.append(outside.row(2, 8 * GIB))
-    found = outside_report(outside.to_plain(), samples)
+    found = reported(outside.to_plain(), samples)
     assert found is not None
     assert (found["at_start_bytes"], found["grown_bytes"], found["highest_bytes"]) == (GIB, GIB, 2 * GIB)
     assert found["own_bytes"] + found["others_bytes"] + found["unnamed_bytes"] == found["highest_used_bytes"]
@@ -196,7 +202,7 @@ def test_a_groups_share_is_bounded_by_what_came_since_recording_began() -> None:
     samples = [outside.row(1, 3 * GIB)]
     library.processes = [(os.getpid(), 6 * GIB)]
     samples.append(outside.row(2, 3 * GIB))
-    found = outside_report({**outside.to_plain(), "process_groups": 8}, samples)
+    found = reported({**outside.to_plain(), "process_groups": 8}, samples)
     assert found is not None
     assert (found["grown_bytes"], found["group_at_most_bytes"]) == (2 * GIB, GIB // 4)
     assert found["estimated_bytes"] is None  # the driver told all
@@ -209,7 +215,7 @@ def test_a_context_is_estimated_for_each_process_whose_share_is_not_told() -> No
     library = Library([(os.getpid(), 4 * GIB), (7, None), (8, None)])
     outside = Outside(0, DeviceMeter(UUID, library=library))
     samples = [outside.row(1, 3 * GIB)]
-    found = outside_report(outside.to_plain(), samples)
+    found = reported(outside.to_plain(), samples)
     assert found is not None
     assert found["estimated_bytes"] == CONTEXT_BYTES * 2
     (said,) = [f.note for f in outside_facts(typed(found, NonTorchMemory)) if f.label == "Estimated"]
@@ -218,16 +224,16 @@ def test_a_context_is_estimated_for_each_process_whose_share_is_not_told() -> No
 
 def test_a_refusal_is_shown_and_a_trace_has_nothing_to_say() -> None:
     outside = Outside(0, DeviceMeter("other", library=Library([])))
-    found = outside_report(outside.to_plain(), [outside.row(1, GIB)])
+    found = reported(outside.to_plain(), [outside.row(1, GIB)])
     assert found is not None
     assert found["highest_used_bytes"] is None
     assert [f.label for f in outside_facts(typed(found, NonTorchMemory))] == ["Not known", "Estimated"]
     assert found["estimated_bytes"] == CONTEXT_BYTES
-    assert outside_report(None, []) is None
+    assert reported(None, []) is None
     assert outside_facts(None) == ()
 
 
 @pytest.mark.parametrize("noted", [{"processes": [["x", 1], 3, [1, "y"]], "used_bytes": -1, "allocators": [7]}, {}])
 def test_a_damaged_part_is_no_trouble(noted: dict[str, Any]) -> None:
-    found = outside_report(noted, [[1, 2], [1, 2, None, None, None, None, None]])
+    found = reported(noted, [[1, 2], [1, 2, None, None, None, None, None]])
     validate({**sample()[0], "outside": found})

@@ -39,22 +39,24 @@ def loop(path: Path, steps: int = 2, **options: Any) -> tuple[nn.Module, torch.o
 def test_a_loop_is_written_as_a_snapshot_anyone_can_load(tmp_path: Path) -> None:
     _, optimizer = loop(tmp_path / "run.pickle")
     snapshot = load_snapshot(tmp_path / "run.pickle")
-    extra = snapshot.extra
+    run = snapshot.run
     assert snapshot.kind.value == "trace"
-    assert extra["config"] == {"lr": 0.1}
-    assert [s[0] for s in extra["steps"]] == [1, 2]
-    marked = [(p["phase"], p["step"]) for p in extra["phases"] if p["phase"] != "other"]
+    assert run.config == {"lr": 0.1}
+    assert [mark.step for mark in run.steps] == [1, 2]
+    marked = [(mark.phase, mark.step) for mark in run.phases if mark.phase != "other"]
     assert marked == [(p, s) for s in (1, 2) for p in ("forward", "backward", "optimizer_step")]
-    owned = {row[2] for row in extra["owners"]}
+    owned = {owner.category for owner in run.owners}
     assert owned == {"weights", "reference_model", "gradients", "optimizer_state"}
     states = sum(t.nbytes for slots in optimizer.state.values() for t in slots.values())
     line = build_timeline(snapshot)
-    seen = {a for a, *_, c, _, _ in ((r[0], r[1], r[2], r[3], r[4]) for r in extra["owners"]) if c == "optimizer_state"}
+    seen = {owner.address for owner in run.owners if owner.category == "optimizer_state"}
     held = line.alive_at(line.n_events)
     assert sum(int(line.size[r]) for r in held if int(line.address[r]) in seen) == states
-    assert extra["versions"]["torch"] == torch.__version__
-    assert extra["host"]["rss_bytes"] > 2**20
-    peaks = {(c["phase"], c["step"]): c["allocated_peak"] for c in extra["counters"]}
+    assert run.versions["torch"] == torch.__version__
+    assert run.host is not None
+    assert run.host.rss_bytes
+    assert run.host.rss_bytes > 2**20
+    peaks = {(row.phase, row.step): row.allocated_peak or 0 for row in run.counters}
     assert max(peaks.values()) == line.max_requested
 
 
@@ -65,7 +67,7 @@ def test_gradients_are_known_without_any_mark(tmp_path: Path) -> None:
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    owned = [row[2] for row in load_snapshot(tmp_path / "run.pickle").extra["owners"]]
+    owned = [owner.category for owner in load_snapshot(tmp_path / "run.pickle").run.owners]
     assert owned.count("gradients") == 2
     assert owned.count("optimizer_state") == 2
 
@@ -91,8 +93,8 @@ def test_an_exception_passes_and_the_snapshot_is_there(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), record(tmp_path / "run.pickle"), phase("reward"):
         fail()
     assert ACTIVE == []
-    extra = load_snapshot(tmp_path / "run.pickle").extra
-    assert [p["phase"] for p in extra["phases"] if p["phase"] != "other"] == ["reward"]
+    run = load_snapshot(tmp_path / "run.pickle").run
+    assert [mark.phase for mark in run.phases if mark.phase != "other"] == ["reward"]
 
 
 def test_an_exception_wins_over_a_snapshot_that_cannot_be_written(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_recordings_nest(tmp_path: Path) -> None:
     outer, inner = (load_snapshot(tmp_path / f"{n}.pickle") for n in ("outer", "inner"))
     assert len(build_timeline(outer)) > len(build_timeline(inner)) - 2
     for snapshot in (outer, inner):
-        assert "generate" in {p["phase"] for p in snapshot.extra["phases"]}
+        assert "generate" in {mark.phase for mark in snapshot.run.phases}
     assert a.numel() + b.numel() == 30
 
 
@@ -146,7 +148,7 @@ def test_a_mistake_of_ours_costs_one_warning(tmp_path: Path, monkeypatch: pytest
     with pytest.warns(UserWarning, match="memprof failed and stopped watching") as caught:
         loop(tmp_path / "run.pickle")
     assert len([w for w in caught if "memprof" in str(w.message)]) == 1
-    notes = load_snapshot(tmp_path / "run.pickle").extra["notes"]
+    notes = load_snapshot(tmp_path / "run.pickle").run.notes
     assert "ZeroDivisionError" in notes[0]
 
 

@@ -54,7 +54,7 @@ def test_a_replay_reserves_what_the_simulation_did(analysis: Any, simulated: Cal
     assert _reserved(own) == analysis.device_peak.reserved_bytes
     # Where the card is full, both run out of memory.
     room = int(analysis.timeline.active.max()) + 4 * MIB
-    assert simulated(capacity=room).snapshot.extra["oom"]
+    assert simulated(capacity=room).snapshot.run.oom
     with pytest.raises(OutOfMemory):
         _reserved(own, room)
 
@@ -62,7 +62,7 @@ def test_a_replay_reserves_what_the_simulation_did(analysis: Any, simulated: Cal
 def test_a_run_of_unknown_lengths_has_variants_of_its_workspaces_alone(
     analysis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(analysis.snapshot.extra, "config", {"model": "of a script"})
+    monkeypatch.setattr(analysis, "snapshot", analysis.snapshot.with_run(config={"model": "of a script"}))
     own, other = _variants(analysis, "80GiB")
     assert _reserved(own) == analysis.device_peak.reserved_bytes
     assert int(other.requested.sum() - own.requested.sum()) == 2 * (32 * MIB - 8_519_680)
@@ -84,8 +84,8 @@ def test_another_length_holds_what_a_simulation_of_it_does(
     analysis: Any, simulated: Callable[..., Any], more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token longer is asked for only where nobody gave the prompts' length."""
-    guessed = {**analysis.snapshot.extra["config"], "assumed": ["prompt_length"] if more > 0 else []}
-    monkeypatch.setitem(analysis.snapshot.extra, "config", guessed)
+    guessed = {**analysis.snapshot.run.config, "assumed": ["prompt_length"] if more > 0 else []}
+    monkeypatch.setattr(analysis, "snapshot", analysis.snapshot.with_run(config=guessed))
     before, after = _variants(analysis, "A100")[:2]
     real = simulated(completion_length=21 + more).timeline.requested.sum() - analysis.timeline.requested.sum()
     assert int(after.requested.sum() - before.requested.sum()) == pytest.approx(int(real), rel=0.1)

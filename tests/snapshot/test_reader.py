@@ -15,9 +15,24 @@ import pytest
 from memprof.allocator.settings import AllocatorSettings
 from memprof.errors import InputError
 from memprof.snapshot import Action, BlockState, Frame, load_snapshot, save_snapshot, snapshot_from_raw
+from memprof.snapshot.recorded_run import (
+    Annotation,
+    EngineSwitch,
+    FailedAllocation,
+    Holder,
+    HostMemory,
+    Interval,
+    MemorySample,
+    OutsideTorch,
+    Owner,
+    PhaseMark,
+    RecordedRun,
+    Recording,
+    StepMark,
+)
 from memprof.snapshot.unpickle import plain_from_bytes
 from memprof.timeline.timeline import build_timeline
-from memprof.vocabulary import Kind
+from memprof.vocabulary import Category, Kind, Phase
 from tests.snapshot.programs import MIB, Program
 
 
@@ -152,77 +167,113 @@ def test_version_by_its_keys(raw: dict[str, Any], keys: list[str], event_keys: l
 
 
 @pytest.mark.parametrize(
-    ("key", "given", "kept"),
+    ("key", "given", "kept", "note"),
     [
-        ("versions", {"torch": "2.13", "trl": 1}, {"torch": "2.13"}),
+        ("versions", {"torch": "2.13", "trl": 1}, {"torch": "2.13"}, "1 entry of 'versions' is"),
         (
             "host",
             {"rss_bytes": 5, "pinned_bytes": -1, "offloaded": {"weights": 3, "x": 1}},
-            {"rss_bytes": 5, "offloaded": {"weights": 3}},
+            HostMemory(rss_bytes=5, offloaded={Category.WEIGHTS: 3}),
+            "'host.pinned_bytes' is",
         ),
-        ("recorded", {"dropped_events": -1, "thinned": [[1, 2, 3], [4]]}, {"thinned": [[1, 2]]}),
-        ("oom", {"requested_bytes": -1}, None),
+        (
+            "recorded",
+            {"dropped_events": -1, "thinned": [[1, 2, 3], [4]]},
+            Recording(thinned=(Interval(1, 2),)),
+            "'recorded.dropped_events' is",
+        ),
+        ("oom", {"requested_bytes": -1}, None, "'oom' has no usable 'requested_bytes'"),
+        ("oom", {"phase": "forward"}, None, "'oom' has no usable 'requested_bytes'"),
         (
             "oom",
             {"requested_bytes": 1, "phase": "x", "reserved_bytes": "y"},
-            {"requested_bytes": 1, "device_free_bytes": None, "phase": None, "step": None, "stack": []},
+            FailedAllocation(requested_bytes=1),
+            "'oom.phase' is",
         ),
-        ("switches", [[1, "sleep", 1, 2, 3, 0, None], [1, "nap", 1, 2, 3, 0, None]], [[1, "sleep", 1, 2, 3, 0, None]]),
-        ("outside", {"allocators": 3, "reason": "x"}, {"reason": "x"}),
-        ("steps", [[1, 2, 3, 4], [2**40, 2, 3, 4]], [[1, 2, 3, 4]]),
-        ("non_torch_bytes", -1, None),
-        ("rank", -1, None),
+        (
+            "switches",
+            [[1, "sleep", 1, 2, 3, 0, None], [1, "nap", 1, 2, 3, 0, None]],
+            (EngineSwitch(1, "sleep", 1, 2, 3, 0, None),),
+            "1 entry of 'switches' is",
+        ),
+        ("outside", {"allocators": 3, "reason": "x"}, OutsideTorch(reason="x"), "'outside.allocators' is"),
+        ("steps", [[1, 2, 3, 4], [2**40, 2, 3, 4]], (StepMark(1, 2, 3, 4),), "1 entry of 'steps' is"),
+        ("holders", [[1, 2, "a", "b"], [1, 2, 3], 4], (Holder(1, 2, ("a", "b")),), "2 entries of 'holders' are"),
+        ("non_torch_bytes", -1, None, "'non_torch_bytes' is"),
+        ("rank", -1, 0, "'rank' is"),
+        ("world_size", True, 1, "'world_size' is"),
+        ("kind", "magic", Kind.CUDA, "'kind' is"),
+        ("config", [1], None, "'config' is"),
+        ("config", {"a": 2**63, "b": 1}, {"a": None, "b": 1}, ""),
+        ("setup", object(), None, "'setup' is not plain data"),
     ],
 )  # fmt: skip
-def test_what_is_not_documented_is_left_out_with_a_note(raw: dict[str, Any], key: str, given: Any, kept: Any) -> None:
+def test_what_is_not_documented_is_left_out_with_a_note(
+    raw: dict[str, Any], key: str, given: Any, kept: Any, note: str
+) -> None:
     snapshot = snapshot_from_raw({**raw, "memprof": {key: given}})
-    assert snapshot.extra.get(key) == kept
-    assert any(key in note for note in snapshot.notes)
+    assert getattr(snapshot.run, key) == kept
+    assert bool(note) == any(text.startswith(f"memprof key: {note}") for text in snapshot.notes)
 
 
 def test_the_memprof_key(raw: dict[str, Any]) -> None:
-    good = {
-        "kind": "trace",
-        "rank": 1,
-        "phases": [{"phase": "forward", "start_us": 1}],
-        "made_up": [1, (2, "x\x1b[31m")],
-    }
-    bad = {"steps": 3, "world_size": True, "config": [1], "oom": object(), 7: 1}
-    snapshot = snapshot_from_raw({**raw, "memprof": {**good, **bad}})
+    phases = [{"phase": "forward", "start_us": 1, "detail": "x\x1b[31m"}]
+    snapshot = snapshot_from_raw({**raw, "memprof": {"kind": "trace", "rank": 1, "phases": phases, "of_1": 5, 7: 1}})
     assert snapshot.kind is Kind.TRACE
-    assert snapshot.extra == {**good, "made_up": [1, [2, "x\ufffd[31m"]]}
-    assert len(snapshot.notes) == len(bad)
-    assert snapshot_from_raw({**raw, "memprof": {"kind": "magic"}}).kind is Kind.CUDA
-    assert snapshot_from_raw({**raw, "memprof": 5}).extra == {}
+    mark = PhaseMark(phase=Phase.FORWARD, start_us=1, detail="x\ufffd[31m")
+    assert snapshot.run == RecordedRun(kind=Kind.TRACE, rank=1, phases=(mark,))
+    assert snapshot.notes == ["memprof key: a name in it is not text, ignored"]
+    assert snapshot_from_raw({**raw, "memprof": 5}).run == RecordedRun()
 
 
 def test_entries_of_the_memprof_key(raw: dict[str, Any]) -> None:
     """Whoever reads the key later can rely on documented types: bad entries are dropped and counted."""
     phase = {"phase": "forward", "start_us": 5, "end_us": None, "future": [1]}
-    extra = {
+    key = {
         "phases": [phase, {"phase": "forward"}, {"phase": 3, "start_us": 5}, 7, {**phase, "step": "x"}],
         "steps": [[1, 2, 3], [1, 2, 3, 4096], [1, 2], [1, 2, None], "abc"],
         "owners": [[1, 2, "weights"], [1, 2, "weights", None, "w"], [1.5, 2, "weights"], [1, 2, "weights", 3]],
         "samples": [[1, 2, None, None], [None, 2]],
-        "recorded": {"history": "sometimes", "start_us": 1, "thinned": [[1, 2], [1]], "max_entries": True},
-        "oom": {"phase": "forward"},
+        "recorded": {"history": "sometimes", "start_us": 1, "max_entries": True},
         "versions": {"torch": 3, "trl": "1.16"},
         "notes": ["a", 1],
         "buckets": [512, -1, 2**63 - 1],
     }
-    snapshot = snapshot_from_raw({**raw, "memprof": extra})
-    assert snapshot.extra == {
-        "phases": [phase],
-        "steps": [[1, 2, 3], [1, 2, 3, 4096]],
-        "owners": [[1, 2, "weights"], [1, 2, "weights", None, "w"]],
-        "samples": [[1, 2, None, None]],
-        "recorded": {"start_us": 1, "thinned": [[1, 2]]},
-        "versions": {"trl": "1.16"},
-        "notes": ["a"],
-        "buckets": [512],
-    }
-    assert len(snapshot.notes) == len(extra)
-    assert snapshot.notes[0] == "memprof key: 4 entries of 'phases' are not as documented, ignored"
+    snapshot = snapshot_from_raw({**raw, "memprof": key})
+    assert snapshot.run == RecordedRun(
+        phases=(PhaseMark(phase=Phase.FORWARD, start_us=5),),
+        steps=(StepMark(1, 2, 3), StepMark(1, 2, 3, 4096)),
+        owners=(Owner(1, 2, Category.WEIGHTS), Owner(1, 2, Category.WEIGHTS, None, "w")),
+        samples=(MemorySample(1, 2),),
+        recorded=Recording(start_us=1),
+        versions={"trl": "1.16"},
+        notes=("a",),
+        buckets=(512,),
+    )
+    assert len(snapshot.notes) == len(key) + 1
+    assert snapshot.notes[:2] == [
+        "memprof key: 1 entry of 'versions' is not as documented, ignored",
+        "memprof key: 'recorded.history' is not as documented (invalid enum value 'sometimes'), ignored",
+    ]
+    assert "memprof key: 4 entries of 'phases' are not as documented, ignored" in snapshot.notes
+
+
+def test_annotations_and_settings_are_read_as_documented(raw: dict[str, Any]) -> None:
+    good = {"name": "Optimizer.step#Adam.step", "stage": "START", "device": 0, "time_us": 5}
+    bad = [{**good, "time_us": time} for time in ([1], "1", None, 2**63, 1.5)]
+    settings = {"expandable_segments": True, "roundup_power2_divisions": {"1": 0}, "future": [1], "other": {"a": "b"}}
+    snapshot = snapshot_from_raw(
+        {**raw, "external_annotations": [good, *bad, 7, {**good, "future": 1}], "allocator_settings": settings}
+    )
+    annotation = Annotation(name="Optimizer.step#Adam.step", stage="START", device=0, time_us=5)
+    assert snapshot.annotations == [annotation, annotation]
+    assert snapshot.settings == {"expandable_segments": True, "roundup_power2_divisions": {"1": 0}}
+    assert snapshot.notes == [
+        "2 entries of 'allocator_settings' are not as documented, ignored",
+        "6 entries of 'external_annotations' are not as documented, ignored",
+    ]
+    broken = snapshot_from_raw({**raw, "external_annotations": 7, "allocator_settings": [1]})
+    assert (broken.annotations, broken.settings, len(broken.notes)) == ([], {}, 2)
 
 
 def test_names_cannot_carry_escapes(raw: dict[str, Any]) -> None:

@@ -125,7 +125,7 @@ def test_self_reference_and_depth_inside_a_valid_shape() -> None:
             raw = plain_from_bytes(buffer.getvalue(), "x")
         snapshot = snapshot_from_raw(raw)
         assert build_timeline(snapshot).max_requested == 5
-        assert "config" not in snapshot.extra
+        assert snapshot.run.config is None
 
 
 def test_frames_may_begin_anywhere() -> None:

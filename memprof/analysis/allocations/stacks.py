@@ -30,7 +30,7 @@ class ReadableStacks:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._table = snapshot.stacks
-        own = recorded_own_folders(snapshot.extra)
+        own = recorded_own_folders(snapshot.run.own_folders)
         self._path = cache(lambda file: frame_path(file, own))
 
     def of(self, stack: int) -> list[str]:

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from memprof.analysis.counters import read_counters
 from memprof.errors import InputError
-from memprof.report.codec import from_builtins
+from memprof.report.base import known
 from memprof.report.run import Host, HostGrowth
+from memprof.snapshot.recorded_run import HostMemory
 from memprof.units import GIB
 
 #: The parts of host memory, and their words. Arenas are part of private memory, pinned memory of none of the others.
@@ -59,7 +60,7 @@ def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
     )
 
 
-def host_report(host: Mapping[str, Any] | None, snapshot: str | None, rank: int) -> tuple[Host | None, str | None]:
+def host_report(host: HostMemory | None, snapshot: str | None, rank: int) -> tuple[Host | None, str | None]:
     """Return a report's ``host``, with ``growth`` from the counters that the run keeps beside its snapshots; and a
     note: how it grew, or why that is not known.
 
@@ -69,7 +70,13 @@ def host_report(host: Mapping[str, Any] | None, snapshot: str | None, rank: int)
     """
     if host is None:
         return None, None
-    recorded = from_builtins(host, Host)
+    recorded = Host(
+        pinned_bytes=known(host.pinned_bytes),
+        pinned_requested_bytes=known(host.pinned_requested_bytes),
+        managed_bytes=known(host.managed_bytes),
+        rss_bytes=known(host.rss_bytes),
+        offloaded=host.offloaded,
+    )
     if snapshot is None:
         return recorded, None
     counters = counters_beside(Path(snapshot), rank)

@@ -66,8 +66,8 @@ def _device(view: Views, shown: bool) -> Device:
     peak, device_peak = view.peak, view.device_peak
     return Device(
         device=view.timeline.device,
-        device_name=facts.get("name"),
-        device_total_bytes=facts.get("total_bytes"),
+        device_name=facts.name,
+        device_total_bytes=facts.total_bytes,
         shown=shown,
         peak=PeakOfDevice(
             allocated_bytes=peak.allocated_bytes,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from memprof.attribution.result import PhaseSpan
 from memprof.snapshot.model import Snapshot
+from memprof.snapshot.recorded_run import PhaseCounters
 from memprof.timeline.timeline import Timeline
 from memprof.units import format_bytes
 from memprof.vocabulary import History, Phase
@@ -38,8 +38,8 @@ class Unseen:
 
 def unseen_at_peak(snapshot: Snapshot, timeline: Timeline, spans: Sequence[PhaseSpan]) -> Unseen | None:
     """Return what the history does not show of the run's allocated peak; None where it shows all of it."""
-    highest = max(_counted(snapshot, timeline), key=lambda row: int(row["allocated_peak"]), default=None)
-    if highest is None or highest["allocated_peak"] <= int(timeline.allocated.max()):
+    highest = max(_counted(snapshot, timeline), key=_peak, default=None)
+    if highest is None or _peak(highest) <= int(timeline.allocated.max()):
         return None
     return _unseen(highest, timeline, spans)[0]
 
@@ -62,12 +62,12 @@ def unseen_by_span(snapshot: Snapshot, timeline: Timeline, spans: Sequence[Phase
 
 def counted_requested(snapshot: Snapshot, timeline: Timeline) -> int:
     """Return the highest requested bytes that were counted; 0 where none were."""
-    return max((row["requested_peak"] or 0 for row in _counted(snapshot, timeline)), default=0)
+    return max((row.requested_peak or 0 for row in _counted(snapshot, timeline)), default=0)
 
 
 def counted_reserved(snapshot: Snapshot, timeline: Timeline) -> tuple[int, Phase, int | None]:
     """Return the highest reserved bytes that were counted, and their phase and step; 0 where none were."""
-    rows = [(row["reserved_peak"] or 0, Phase(row["phase"]), row["step"]) for row in _counted(snapshot, timeline)]
+    rows = [(row.reserved_peak or 0, row.phase, row.step) for row in _counted(snapshot, timeline)]
     return max(rows, key=lambda row: row[0], default=(0, Phase.OTHER, None))
 
 
@@ -86,59 +86,59 @@ def _reason(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
     if _thinned(snapshot, unseen.span.start_us, unseen.span.end_us):
         return ": they came and went between decoded tokens that were left out."
     if _overflowed(snapshot, timeline):
-        most = (snapshot.extra.get("recorded") or {}).get("max_entries")
+        most = snapshot.run.recorded.max_entries
         kept = f" (it keeps {most:,})" if most else ""
         return f": the ring of events overwrote them{kept}. A larger max_entries, or a shorter recording, keeps them."
     return "."
 
 
-def _counted(snapshot: Snapshot, timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _counted(snapshot: Snapshot, timeline: Timeline) -> Iterator[PhaseCounters]:
     """Yield the counters that are about the timeline's device and hold a peak."""
     if not snapshot.recorder_asked_about(timeline.device):
         return
-    for row in snapshot.extra.get("counters") or []:
-        if row["allocated_peak"] is not None:
-            yield row
+    yield from (row for row in snapshot.run.counters if row.allocated_peak is not None)
 
 
-def _window(row: dict[str, Any], timeline: Timeline) -> tuple[int, int]:
+def _peak(row: PhaseCounters) -> int:
+    return row.allocated_peak or 0
+
+
+def _window(row: PhaseCounters, timeline: Timeline) -> tuple[int, int]:
     """Return the first and the last instant of a counted phase; both 0 where it is older than the history."""
-    first = int(np.searchsorted(timeline.event_us, row["start_us"], side="left"))
-    return first, max(first, int(np.searchsorted(timeline.event_us, row["end_us"], side="right")))
+    first = int(np.searchsorted(timeline.event_us, row.start_us, side="left"))
+    return first, max(first, int(np.searchsorted(timeline.event_us, row.end_us, side="right")))
 
 
-def _unseen(row: dict[str, Any], timeline: Timeline, spans: Sequence[PhaseSpan]) -> tuple[Unseen, int | None]:
+def _unseen(row: PhaseCounters, timeline: Timeline, spans: Sequence[PhaseSpan]) -> tuple[Unseen, int | None]:
     """Return what a counter saw beyond the history, and the span that comes nearest to it (None where all are lost)."""
     first, last = _window(row, timeline)
     instant, nearest = first, None
     for i, span in enumerate(spans):
-        if span.phase != row["phase"] or span.start_event >= last or span.end_event <= first:
+        if span.phase != row.phase or span.start_event >= last or span.end_event <= first:
             continue
         begin, end = max(first, span.start_event), min(last, span.end_event)
         highest = begin + int(np.argmax(timeline.allocated[begin : end + 1]))
         if nearest is None or timeline.allocated[highest] > timeline.allocated[instant]:
             instant, nearest = highest, i
-    missing = int(row["allocated_peak"]) - int(timeline.allocated[instant])
-    requested = row["requested_peak"]
-    asked = missing if requested is None else int(requested) - int(timeline.requested_total[instant])
-    span = PhaseSpan(row["phase"], row["step"], first, last, row["start_us"], row["end_us"])
+    missing = _peak(row) - int(timeline.allocated[instant])
+    requested = row.requested_peak
+    asked = missing if requested is None else requested - int(timeline.requested_total[instant])
+    span = PhaseSpan(row.phase, row.step, first, last, row.start_us, row.end_us)
     return Unseen(missing, min(max(asked, 0), missing), instant, span), nearest
 
 
-def _lacks_some(snapshot: Snapshot, timeline: Timeline, row: dict[str, Any]) -> bool:
-    start = (snapshot.extra.get("recorded") or {}).get("start_us")
-    if _overflowed(snapshot, timeline) and (start is None or row["start_us"] < start):
+def _lacks_some(snapshot: Snapshot, timeline: Timeline, row: PhaseCounters) -> bool:
+    start = snapshot.run.recorded.start_us
+    if _overflowed(snapshot, timeline) and (start is None or row.start_us < start):
         return True
-    return _thinned(snapshot, row["start_us"], row["end_us"])
+    return _thinned(snapshot, row.start_us, row.end_us)
 
 
 def _overflowed(snapshot: Snapshot, timeline: Timeline) -> bool:
     """Tell whether the ring of events lost its oldest."""
-    recorded = snapshot.extra.get("recorded") or {}
-    return timeline.history is History.TRUNCATED or bool(recorded.get("dropped_events"))
+    return timeline.history is History.TRUNCATED or bool(snapshot.run.recorded.dropped_events)
 
 
 def _thinned(snapshot: Snapshot, start_us: int, end_us: int) -> bool:
     """Tell whether decoded tokens were left out of the history in that time."""
-    recorded = snapshot.extra.get("recorded") or {}
-    return any(begin <= end_us and start_us <= end for begin, end in recorded.get("thinned") or [])
+    return any(span.start_us <= end_us and start_us <= span.end_us for span in snapshot.run.recorded.thinned)

@@ -126,7 +126,7 @@ def test_a_gap_is_closed_on_every_device(tmp_path: Path, monkeypatch: pytest.Mon
     session.stop()
     session.write(tmp_path / "two.pickle")
     snapshot = load_snapshot(tmp_path / "two.pickle")
-    assert [d["index"] for d in snapshot.extra["devices"]] == [0, 1]
+    assert [device.index for device in snapshot.run.devices] == [0, 1]
     line = build_timeline(snapshot, 1)
     assert (int(line.active[0]), int(line.active[-1]), int(line.active.max())) == (0, 512 * 9, 512 * 9)
     assert [n for n in line.notes if "contradict" in n or "although" in n or "missing from" in n] == []

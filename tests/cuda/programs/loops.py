@@ -271,8 +271,8 @@ def decoding(folder: Path, ledger: Ledger) -> Told:
             model.generate(prompt, attention_mask=torch.ones_like(prompt), logits_processor=[leave], **length)
         counters = ledger.read()
         del session
-    thinned = memprof.load_snapshot(folder / "decoding.pickle").extra["recorded"].get("thinned")
-    return {"counters": counters, "waiting": waiting[0], "thinned": thinned}
+    thinned = memprof.load_snapshot(folder / "decoding.pickle").run.recorded.thinned
+    return {"counters": counters, "waiting": waiting[0], "thinned": [[span.start_us, span.end_us] for span in thinned]}
 
 
 if __name__ == "__main__":

@@ -98,11 +98,13 @@ def test_the_recording_tells_of_it(tmp_path: Path) -> None:
     big = torch.zeros(2**20, dtype=torch.uint8)
     with pytest.raises(torch.OutOfMemoryError), record(tmp_path / "a.pickle", capacity="1GiB"):
         torch.empty(2**30, dtype=torch.uint8)
-    extra = load_snapshot(tmp_path / "a.pickle").extra
-    assert extra is not None
-    assert extra["oom"]["requested_bytes"] == 2**30
-    assert 0 <= extra["oom"]["device_free_bytes"] <= 2**30 - big.nbytes
-    assert extra["device"]["total_bytes"] == 2**30
+    run = load_snapshot(tmp_path / "a.pickle").run
+    assert run.oom is not None
+    assert run.oom.requested_bytes == 2**30
+    assert run.oom.device_free_bytes is not None
+    assert 0 <= run.oom.device_free_bytes <= 2**30 - big.nbytes
+    assert run.device is not None
+    assert run.device.total_bytes == 2**30
 
 
 @pytest.mark.parametrize("capacity", ["a lot", 0, "0GB"])

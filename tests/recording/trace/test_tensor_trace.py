@@ -118,7 +118,7 @@ def test_what_a_frozen_collector_does_not_list_is_held_too(tmp_path: Path) -> No
         subprocess.run([sys.executable, "frozen.py", target, way], cwd=tmp_path, check=True)
         found = analyze(target)
         peaks.append((found.peak.active_bytes, found.own_peaks))
-        assert any("gc.freeze()" in note for note in load_snapshot(target).extra["notes"]) == (way == "freeze")
+        assert any("gc.freeze()" in note for note in load_snapshot(target).run.notes) == (way == "freeze")
     assert peaks[0] == peaks[1]
 
 

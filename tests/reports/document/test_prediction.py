@@ -11,8 +11,8 @@ import pytest
 from memprof.reports.document.build import reproduce_facts
 from memprof.reports.document.prediction import needs_table
 from memprof.reports.html.report import render_html
+from msgspec.json import encode
 
-from memprof.analysis.prediction import PARTS, usable
 from memprof.analysis.report_files import validate
 from memprof.config.catalogue import find_config
 from memprof.config.expected_error import comparisons, expected_error, stated_range
@@ -20,6 +20,7 @@ from memprof.config.fits import MARGIN, margin_of, stated_error, wide_margin
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
 from memprof.config.trl_arguments import assumed_of
+from memprof.snapshot.validation import read_run
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import sample
 from tests.reports.typed import build_document, report_of
@@ -92,8 +93,11 @@ def _report() -> dict[str, Any]:
 
 def test_the_schema_holds_them() -> None:
     validate(_report())
-    for name in PARTS:
-        assert usable(name, _parts()[name]) == _parts()[name]
+    notes: list[str] = []
+    run = read_run(_parts(), notes)
+    assert not notes
+    for name, part in _parts().items():
+        assert json.loads(encode(getattr(run, name))) == part
 
 
 def test_every_renderer_says_them() -> None:
@@ -130,8 +134,11 @@ def test_a_recorded_run_says_nothing_of_the_kind() -> None:
     "spoil", [{"phases": [{}]}, {"fits": "yes"}, {"total_bytes": None}, {"host": 3}, {"ensemble": 3}]
 )
 def test_what_is_not_as_documented_is_dropped(spoil: dict[str, Any]) -> None:
-    assert usable("fit", {**_parts()["fit"], **spoil}) is None
-    assert usable("fit", 7) is None
+    notes: list[str] = []
+    assert read_run({"fit": {**_parts()["fit"], **spoil}}, notes).fit is None
+    assert read_run({"fit": 7}, notes).fit is None
+    assert all(note.startswith("memprof key: 'fit' is not as documented (") for note in notes)
+    assert len(notes) == 2
 
 
 def _errors(kind: str, *what: str) -> list[float]:
@@ -198,7 +205,8 @@ def test_an_older_report_has_no_classes() -> None:
     for name in ("class", "margin", "basis"):
         report["expected_error"].pop(name)
     validate(report)
-    assert usable("expected_error", report["expected_error"]) == report["expected_error"]
+    error = read_run({"expected_error": report["expected_error"]}, []).expected_error
+    assert json.loads(encode(error)) == report["expected_error"]
     count = report["expected_error"]["allocated"]["comparisons"]
     assert f"{count} comparisons" in render_markdown(build_document(report))
 
