@@ -29,6 +29,7 @@ from memprof.vocabulary import Category, Group
 
 if TYPE_CHECKING:
     from memprof.report import Report
+    from memprof.vocabulary import Category, Group
 
 # A row's sizes that are highest values: over several steps the highest counts, of the others the newest.
 _PEAKS = ("peak_allocated", "peak_reserved")

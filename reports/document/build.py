@@ -69,7 +69,7 @@ def document_of(
         report: the report if it says more than the analysis alone (the other ranks), redacted already.
     """
     found, others = report or analysis.report, analysis.explain_phases()
-    groups: Sequence[TimedGroup] = analysis.largest(_MAX_GROUPS)
+    groups: tuple[TimedGroup, ...] = analysis.largest(_MAX_GROUPS)
     if redact:
         from msgspec import to_builtins
 

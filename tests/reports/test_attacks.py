@@ -18,11 +18,10 @@ from memprof.reports.renderers import render
 from benchmarks.faults import inputs
 from memprof.advice.analyze_with_advice import ReportBuilder, analyze
 from memprof.analysis.analysis import Analysis
-from memprof.analysis.compare import Run
 from memprof.cli import main
 from memprof.cli.answers import comparison_answer, report_answer
 from memprof.errors import InputError
-from tests.report.plain import compare
+from tests.report.plain import as_run, compare
 from tests.reports.typed import comparison_of, report_of
 
 #: Colours, a link (OSC 8), the clipboard (OSC 52), C1 controls, an overwritten line, turned reading, markup, a script.
@@ -84,7 +83,7 @@ def attacked(path: Path) -> Analysis:
 
 @pytest.fixture(scope="module")
 def report(attacked: Analysis, path: Path) -> dict[str, Any]:
-    found = ReportBuilder().of(attacked, path)
+    found = to_builtins(ReportBuilder().report_of(attacked, path))
     assert "evil" in json.dumps(found), "no attack came as far as the report"
     return found
 
@@ -137,7 +136,7 @@ def test_a_notebook_escapes(attacked: Analysis) -> None:
 
 
 def test_a_comparison_escapes(attacked: Analysis, report: dict[str, Any]) -> None:
-    compared = comparison_of(compare([Run(f"one{ATTACK}", "measured", report), Run("two", "measured", report)]))
+    compared = comparison_of(compare([as_run(f"one{ATTACK}", "measured", report), as_run("two", "measured", report)]))
     for style in ("text", "markdown", "json"):
         assert not CONTROL.search(render(comparison_answer(compared, [None, None]), style))
     _holds_no_attack(render(comparison_answer(compared, [None, None]), "html"))

@@ -116,9 +116,9 @@ def test_groups_add_up_to_the_categories(shared: Path, name: str) -> None:
     sums: dict[str, int] = {}
     blocks = 0
     for group in analysis.largest(None):
-        sums[group["category"]] = sums.get(group["category"], 0) + group["bytes"]
-        blocks += group["count"]
-        assert group["bytes"] == group["count"] * group["each_bytes"]
+        sums[group.category] = sums.get(group.category, 0) + group.bytes
+        blocks += group.count
+        assert group.bytes == group.count * group.each_bytes
     peak = analysis.peak
     assert sums == {c: n for c, n in peak.categories.items() if n}
     assert blocks == len(peak.rows)

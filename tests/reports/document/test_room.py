@@ -10,10 +10,12 @@ from memprof.reports.document.model import Room
 from memprof.reports.html.report import render_html
 
 from memprof.analysis.report import capacity_of
+from memprof.report.codec import to_builtins
+from memprof.report.run import Capacity, OutOfMemory
 from memprof.snapshot.recorded_run import Device
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import MIB, PEAK, sample
-from tests.reports.typed import build_document, room_of
+from tests.reports.typed import build_document, room_of, typed
 
 CARD = 25_386_352_640  # of the sample: 24,210 MiB
 HELD = sum(PEAK.values())
@@ -82,20 +84,25 @@ def test_a_request_that_failed_on_a_card_that_is_known() -> None:
 def test_free_bytes_give_the_card_where_nothing_else_does() -> None:
     report = ran_out()
     report["source"]["device_total_bytes"] = None
-    report["capacity"] = capacity_of(Device(), report["oom"])
-    assert report["capacity"] == {"bytes": 7500 * MIB, "from": "oom"}
+    oom = typed(report["oom"], OutOfMemory)
+    capacity = capacity_of(Device(), oom)
+    assert capacity == Capacity(bytes=7500 * MIB, source="oom")
+    assert capacity is not None
+    report["capacity"] = to_builtins(capacity)
     room = room_of(report)
     assert room is not None
     assert room.capacity_bytes == 7500 * MIB
     assert "the card at least" in room.sentence
-    assert capacity_of(Device(total_bytes=CARD), report["oom"]) == {"bytes": CARD, "from": "device"}
+    assert capacity_of(Device(total_bytes=CARD), oom) == Capacity(bytes=CARD, source="device")
     assert capacity_of(Device(), None) is None
 
 
 def test_a_tensor_trace_is_asked_about_a_card_and_says_what_it_lacks() -> None:
     report = sample("trace")[0]
     assert room_of(report) is None
-    room = room_of({**report, "capacity": capacity_of(Device(type="cpu", total_bytes=8000 * MIB), None)})
+    machine = capacity_of(Device(type="cpu", total_bytes=8000 * MIB), None)
+    assert machine is not None
+    room = room_of({**report, "capacity": to_builtins(machine)})
     assert room is not None
     assert room.sentence.startswith("1.03 GiB left of 7.81 GiB (this machine's memory), 13 %.")
     room = room_of({**report, "capacity": {"bytes": 8000 * MIB, "from": "option"}})

@@ -10,10 +10,10 @@ from memprof.reports.document.prediction import reserving
 from memprof.reports.document.summary import summary_of
 from msgspec.structs import replace
 
-from memprof.analysis.headline import headline_of
 from memprof.report.simulation import Fit, GenerationNeed
 from memprof.units import GIB
 from memprof.vocabulary import Evidence, Phase
+from tests.report.plain import headline_of
 from tests.reports.sample import MIB, PEAK, sample
 from tests.reports.typed import build_document, report_of, typed
 
