@@ -128,18 +128,17 @@ def replaced(raw: dict[str, Any], place: tuple[Any, ...], junk: Any) -> dict[str
     return mutant
 
 
-def mutants(every: int = 1, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield mutants of each field with each value of :data:`JUNK`, and what was changed.
+def mutants(each: int | None = None, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield mutants of every field with values of :data:`JUNK`, and what was changed.
 
     Args:
-        every: leave out all but each so many of them; every field has some, and all fields together all values.
-        start: the first of them.
+        each: number of values for each field. Fields take turns, so that all together get all values. Default: all.
+        start: the number of the first value.
     """
-    number = 0
     for raw in snapshots():
-        for place in fields_of(raw):
-            junk = (*JUNK, nested(_value(raw, place)), [_value(raw, place)] * 2)
-            for value in junk:
-                number += 1
-                if number % every == start % every:
-                    yield f"{place} = {value!r:.80}", replaced(raw, place, value)
+        for number, place in enumerate(fields_of(raw), start):
+            value = _value(raw, place)
+            junk = (*JUNK, nested(value), [value] * 2)
+            for turn in range(len(junk) if each is None else each):
+                chosen = junk[(number * 7 + turn) % len(junk)]
+                yield f"{place} = {chosen!r:.80}", replaced(raw, place, chosen)

@@ -48,7 +48,7 @@ def allocator_settings() -> dict[str, Any]:
     return {
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False", "max_split_size": -1,
         "garbage_collection_threshold": 0.5, "expandable_segments": False, "release_lock_on_cudamalloc": False,
-        "roundup_power2_divisions": {str(1 << i): 0 for i in range(16)},
+        "roundup_power2_divisions": {"1": 0, "2": 4},
     }  # fmt: skip
 
 
