@@ -16,6 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from memprof.compat.torch_sharding import STORE
@@ -52,6 +53,28 @@ class Gathering:
         self._store: Any = store if store is not None else _default_store() if world_size > 1 else None
         if self._store is not None:
             self._bounded(lambda: self._store.set(self._key("here", rank), f"{os.getpid()} {platform.node()}"))
+
+    def agree_on(self, folder: Path) -> Path:
+        """Return the folder that rank 0 chose; this rank's choice if rank 0 does not answer within five seconds.
+
+        Ranks choose by the times of files, which a file system on another machine may set by another clock.
+        """
+        if self._store is None:
+            return folder
+        if self.rank == 0:
+            self._bounded(lambda: self._store.set(self._key("folder", 0), str(folder)))
+            return folder
+        chosen = self._bounded(self._chosen_folder)
+        return folder if chosen is None else Path(chosen)
+
+    def _chosen_folder(self) -> str:
+        deadline = time.monotonic() + _STORE_SECONDS
+        while not self._store.check([self._key("folder", 0)]):
+            if time.monotonic() > deadline:
+                raise RuntimeError("rank 0 has chosen no folder")
+            time.sleep(_POLL / 10)
+        chosen: bytes = self._store.get(self._key("folder", 0))
+        return chosen.decode("utf-8", "surrogateescape")
 
     def tell(self, summaries: Iterable[dict[str, Any]]) -> bool:
         """Leave this rank's summaries, or an empty list, for rank 0, which waits for them; tell whether it worked."""
