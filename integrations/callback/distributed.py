@@ -30,7 +30,7 @@ FAILED_SECONDS = 8.0
 _STORE_SECONDS = 5.0
 _POLL = 0.05
 # How many of a rank's newest recordings are sent, and the bytes that one rank's message may unpack to.
-_MOST_TOLD = 32
+MOST_TOLD = 32
 _MAX_BYTES = 16 << 20
 
 _trainings = 0
@@ -81,7 +81,7 @@ class Gathering:
         if self._store is None or self._sent or self.rank == 0:
             return False
         self._sent = True
-        word = _packed(list(summaries)[-_MOST_TOLD:])
+        word = _packed(list(summaries)[-MOST_TOLD:])
         done = self._bounded(lambda: (self._store.set(self._key("told", self.rank), word), True)[1])
         return bool(done)
 

@@ -266,7 +266,8 @@ class TrainingRun:
         on_device = uses_cuda(trainer, self._options)
         device, index = trainer.args.device.type, trainer.args.device.index or 0
         about |= {"device": device_name(device, index), "device_total_bytes": device_total(device, index)}
-        return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary)
+        share = self.recorder.writing.share
+        return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary, share)
 
     def _before_summary(self) -> None:
         """Log before the trainer's closing summary: the last moment at which its trackers listen."""
