@@ -106,7 +106,8 @@ def command(
         need_torch()
         from memprof.cli.simulate_like import changes_of, simulate_like
 
-        simulate_like(like, changes_of(assignments, given_settings(config_file, given)), gpu, output)
+        changed = changes_of(assignments, given_settings(config_file, given))
+        simulate_like(like, changed, gpu, output, bool(given.get("allow_unsimulated")))
         return
     if gpu is not None and device == "cpu":
         raise UsageError("--gpu asks about a GPU and --device cpu simulates none; drop one of them.")
@@ -116,7 +117,7 @@ def command(
     if script is not None:
         changes = _changes_of(given_settings(config_file, given))
         _refuse_unused_of_script(changes, device)
-        run = ScriptRun(script, script_arguments, changes, device, gpu)
+        run = ScriptRun(script, script_arguments, changes, device, gpu, bool(given.get("allow_unsimulated")))
     else:
         settings = settings_of(config_file, given, device=device)
         if memory_budget is not None:
@@ -132,6 +133,8 @@ def _changes_of(values: dict[str, Any]) -> dict[str, Any]:
     """Keep the settings that replace a script's own; refuse what only the script can say."""
     from memprof.config.from_trainer import CHANGEABLE
 
+    for name in ("unknown", "left_out"):  # of a file, which has more than the settings to change
+        values.pop(name, None)
     for name in values:
         if name not in CHANGEABLE:
             raise UsageError(f"--{name.replace('_', '-')} is the script's own to say; leave it out with --script.")

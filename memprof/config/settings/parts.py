@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS
+from memprof.config.settings.fields import ADAPTER_CLASSES, NO_ARGUMENTS, Arguments
 from memprof.errors import UsageError, did_you_mean
 from memprof.units import parse_size
 
@@ -19,6 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attn": ("auto", "flash", "efficient", "math"),
     "padding": ("none", "worst"),
     "generation": ("hf", "none", "vllm"),
+    "peft_type": tuple(ADAPTER_CLASSES),
     "trainer": ("grpo", "rloo", "sft", "dpo"),
     "recipe": ("trl", "trl-full-logits", "trl-0.14", "liger", "lean"),
     "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp"),
@@ -41,7 +43,7 @@ class Part:
             value, allowed = getattr(self, name), CHOICES.get(name)
             if not any(_is_a(value, kind) for kind in kinds):
                 raise UsageError(f"{flag_of(name)} {value!r}: give {_KINDS[kinds[0]]}.")
-            if allowed and isinstance(value, str) and value not in allowed:
+            if allowed and isinstance(value, str) and value not in allowed and value.upper() not in allowed:
                 meant = did_you_mean(value, allowed)
                 raise UsageError(f"{flag_of(name)} {value!r}{meant}: choose from {', '.join(allowed)}.")
         self._settle()
@@ -65,28 +67,65 @@ class ModelSettings(Part):
     """The policy's weights, its adapter and its attention.
 
     ``dtype`` is the parameters': TRL loads a model given by name in float32. ``bnb_4bit_compute_dtype`` ``auto`` is
-    autocast's dtype, or the weights'.
+    autocast's dtype, or the weights'. ``peft_type`` is PEFT's name of the adapter, LoRA where ``lora_r`` is given;
+    ``modules_to_save`` are trained whole beside it. ``adapter_options`` are further arguments of its configuration.
     """
 
     model: str
     dtype: str = "float32"
+    peft_type: str = "LORA"
     lora_r: int | None = None
     lora_target_modules: tuple[str, ...] = ("all-linear",)
     lora_dropout: float = 0.0
+    use_dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    num_virtual_tokens: int | None = None
+    adapter_options: Arguments = NO_ARGUMENTS
     load_in_4bit: bool = False
     bnb_4bit_use_double_quant: bool = False
     bnb_4bit_compute_dtype: str = "auto"
     attn: str = "auto"
 
+    @property
+    def has_adapter(self) -> bool:
+        """Tell whether an adapter is trained, of any kind, and not the whole model."""
+        return self.lora_r is not None or self.peft_type != "LORA"
+
+    def _settle(self) -> None:
+        super()._settle()
+        object.__setattr__(self, "peft_type", str(self.peft_type).upper())
+        object.__setattr__(self, "modules_to_save", tuple(self.modules_to_save))
+        if not isinstance(self.adapter_options, Arguments):
+            object.__setattr__(self, "adapter_options", Arguments.of(self.adapter_options))
+
     def _check(self) -> None:
         super()._check()
-        self._at_least_one("lora_r")
+        self._at_least_one("lora_r", "num_virtual_tokens")
         if not 0 <= self.lora_dropout < 1 or (self.lora_dropout and self.lora_r is None):
             raise UsageError("--lora-dropout is a share below 1, of an adapter's inputs: add --lora-r 16.")
-        if self.load_in_4bit and self.lora_r is None:
+        self._check_adapter()
+        if self.load_in_4bit and not self.has_adapter:
             raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
         if not self.load_in_4bit and (self.bnb_4bit_use_double_quant or self.bnb_4bit_compute_dtype != "auto"):
             raise UsageError("--bnb-4bit-use-double-quant and --bnb-4bit-compute-dtype need --load-in-4bit.")
+
+    def _check_adapter(self) -> None:
+        """Refuse what a kind of adapter does not have, and what is not simulated with it."""
+        kind = self.peft_type
+        if kind != "LORA" and self.lora_r is not None:
+            raise UsageError(f"--lora-r is the rank of LoRA: drop it, or --peft-type {kind}.")
+        if self.use_dora and self.lora_r is None:
+            raise UsageError("--use-dora is a kind of LoRA: add --lora-r 16.")
+        what = "--use-dora" if self.use_dora else "--peft-type ia3" if kind == "IA3" else None
+        if what is not None and self.load_in_4bit:
+            raise UsageError(f"{what} with --load-in-4bit is not simulated: drop one of them.")
+        if self.modules_to_save and (not self.has_adapter or kind == "PROMPT_TUNING"):
+            raise UsageError("--lora-modules-to-save names modules to train beside LoRA or IA3: add --lora-r 16.")
+        if (self.num_virtual_tokens is not None) != (kind == "PROMPT_TUNING"):
+            raise UsageError("--peft-type prompt_tuning and --num-virtual-tokens N belong together: give both.")
+        if self.adapter_options and not self.has_adapter:
+            names = ", ".join(self.adapter_options.to_dict())
+            raise UsageError(f"{names} changes nothing here: no adapter is trained; add --lora-r 16.")
 
 
 @dataclass(frozen=True)
@@ -97,7 +136,8 @@ class TrainerSettings(Part):
     then counts rows, or pairs of a chosen and a rejected row, of ``max_length`` tokens each where that is given.
     Otherwise it counts completions, as TRL does since 0.16. ``mixed_precision`` is ``bf16``, ``fp16`` or ``no``.
     ``gradient_checkpointing`` is False (``none``), True (``full``), ``selective`` or ``offloaded``; the lean trainer's
-    True is ``auto``, its default, and ``full`` a kind of its own.
+    True is ``auto``, its default, and ``full`` a kind of its own. ``trainer_options`` are further arguments of the
+    trainer's configuration.
     """
 
     trainer: str = "grpo"
@@ -123,9 +163,12 @@ class TrainerSettings(Part):
     max_tokens_per_piece: int | None = None
     tiled_mlp: int | None = None
     prefix_sharing: bool = False
+    trainer_options: Arguments = NO_ARGUMENTS
 
     def _settle(self) -> None:
         super()._settle()
+        if not isinstance(self.trainer_options, Arguments):
+            object.__setattr__(self, "trainer_options", Arguments.of(self.trainer_options))
         if (kind := self.gradient_checkpointing) == "none":
             kind = False
         elif self.lean:

@@ -19,19 +19,28 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
-from memprof.config.trl_arguments import LEFT_OUT
+from memprof.config.settings.fields import Unsimulated, left_out_of, unsimulated_field
 from memprof.errors import InputError
 from memprof.simulate.fake_cuda.nf4 import Nf4, quantize_nf4
 from memprof.simulate.trainer.models import load_config
 
 Note = Callable[[str], None]
+LeaveOut = Callable[[list[Unsimulated]], None]
+# Arguments that the script's own trainer does not follow here: what launches and compiles, and what frees memory of a
+# GPU. With them, what switches each of them off.
+_LEFT_OUT: dict[str, Any] = {
+    "auto_find_batch_size": False, "deepspeed": None, "fsdp": [], "parallelism_config": None, "torch_compile": False,
+    "torch_empty_cache_steps": None, "use_liger_kernel": False, "use_transformers_continuous_batching": False,
+    "use_transformers_paged": False,
+}  # fmt: skip
 
 
 @contextlib.contextmanager
-def script_world(note: Note, changes: Mapping[str, Any]) -> Iterator[None]:
+def script_world(note: Note, changes: Mapping[str, Any], leave_out: LeaveOut) -> Iterator[None]:
     """Replace loading, moving and arguments by what a script without a GPU, weights or network needs, while open.
 
-    ``note`` hears of every stand-in and every change; ``changes`` replace the script's own settings.
+    ``note`` receives every stand-in and every change; ``changes`` replace the script's own settings; ``leave_out``
+    receives arguments that change memory and are not simulated.
     """
     with (
         patching(
@@ -40,7 +49,10 @@ def script_world(note: Note, changes: Mapping[str, Any]) -> Iterator[None]:
             *((target, _data_or_stand_in(target.get(), note)) for target in _LOADERS),
             (torch_names.MODULE_TO, _moved(torch_names.MODULE_TO.get())),
             (torch_names.MODULE_CUDA, lambda self, *_, **__: self),
-            (transformers_names.ARGUMENTS_CHECK, _on_no_gpu(transformers_names.ARGUMENTS_CHECK.get(), note, changes)),
+            (
+                transformers_names.ARGUMENTS_CHECK,
+                _on_no_gpu(transformers_names.ARGUMENTS_CHECK.get(), changes, leave_out),
+            ),
         ),
         replacing(*_loading(_Loading(note))),
     ):
@@ -209,7 +221,7 @@ def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-def _on_no_gpu(original: Any, note: Note, changes: Mapping[str, Any]) -> Callable[[Any], None]:
+def _on_no_gpu(original: Any, changes: Mapping[str, Any], leave_out: LeaveOut) -> Callable[[Any], None]:
     """Change training arguments to what this machine can hold, before ``original`` checks them."""
 
     def check(self: Any) -> None:
@@ -218,10 +230,12 @@ def _on_no_gpu(original: Any, note: Note, changes: Mapping[str, Any]) -> Callabl
         for ours, theirs in ARGUMENTS.items():
             if ours in changes and hasattr(self, theirs):
                 setattr(self, theirs, changes[ours])
-        for name in ("deepspeed", "fsdp", "torch_compile", "use_liger_kernel"):
-            if getattr(self, name, None):
-                note(LEFT_OUT.get(name) or f"{name} is left out: one process without it was simulated")
-                setattr(self, name, None if name == "deepspeed" else [] if name == "fsdp" else False)
+        given = {name: getattr(self, name, None) for name in _LEFT_OUT}
+        found = [unsimulated_field(name) for name in left_out_of(given)]
+        leave_out([field for field in found if field is not None])
+        for name, off in _LEFT_OUT.items():
+            if given[name]:
+                setattr(self, name, off)
         original(self)
 
     return check

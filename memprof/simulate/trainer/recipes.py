@@ -45,7 +45,7 @@ def _as_sharded(settings: Settings) -> dict[str, Any]:
     if not settings.divided:
         return {}
     chosen: dict[str, Any] = {"micro_splitting": settings.sharding != "zero3"}
-    if settings.beta != 0.0 and settings.lora_r is None:
+    if settings.beta != 0.0 and not settings.has_adapter:
         chosen["reference"] = "device"
     return chosen
 
