@@ -95,7 +95,7 @@ def _with_steps(values: dict[str, Any]) -> dict[str, Any]:
 
 def refuse_unsimulated(settings: Mapping[str, Any], allowed: object) -> None:
     """Refuse (UsageError) fields that change memory and that settings, by name, leave out, unless this is allowed."""
-    from memprof.config.settings.fields import unsimulated_of
+    from memprof.config.trainer_fields import unsimulated_of
 
     fields = [field for field in unsimulated_of(settings) if not field.noted]
     if fields and not allowed:

@@ -15,7 +15,7 @@ from typing import Any
 from memprof.config.catalogue import find_config
 from memprof.config.gpus import Gpu
 from memprof.config.model_shape import ModelShape
-from memprof.config.settings.fields import unsimulated_of
+from memprof.config.trainer_fields import unsimulated_of
 from memprof.errors import InputError
 
 #: Classes of comparisons that are not named after a trainer.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from memprof.config.expected_error import PUBLISHED, class_compared, comparisons, expected_error, not_compared
 from memprof.config.gpus import CONTEXT_BYTES, Gpu
-from memprof.config.settings.fields import unsimulated_of
+from memprof.config.trainer_fields import unsimulated_of
 
 #: Kept above the need of a run whose class was compared on the real allocator and whose lengths were given. Of the
 #: 41 bisected edges none was predicted more than 0.4 % too low (benchmarks/results/emulated-cuda/edges.json:

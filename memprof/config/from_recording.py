@@ -19,8 +19,8 @@ from memprof.config.from_trainer import adapter_values, dtype_of, four_bit, lean
 from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
-from memprof.config.settings.fields import executed_of, left_out_of
 from memprof.config.to_trl_config import GRPO_NAMES
+from memprof.config.trainer_fields import executed_of, left_out_of
 from memprof.config.trl_arguments import assumed_words, attention_of, generation_of
 from memprof.errors import InputError, UsageError
 from memprof.files import write_whole

@@ -16,8 +16,8 @@ from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS, nearest
 from memprof.config.settings import CHOICES, Settings
-from memprof.config.settings.fields import ADAPTER_CLASSES, class_fields, executed_of, left_out_of
 from memprof.config.to_trl_config import GRPO_NAMES, LEAN_NAMES
+from memprof.config.trainer_fields import ADAPTER_CLASSES, class_fields, executed_of, left_out_of
 from memprof.config.trl_arguments import attention_of, generation_of
 from memprof.errors import UsageError
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memprof.config.optimizers import optimizer
-from memprof.config.settings.fields import ADAPTER_CLASSES
+from memprof.config.trainer_fields import ADAPTER_CLASSES
 
 if TYPE_CHECKING:
     from memprof.config.settings import GenerationSettings, ModelSettings, Settings

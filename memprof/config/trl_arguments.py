@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.config.trainer_fields import unsimulated_of
 from memprof.errors import UsageError
 
 # Defaults of TRL's ``ModelConfig``, which it uses where ``use_peft`` is on and nothing else is said.
@@ -103,7 +104,9 @@ def assumed_of(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def assumed_words(config: Mapping[str, Any]) -> list[str]:
-    """List in words what was assumed in ``config``: first what the data or memprof chose, last TRL's own defaults."""
+    """List in words what was assumed in ``config``: first what is not simulated, then what the data or memprof chose,
+    last TRL's own defaults."""
+    left_out = [f"a run without {field.name}, which is not simulated" for field in unsimulated_of(config)]
     trainer = str(config.get("trainer") or "grpo")
     theirs = OF_TRL.get(trainer, {})
     taken = [name for name in config.get("assumed") or () if name in config]
@@ -124,7 +127,9 @@ def assumed_words(config: Mapping[str, Any]) -> list[str]:
             ours.append(f"{words} (TRL's default is {theirs[name]})")
         else:
             default.append(words)
-    return [*ours, f"{', '.join(default)} (TRL's default{'s' if len(default) > 1 else ''})"] if default else ours
+    if default:
+        ours.append(f"{', '.join(default)} (TRL's default{'s' if len(default) > 1 else ''})")
+    return [*left_out, *ours]
 
 
 def _words(name: str, config: Mapping[str, Any], trainer: str) -> str:

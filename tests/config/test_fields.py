@@ -16,7 +16,7 @@ from memprof.config.expected_error import expected_error
 from memprof.config.fits import margin_of
 from memprof.config.from_recording import settings_like
 from memprof.config.settings import Settings, read_settings
-from memprof.config.settings.fields import (
+from memprof.config.trainer_fields import (
     ADAPTER_CLASSES,
     TRAINER_CLASSES,
     class_fields,
@@ -45,7 +45,7 @@ def _installed(name: str) -> dict[str, Any]:
 def test_every_field_of_the_installed_releases_is_in_the_table(name: str) -> None:
     table, theirs = class_fields()[name], _installed(name)
     unknown = sorted(field for field in theirs if field not in table)
-    assert not unknown, f"{name} has new fields: say in fields.toml what memprof does with them: {unknown}"
+    assert not unknown, f"{name} has new fields: say in trainer_fields.toml what memprof does with them: {unknown}"
 
 
 @pytest.mark.parametrize("name", class_fields())

@@ -1,7 +1,5 @@
-"""Hold one run's settings: ``parts`` are five, ``run`` is all of them, ``file`` reads them from YAML and JSON,
-``fields`` says what becomes of every field of the trainers' own configurations."""
+"""Hold one run's settings: ``parts`` are five, ``run`` is all of them, ``file`` reads them from YAML and JSON."""
 
-from memprof.config.settings.fields import Arguments
 from memprof.config.settings.file import ALIASES, read_settings
 from memprof.config.settings.parts import (
     CHOICES,
@@ -13,6 +11,7 @@ from memprof.config.settings.parts import (
     TrainerSettings,
 )
 from memprof.config.settings.run import TRAINERS_OWN, Settings
+from memprof.config.trainer_fields import Arguments
 
 __all__ = [
     "ALIASES",

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memprof.config.settings.fields import class_fields, class_with, executed_of, flat_fields, left_out_of
 from memprof.config.settings.parts import kinds_of
 from memprof.config.settings.run import Settings
+from memprof.config.trainer_fields import class_fields, class_with, executed_of, flat_fields, left_out_of
 from memprof.config.trl_arguments import said_by_trl
 from memprof.errors import InputError
 from memprof.files import refuse_special

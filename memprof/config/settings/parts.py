@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS
-from memprof.config.settings.fields import ADAPTER_CLASSES, NO_ARGUMENTS, Arguments
+from memprof.config.trainer_fields import ADAPTER_CLASSES, NO_ARGUMENTS, Arguments
 from memprof.errors import UsageError, did_you_mean
 from memprof.units import parse_size
 

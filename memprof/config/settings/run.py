@@ -27,8 +27,9 @@ _LEAN_ONLY = ("max_tokens_per_piece", "tiled_mlp", "generation_batch", "prefix_s
 class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSettings, ModelSettings):
     """One run: five parts, each of which refuses what it cannot be; here stands what they refuse of each other.
 
-    ``left_out`` names fields that a config file sets and no simulation follows (``fields.toml``); ``unknown`` those
-    that no configuration class has; ``assumed`` names the settings whose defaults stand because nobody gave a value.
+    ``left_out`` names fields that a config file sets and no simulation follows (``trainer_fields.toml``); ``unknown``
+    those that no configuration class has; ``assumed`` names the settings whose defaults stand because nobody gave a
+    value.
     """
 
     left_out: tuple[str, ...] = ()

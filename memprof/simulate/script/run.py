@@ -16,7 +16,7 @@ from memprof.allocator.model import OutOfMemory
 from memprof.compat import torch as torch_names
 from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
-from memprof.config.settings.fields import Unsimulated
+from memprof.config.trainer_fields import Unsimulated
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.script.built_trainer import ScriptTrainer, Trained
@@ -150,7 +150,7 @@ class ScriptRun:
             if trace.tb_frame.f_code.co_filename == str(self.script):
                 line = trace.tb_lineno
             trace = trace.tb_next
-        words = str(error).strip().partition("\n")[0][:160] or "no message"
+        words = str(error).strip().partition("\n")[0][:160].rstrip(". ") or "no message"
         return f"line {line}: {type(error).__name__}: {words}"
 
 

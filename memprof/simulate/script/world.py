@@ -19,7 +19,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
-from memprof.config.settings.fields import Unsimulated, left_out_of, unsimulated_field
+from memprof.config.trainer_fields import Unsimulated, left_out_of, unsimulated_field
 from memprof.errors import InputError
 from memprof.simulate.fake_cuda.nf4 import Nf4, quantize_nf4
 from memprof.simulate.trainer.models import load_config
@@ -138,12 +138,24 @@ class _Loading:
         return model
 
     def tokenizer(self, original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        why = "not on this machine"
         try:
-            return original(name, *args, **{**kwargs, "local_files_only": True})
-        except Exception as error:  # whatever the library says when there is nothing on this machine
-            del error
-        self._note(f"{name}: its tokenizer is not on this machine; a stand-in counts four characters as a token")
+            loaded = original(name, *args, **{**kwargs, "local_files_only": True})
+            if _makes_tokens(loaded):
+                return loaded
+            why = "without a vocabulary on this machine"
+        except (OSError, ValueError):  # as the library says when there is nothing on this machine
+            pass
+        except Exception as error:  # a file that it cannot read
+            why = f"not readable on this machine ({type(error).__name__}: {' '.join(str(error).split())[:80]})"
+        self._note(f"The tokenizer of {name} is {why}; it was replaced by one that counts four characters as a token")
         return tokenizer_of_few_words()
+
+
+def _makes_tokens(tokenizer: Any) -> bool:
+    """Tell whether a tokenizer knows tokens; transformers makes one without a vocabulary where a folder has none."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor's
+    return not callable(tokenizer) or bool(tokenizer("some text")["input_ids"])
 
 
 def _dtype_of(asked: Any, config: Any) -> torch.dtype:

@@ -12,7 +12,7 @@ from torch import nn
 
 from memprof.config.model_shape import positions_of
 from memprof.config.settings import Settings, TrainerSettings
-from memprof.config.settings.fields import unsimulated_of
+from memprof.config.trainer_fields import unsimulated_of
 from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memprof.config.settings import Settings
-from memprof.config.settings.fields import ADAPTER_CLASSES, TRAINER_CLASSES, Arguments, class_fields
+from memprof.config.trainer_fields import ADAPTER_CLASSES, TRAINER_CLASSES, Arguments, class_fields
 from tests.simulate.conftest import TINY
 
 pytestmark = [pytest.mark.trl, pytest.mark.slow]

@@ -1,4 +1,4 @@
-"""Say what memprof does with each field of the configurations that a run is written in; ``fields.toml`` is the table.
+"""Say what memprof does with each field of the configurations that a run is written in (``trainer_fields.toml``).
 
 A field is *simulated* by a setting, *executed* by its own configuration class, changes no memory, or is *not
 simulated*: then it is an error, or with ``--allow-unsimulated`` left out with a note and a wider range. No torch here.
