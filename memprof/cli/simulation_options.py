@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from memprof.cli.unused_options import refuse_unused
+from memprof.config.trainer_fields import class_fields
 from memprof.errors import UsageError
 from memprof.files import read_toml
 
@@ -39,8 +40,26 @@ _TYPES: dict[str, dict[str, Any]] = {
     "switch": {"default": None},
 }
 _CALLBACKS: dict[str, dict[str, Any]] = {_KIND: {"callback": _keep}, f"no_{_KIND}": {"callback": _switch_off}}
+
+
+def _of_configurations() -> dict[str, str]:
+    """Say what to do about fields of TRL's, transformers' and PEFT's configurations that are no options."""
+    told = {"--lr": "the learning rate changes no memory; drop it"}
+    for kind in class_fields().values():
+        for name in (*kind.no_memory, *kind.earlier):
+            told.setdefault(f"--{name.replace('_', '-')}", "it changes no memory; drop it")
+        for name in kind.executed:
+            told.setdefault(f"--{name.replace('_', '-')}", f"write {name} into a file, and give it with --config")
+        for name, field in kind.not_simulated.items():
+            told.setdefault(f"--{name.replace('_', '-')}", f"it is not simulated; it {field.why}")
+    return told
+
+
 #: Rows by name, by the title of their group; the head of the file says what stands in them.
 _TABLE = read_toml(Path(__file__).with_suffix(".toml"))
+#: Other names of options, and names that are none, with what to give instead.
+OTHER_NAMES: dict[str, str] = _TABLE.pop("Other names")
+INSTEAD: dict[str, str] = {**_of_configurations(), **_TABLE.pop("Instead")}
 
 
 def _option(name: str, row: Mapping[str, Any]) -> Callable[[F], F]:

@@ -21,7 +21,7 @@ from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_trl_config import GRPO_NAMES
 from memprof.config.trainer_fields import executed_of, left_out_of
-from memprof.config.trl_arguments import assumed_words, attention_of, generation_of
+from memprof.config.trl_arguments import assumed_words, attention_of, generation_of, recipe_of_release
 from memprof.errors import InputError, UsageError
 from memprof.files import write_whole
 
@@ -145,6 +145,7 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     else:
         values["generation"] = generation_of(config.get("use_vllm"), config.get("vllm_mode"))
         values |= _lengths(config, setup, assumed)
+    values |= _loss_of(source, trainer, assumed)
     # Old recordings have the lean trainer's name and no recipe.
     if config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer", "LeanRLOOTrainer"):
         values |= lean_values(config, assumed)
@@ -153,6 +154,19 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     if source.get("alloc_conf"):
         values["alloc_conf"] = str(source["alloc_conf"])
     return Likeness(Settings(**values), dict(model), tuple(assumed))
+
+
+def _loss_of(source: Mapping[str, Any], trainer: str, assumed: list[str]) -> dict[str, Any]:
+    """Return the recipe of the TRL that the run was recorded with; the installed TRL's where it is not known."""
+    versions = source.get("versions")
+    version = versions.get("trl") if isinstance(versions, Mapping) else None
+    if not version or trainer not in ("grpo", "rloo"):
+        return {}
+    try:
+        return {"recipe": recipe_of_release(str(version), trainer)}
+    except UsageError:
+        assumed.append(f"the loss is the installed TRL's; the one of TRL {version} is not simulated")
+        return {}
 
 
 def _kind(config: Mapping[str, Any]) -> str:

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from memprof.config.trainer_fields import unsimulated_of
 from memprof.errors import UsageError
+
+# How TRL's releases compute log-probabilities of GRPO and RLOO, from each release on (read in their packages): in
+# chunks, from ``logits / temperature`` (a copy), from ``logits.div_()`` (in place), or as the first one with GRPO did.
+_LOSSES = (
+    ((1, 14), "trl"), ((1, 10), "trl-full-logits"), ((1, 0), "trl-in-place-logits"), ((0, 16), "trl-full-logits"),
+    ((0, 15), None), ((0, 14), "trl-0.14"),
+)  # fmt: skip
+# TRL's RLOO trainer had another step before.
+_FIRST_RLOO = (0, 22)
+
+
+def recipe_of_release(version: str, trainer: str = "grpo") -> str:
+    """Return the recipe of TRL's loss in a release, such as ``1.12`` or ``0.19.1``.
+
+    Raises:
+        UsageError: it is no release, or one whose loss is not simulated.
+    """
+    found = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.\w+)*", version.strip())
+    if found is None:
+        raise UsageError(f"--trl-version {version!r}: give a release of TRL, such as 1.12.")
+    release = int(found[1]), int(found[2])
+    recipe = next((recipe for first, recipe in _LOSSES if release >= first), None)
+    if recipe is None or (trainer == "rloo" and release < _FIRST_RLOO):
+        raise UsageError(f"--trl-version {version}: the {trainer.upper()} loss of this release is not simulated.")
+    return recipe
+
 
 # Defaults of TRL's ``ModelConfig``, which it uses where ``use_peft`` is on and nothing else is said.
 _TRLS_ADAPTER = {"lora_r": 16, "lora_dropout": 0.05}

@@ -216,3 +216,34 @@ def test_no_field_is_of_two_meanings() -> None:
     assert class_with("loss_type", "sft") is class_fields()["SFTConfig"]
     assert class_with("loss_type", "grpo") is class_fields()["GRPOConfig"]
     assert class_with("nobody_has_this") is None
+
+
+@pytest.mark.parametrize(
+    ("release", "recipe"),
+    [
+        ("1.16.0", "trl"), ("1.14", "trl"), ("1.13.0", "trl-full-logits"), ("1.10", "trl-full-logits"),
+        ("1.9.2", "trl-in-place-logits"), ("1.0.0", "trl-in-place-logits"), ("0.29.1", "trl-full-logits"),
+        ("0.16", "trl-full-logits"), ("0.14.0", "trl-0.14"), ("v1.6.0.dev0", "trl-in-place-logits"),
+    ],
+)  # fmt: skip
+def test_a_release_of_trl_chooses_its_loss(release: str, recipe: str) -> None:
+    settings = Settings(model="m", trl_version=release)
+    assert settings.recipe == recipe
+    assert settings.with_(beta=0.1).recipe == recipe
+    assert settings.with_(recipe="lean").recipe == "lean"
+    source = {"kind": "cuda", "versions": {"trl": release}}
+    config = {"trainer": "GRPOTrainer", "num_generations": 8, "model_name": "Qwen/Qwen2.5-0.5B"}
+    assert settings_like({**source, "config": config}).settings.recipe == recipe
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"trl_version": "0.15.2"}, {"trl_version": "0.12"}, {"trl_version": "new"},
+        {"trl_version": "0.19", "trainer": "rloo", "beta": 0.05}, {"trl_version": "1.6", "trainer": "sft"},
+        {"trl_version": "1.6", "recipe": "trl-full-logits"},
+    ],
+)  # fmt: skip
+def test_a_release_whose_loss_is_not_simulated(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="--trl-version"):
+        Settings(model="m", **given)

@@ -11,6 +11,7 @@ from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS
 from memprof.config.trainer_fields import ADAPTER_CLASSES, NO_ARGUMENTS, Arguments
+from memprof.config.trl_arguments import recipe_of_release
 from memprof.errors import UsageError, did_you_mean
 from memprof.units import parse_size
 
@@ -22,7 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "generation": ("hf", "none", "vllm"),
     "peft_type": tuple(ADAPTER_CLASSES),
     "trainer": ("grpo", "rloo", "sft", "dpo"),
-    "recipe": ("trl", "trl-full-logits", "trl-0.14", "liger", "lean"),
+    "recipe": ("trl", "trl-full-logits", "trl-in-place-logits", "trl-0.14", "liger", "lean"),
     "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp"),
     "device": ("cuda", "cpu"),
     "gradient_checkpointing": ("none", "auto", "full", "selective", "offloaded"),
@@ -30,6 +31,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cache_dtype": ("auto", "fp8", "int4", "int2"),
     "bnb_4bit_compute_dtype": ("auto", "float32", "bfloat16", "float16"),
 }
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+# What else people and libraries call the choices of a setting.
+_OTHER_WORDS = {
+    "dtype": _DTYPES,
+    "bnb_4bit_compute_dtype": _DTYPES,
+    "attn": {
+        "sdpa": "auto", "eager": "math", "flash_attention_2": "flash", "flash_attention_3": "flash",
+        "flash_attention": "flash", "flash2": "flash",
+    },
+}  # fmt: skip
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 
 
@@ -39,6 +50,7 @@ class Part:
 
     def __post_init__(self) -> None:
         part: Any = type(self)
+        self._use_own_words()
         for name, kinds in kinds_of(part).items():
             value, allowed = getattr(self, name), CHOICES.get(name)
             if not any(_is_a(value, kind) for kind in kinds):
@@ -48,6 +60,13 @@ class Part:
                 raise UsageError(f"{flag_of(name)} {value!r}{meant}: choose from {', '.join(allowed)}.")
         self._settle()
         self._check()
+
+    def _use_own_words(self) -> None:
+        """Replace other words for a choice, such as bf16, by its own."""
+        for name, words in _OTHER_WORDS.items():
+            if isinstance(value := getattr(self, name, None), str):
+                value = value.removeprefix("torch.")
+                object.__setattr__(self, name, words.get(value.lower(), value))
 
     def _settle(self) -> None:
         """Give what can be written in several ways one form."""
@@ -136,12 +155,13 @@ class TrainerSettings(Part):
     then counts rows, or pairs of a chosen and a rejected row, of ``max_length`` tokens each where that is given.
     Otherwise it counts completions, as TRL does since 0.16. ``mixed_precision`` is ``bf16``, ``fp16`` or ``no``.
     ``gradient_checkpointing`` is False (``none``), True (``full``), ``selective`` or ``offloaded``; the lean trainer's
-    True is ``auto``, its default, and ``full`` a kind of its own. ``trainer_options`` are further arguments of the
-    trainer's configuration.
+    True is ``auto``, its default, and ``full`` a kind of its own. ``trl_version`` chooses the recipe of a release's
+    loss; ``trainer_options`` are further arguments of the trainer's configuration.
     """
 
     trainer: str = "grpo"
     recipe: str = "trl"
+    trl_version: str | None = None
     mixed_precision: str = "bf16"
     max_length: int | None = None
     prompt_length: int = 512
@@ -169,6 +189,8 @@ class TrainerSettings(Part):
         super()._settle()
         if not isinstance(self.trainer_options, Arguments):
             object.__setattr__(self, "trainer_options", Arguments.of(self.trainer_options))
+        if self.trl_version is not None and self.recipe == "trl" and not self.supervised:
+            object.__setattr__(self, "recipe", recipe_of_release(str(self.trl_version), self.trainer))
         if (kind := self.gradient_checkpointing) == "none":
             kind = False
         elif self.lean:
@@ -203,6 +225,11 @@ class TrainerSettings(Part):
     def _check_kind(self) -> None:
         if self.trainer == "rloo" and self.recipe in ("liger", "trl-0.14"):
             raise UsageError(f"--recipe {self.recipe} is a loss of GRPO's: drop it, or --trainer rloo.")
+        if (release := self.trl_version) is not None and self.recipe.startswith("trl"):
+            if self.supervised:
+                raise UsageError(f"--trl-version is for GRPO and RLOO: drop it, or --trainer {self.trainer}.")
+            if self.recipe != recipe_of_release(release, self.trainer):
+                raise UsageError(f"--trl-version {release} and --recipe {self.recipe} differ: give one of them.")
         if self.max_length is not None and not self.supervised:
             raise UsageError("--max-length is of --trainer sft and dpo: others have --prompt-length and more.")
         full = self.trainer == "sft" and self.recipe == "trl-full-logits"
