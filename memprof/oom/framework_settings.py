@@ -19,6 +19,7 @@ class Names:
         kind: ``training``, ``serving`` or ``images``.
         tasks: phases by the name of a Ray task.
         words: the settings by the names that ``framework_settings.toml`` explains.
+        on: settings of ``facts.toml`` that are on by default.
         sleeps: its engine maps and unmaps its memory while the policy trains.
     """
 
@@ -30,6 +31,7 @@ class Names:
     example: str = ""
     tasks: dict[str, str] = field(default_factory=dict)
     sleeps: bool = False
+    on: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> str:
         if name.startswith("_"):
@@ -38,7 +40,7 @@ class Names:
 
 
 def _names(entry: dict[str, Any]) -> Names:
-    own = {**entry, "signs": tuple(map(re.compile, entry["signs"])), "programs": tuple(entry.get("programs", ()))}
+    own = {**entry, "signs": tuple(map(re.compile, entry["signs"])), "programs": tuple(entry.get("programs", ())), "on": tuple(entry.get("on", ()))}
     return Names(own.pop("name"), **own)
 
 
