@@ -99,6 +99,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "outside_covers_missing": lambda n: (
         n.outside >= max(2 * GIB, 0.06 * n.or_0("total")) and n.outside - 0.75 * GIB >= n.missing
     ),
+    "outside_outweighs_idle": lambda n: n.outside - 0.75 * GIB > 8 * n.idle,
     "uses_private_pools": lambda n: n.private_pools > 0,
     "other_above_half": lambda n: n.other > n.or_0("allocated") / 2,
     "whole_gibs_from_32": lambda n: n.total >= 32 * GIB and n.total % GIB == 0,

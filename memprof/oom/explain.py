@@ -191,7 +191,8 @@ def _meanings(failure: Failure, parts: Parts) -> list[dict[str, Any]]:
 
 def _headline(failure: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``headline`` of a failure of ``memprof.oom/1``, as of a report; a text tells no ``places``."""
-    cause = f"Cause: {table('causes')['label'][failure['cause']]}. {_sentence(failure['because'])}"
+    labels: dict[str, str] = table("causes")["label"]
+    cause = f"Cause: {labels.get(failure['reason'], labels[failure['cause']])}. {_sentence(failure['because'])}"
     first = failure["try"][0] if failure["try"] else None
     return {
         "verdict": _verdict(failure),

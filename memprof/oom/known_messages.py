@@ -18,6 +18,7 @@ def _forms(name: str) -> tuple[Form, ...]:
 
 
 def _form(entry: dict[str, Any]) -> Form:
+    entry = {**entry, "words": entry["words"].replace("{killed}", "|".join(table("host")["killed"]))}
     said: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k not in _ASIDE}
     return form(**{"kind": "not_memory", **said})
 

@@ -163,8 +163,8 @@ def _rank(stream: Stream, index: int, end: int, floor: int) -> int | None:
 
 def _once(failures: list[Failure]) -> list[Failure]:
     """Drop what a launcher, a driver process or a later line only repeats, and guesses where something is known."""
-    strong = [failure for failure in failures if not failure.form.weak]
-    failures = strong or failures
+    strong = [failure for failure in failures if not failure.form.weak and _knows_any(failure)]
+    failures = _with_warnings(strong or [f for f in failures if not f.form.weak] or failures)
     kept: dict[tuple[object, ...], Failure] = {}
     for failure in failures:
         key = (failure.rank, failure.form.event, _plain(failure.text))
@@ -173,6 +173,34 @@ def _once(failures: list[Failure]) -> list[Failure]:
             kept[key] = replace(kept[key], frames=failure.frames)
     rows = list(kept.values())
     return [f for f in rows if not any(_echoes(f, other) for other in rows if other is not f)]
+
+
+def _knows_any(failure: Failure) -> bool:
+    """Say whether a device's message is more than the bare words, which prose says too."""
+    numbers = (failure.requested, failure.total, failure.allocated, failure.free)
+    return failure.kind != "device" or bool(failure.frames) or any(n is not None for n in numbers)
+
+
+def _with_warnings(failures: list[Failure]) -> list[Failure]:
+    """Join torch's warnings with the message of the same request: they tell what was free; of several the last counts."""
+    kept: list[Failure] = []
+    for failure in failures:
+        before = kept[-1] if kept and kept[-1].form.id == "torch.oom_warning" else None
+        if before is not None and _same_request(before, failure):
+            kept.pop()
+            missing = ("free", "total", "device") if failure.form.id != before.form.id else ()
+            known = {name: getattr(before, name) for name in missing if getattr(failure, name) is None}
+            failure = replace(failure, **known)
+        kept.append(failure)
+    return kept
+
+
+def _same_request(a: Failure, b: Failure) -> bool:
+    """Say whether two messages are about one request: torch's has two decimals, its warning bytes."""
+    if a.requested is None or b.requested is None or b.kind != "device":
+        return False
+    ranks = {a.rank, b.rank} - {None}
+    return abs(a.requested - b.requested) <= 0.005 * b.requested + 2**13 and len(ranks) < 2
 
 
 def _plain(text: str) -> str:
