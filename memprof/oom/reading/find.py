@@ -22,7 +22,7 @@ _HEAD = 60_000  # characters at the beginning of a log, where programs print the
 _LOG_RANK = re.compile(r"\brank[ =:]{1,2}(\d{1,5})\b|\[rank(\d{1,5})\]", re.I)
 _NUMBERS = ("requested", "total", "free", "allowed", "allocated", "device", "rank")
 _INNERMOST = 4  # frames that tell what a driver's bare words are about
-_ASKED = [(form.asked_by, form) for form in FORMS if form.asked_by is not None]
+_ASKED = [(re.compile(form.asked_by), form) for form in FORMS if form.asked_by]
 
 
 @dataclass
@@ -131,7 +131,7 @@ def _retold(failure: Failure) -> Failure:
 def _fits_frames(failure: Failure) -> bool:
     """Say whether the frames are those its form asks for, where it asks for any."""
     pattern = failure.form.frames
-    return pattern is None or any(pattern.search(place) for place in _places(failure.frames))
+    return not pattern or any(re.search(pattern, place) for place in _places(failure.frames))
 
 
 def _places(frames: Sequence[Frame]) -> list[str]:
@@ -182,7 +182,7 @@ def _knows_any(failure: Failure) -> bool:
 
 
 def _with_warnings(failures: list[Failure]) -> list[Failure]:
-    """Join torch's warnings with the message of the same request: they tell what was free; of several the last counts."""
+    """Join torch's warnings with the message of the same request: they say what was free. The last one counts."""
     kept: list[Failure] = []
     for failure in failures:
         before = kept[-1] if kept and kept[-1].form.id == "torch.oom_warning" else None
