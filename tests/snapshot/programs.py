@@ -126,3 +126,18 @@ def programs(draw: st.DrawFn) -> Program:
     chosen = draw(settings)
     capacity = draw(st.sampled_from([None, None, 200 * MIB]))
     return Program(chosen, capacity).run(draw(st.lists(steps, min_size=1, max_size=60)))
+
+
+def raised(raw: dict[str, Any], by: int = 1 << 63) -> dict[str, Any]:
+    """Move a snapshot's addresses and streams, to where some devices have them."""
+    for segment in raw["segments"]:
+        segment["address"] += by
+        segment["stream"] += by
+        for block in segment["blocks"]:
+            block["address"] += by
+    for trace in raw["device_traces"]:
+        for event in trace:
+            event["stream"] += by
+            if "addr" in event:
+                event["addr"] += by
+    return raw
