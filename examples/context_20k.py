@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from memprof.reports.document.build import document_of
 from memprof.reports.document.comparison import build_comparison
@@ -26,6 +25,8 @@ from memprof.analysis.compare import Run, compare
 from memprof.analysis.published_tables import published_columns
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import CHOICES, Settings
+from memprof.report.codec import to_builtins
+from memprof.report.comparison import Comparison
 from memprof.simulate.evaluate import evaluate
 from memprof.units import format_gib
 
@@ -53,16 +54,16 @@ def simulated(settings: Settings, gpu: str) -> tuple[Run, Document]:
     """Simulate one column, and its timeline for the page."""
     print(f"Simulating: {RECIPES[settings.recipe]}", file=sys.stderr, flush=True)
     analysis = evaluate(settings, find_gpu(gpu)).analysis
-    return Run(RECIPES[settings.recipe], "simulated", report=analysis.to_dict()), document_of(analysis)
+    return Run(RECIPES[settings.recipe], "simulated", report=analysis.report), document_of(analysis)
 
 
-def rows_as_published(answer: dict[str, Any]) -> str:
+def rows_as_published(answer: Comparison) -> str:
     """Show GiB: each row's own peak as published tables have it, in brackets its part of the whole's peak."""
     rows = []
-    for row in answer["rows"]:
-        pairs = zip(row["own_peak"], row["at_peak"], strict=True)
-        rows.append([row["label"], *(_cell(own, at) for own, at in pairs)])
-    return table(["GiB: own peak (at the peak)", *(run["label"] for run in answer["runs"])], rows)
+    for row in answer.rows:
+        pairs = zip(row.own_peak, row.at_peak, strict=True)
+        rows.append([row.label, *(_cell(own, at) for own, at in pairs)])
+    return table(["GiB: own peak (at the peak)", *(run.label for run in answer.runs)], rows)
 
 
 def _cell(own: int | None, at_peak: int | None) -> str:
@@ -91,11 +92,11 @@ def main(argv: list[str] | None = None) -> None:
     if unknown := set(recipes) - set(there):
         parser.error(f"no such recipe: {', '.join(sorted(unknown))}")
     columns = [simulated(settings_of(model, context, recipe), arguments.gpu) for recipe in recipes]
-    beside = [Run(c["label"], "published", published=c) for c in published_columns(PUBLISHED_SET)] if published else []
+    beside = [Run(c.label, "published", published=c) for c in published_columns(PUBLISHED_SET)] if published else []
     answer = compare([*(run for run, _ in columns), *beside], find_gpu(arguments.gpu).total_bytes)
-    save(answer, arguments.json)
+    save(to_builtins(answer), arguments.json)
     print(rows_as_published(answer))
-    print("\n" + "\n".join(f"- {note}" for run in beside for note in run.published["notes"]) if beside else "")
+    print("\n" + "\n".join(f"- {note}" for run in beside for note in run.published.notes) if beside else "")
     if arguments.output:
         timelines = [*(timeline for _, timeline in columns), *(None for _ in beside)]
         write_comparison(build_comparison(answer, timelines), arguments.output)

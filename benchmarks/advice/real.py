@@ -137,6 +137,8 @@ def real(cache: Path, first: int, wanted: Sequence[str], rows: Rows, keep: Calla
     from memprof.advice.evaluate import evaluate_advice
     from memprof.config.from_recording import place_model, settings_like
     from memprof.plan.subprocess_runner import runner
+    from memprof.report import Report
+    from memprof.report.codec import from_builtins
 
     for name, case in REAL.items():
         if wanted and not any(word in name for word in wanted):
@@ -145,22 +147,24 @@ def real(cache: Path, first: int, wanted: Sequence[str], rows: Rows, keep: Calla
         likeness = settings_like(report["source"])
         settings = place_model(likeness, cache / "models")
         with runner(None, workers=1) as machine:
-            found = evaluate_advice(report, settings, machine, seconds=1e9)
+            found = evaluate_advice(from_builtins(report, Report), settings, machine, seconds=1e9)
         changes = _changes(report)
         measured = report["peak"]["allocated_bytes"]
-        for place, entry in enumerate([e for e in found.entries if e["basis"] == "simulated"][:first]):
-            if any((r["run"], r["id"]) == (name, entry["id"]) for r in rows):
+        for place, entry in enumerate([e for e in found.entries if e.basis == "simulated"][:first]):
+            if any((r["run"], r["id"]) == (name, entry.id) for r in rows):
                 continue
-            after = train(case, changes[entry["id"]], cache)["peak"]["allocated_bytes"]
-            rows.append(row_of(name, "trained", entry, place, measured, found.base["peak_bytes"], measured - after))
+            after = train(case, changes[entry.id], cache)["peak"]["allocated_bytes"]
+            rows.append(row_of(name, "trained", entry, place, measured, found.base.peak_bytes, measured - after))
             keep(rows)
 
 
 def _changes(report: dict[str, Any]) -> dict[str, Mapping[str, Any]]:
     from memprof.advice.candidates import candidates_for
     from memprof.advice.recorded_run import run_of
+    from memprof.report import Report
+    from memprof.report.codec import from_builtins
 
-    return {c.id: c.changes for c in candidates_for(run_of(report))}
+    return {c.id: c.changes for c in candidates_for(run_of(from_builtins(report, Report)))}
 
 
 @click.command(help=__doc__)

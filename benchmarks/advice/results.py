@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.measure import environment
+from memprof.report.advice import Advice
 
 Rows = list[dict[str, Any]]
 
@@ -20,12 +21,12 @@ OUT = click.option("--out", type=click.Path(path_type=Path), help="File of resul
 
 
 def row_of(
-    run: str, by: str, entry: Mapping[str, Any], place: int, measured: int, simulated: int, saved: int
+    run: str, by: str, entry: Advice, place: int, measured: int, simulated: int, saved: int
 ) -> dict[str, Any]:
     """Make a row of one change: what it was said to save beside what it saved."""
-    predicted = int(entry["saves_bytes"])
+    predicted = entry.saves_bytes
     return {
-        "run": run, "id": entry["id"], "rank": place + 1, "basis": entry["basis"], "executed": by,
+        "run": run, "id": entry.id, "rank": place + 1, "basis": entry.basis, "executed": by,
         "peak_bytes": measured, "simulated_peak_bytes": simulated, "predicted_bytes": predicted, "saved_bytes": saved,
         "error": (predicted - saved) / abs(saved) if saved else None,
         "error_of_peak": (predicted - saved) / measured,

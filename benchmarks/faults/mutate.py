@@ -31,13 +31,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from benchmarks.faults import inputs as valid
 from benchmarks.measure import environment
 from benchmarks.tabling import read
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 JUNK: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**64, 10**19, 0.5, -1.5, 1e300, "", "x",
@@ -162,7 +165,7 @@ class Mutants:
 
     def ranks(self, draw: random.Random) -> Iterator[str]:
         """Read a folder of three ranks: snapshots, reports or both, of which one is a mutant."""
-        from memprof.advice.analyze_with_advice import ReportOf
+        from memprof.advice.analyze_with_advice import ReportBuilder
         from memprof.analysis.ranks.reading import RanksReader, read_ranks
 
         place = self.folder / "ranks"
@@ -182,7 +185,7 @@ class Mutants:
             (place / "step-000001.ranks.json").write_text(json.dumps(told), encoding="utf-8")
         if draw.random() < 0.05:
             (place / "step-000001.rank-0.pickle").write_bytes(self.good["snapshot"].read_bytes())
-        report = read_ranks([place], RanksReader(ReportOf())).report
+        report = read_ranks([place], RanksReader(ReportBuilder())).report
         yield from _shown(report, draw)
 
     def settings(self, draw: random.Random) -> Iterator[str]:
@@ -233,9 +236,9 @@ _RANK_NAMES = (
 
 
 def _read_snapshot(path: Path, draw: random.Random) -> Iterator[str]:
-    from memprof.advice.analyze_with_advice import ReportOf, analyze
+    from memprof.advice.analyze_with_advice import ReportBuilder, analyze
 
-    yield from _shown(ReportOf().of(analyze(path), path), draw)
+    yield from _shown(ReportBuilder().report_of(analyze(path), path), draw)
 
 
 def _read_report(path: Path, draw: random.Random) -> Iterator[str]:
@@ -274,16 +277,17 @@ _READERS: dict[str, Callable[[Path, random.Random], Iterator[str]]] = {
 }  # fmt: skip
 
 
-def _shown(report: dict[str, Any], draw: random.Random) -> Iterator[str]:
+def _shown(report: Report, draw: random.Random) -> Iterator[str]:
     """Hold a report against the schema, and render one in eight."""
     from memprof.reports.renderers import render
 
     from memprof.analysis.report_files import validate
     from memprof.cli.answers import report_answer
     from memprof.errors import InputError
+    from memprof.report.codec import to_builtins
 
     try:
-        validate(report)
+        validate(to_builtins(report))
     except InputError as error:
         raise Invalid(str(error)) from None
     if draw.random() < 0.125:

@@ -90,7 +90,7 @@ def _pages(source: Path, folder: Path, sizes: list[int]) -> dict[str, Path]:
         document = document_of(analysis)
         pages[name] = folder / f"{events}.html"
         write_html(document, pages[name])
-        runs.append(Run(name, "measured", analysis.to_dict(), held=holdings_of_analysis(analysis)))
+        runs.append(Run(name, "measured", analysis.report, held=holdings_of_analysis(analysis)))
         documents.append(document)
     pages[RIVAL] = folder / "rival.html"
     _write_rival(documents[0].timeline, pages[RIVAL])

@@ -32,7 +32,7 @@ def test_four_copies_without_stacks_read_as_a_training_state_with_alternatives(t
     total = analysis.peak.active_bytes
     assert analysis.peak.categories["optimizer_state"] == pytest.approx(total / 2)
     assert analysis.peak.categories["gradients"] == pytest.approx(total / 4)
-    assert all(a["alternatives"] for a in analysis.explain("peak", category="optimizer_state"))
+    assert all(a.alternatives for a in analysis.explain("peak", category="optimizer_state"))
 
 
 def test_blocks_made_in_one_place_are_no_copies_of_each_other(tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ def test_the_step_inside_backward_is_the_optimizers(tmp_path: Path, monkeypatch:
     marks = [m["phase"] for m in session.phases.to_plain(0, session.recorder.now_us()) if m["step"] == 2]
     assert [m for m in marks if m != "other"][:2] == ["backward", "optimizer_step"]
     report = analyze(tmp_path / "run.pickle")
-    state = [a for a in report.explain("peak") if a["category"] == "optimizer_state"]
-    assert sum(a["bytes"] for a in state) >= 2 * 4 * 64 * 65
-    assert {a["phase"] for a in state} == {"optimizer_step"}
-    gradients = [a for a in report.explain("peak") if a["category"] == "gradients"]
-    assert {a["phase"] for a in gradients} == {"backward"}
+    state = [a for a in report.explain("peak") if a.category == "optimizer_state"]
+    assert sum(a.bytes for a in state) >= 2 * 4 * 64 * 65
+    assert {a.phase for a in state} == {"optimizer_step"}
+    gradients = [a for a in report.explain("peak") if a.category == "gradients"]
+    assert {a.phase for a in gradients} == {"backward"}
     assert "step" not in vars(accelerator.deepspeed_engine_wrapped.engine)

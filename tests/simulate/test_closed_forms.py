@@ -48,8 +48,8 @@ def test_full_training_holds_what_arithmetic_says(settings_for: Callable[..., An
     found = _analysis(settings_for(generation="none", gradient_checkpointing=False))
     assert _requested(found, "weights") == 4 * PARAMETERS + ROPE
     assert _requested(found, "optimizer_state") == 2 * 4 * PARAMETERS  # counts of steps are the host's
-    owned = [r for r in found.explain("phase:optimizer_step", category="gradients") if r["evidence"] == "owner"]
-    assert sum(r["requested_bytes"] for r in owned) == 4 * PARAMETERS
+    owned = [r for r in found.explain("phase:optimizer_step", category="gradients") if r.evidence == "owner"]
+    assert sum(r.requested_bytes for r in owned) == 4 * PARAMETERS
 
 
 def test_counts_of_steps_are_the_hosts_where_dynamo_was_imported(settings_for: Callable[..., Any]) -> None:

@@ -33,7 +33,7 @@ def test_what_is_gathered_and_reduced_is_communication(settings_for: Callable[..
     units = {2 * V * H, 2 * LAYER, 2 * (V * H + H)}  # type: ignore[operator]
     assert _sizes_of(found, Category.COMMUNICATION) == units
     assert set(found.timeline.stream.tolist()) == {0, 1, 2}  # the default one, for gathering, for reducing
-    details = {r["detail"] for r in found.explain("phase:forward", category="weights", top=1000)}
+    details = {r.detail for r in found.explain("phase:forward", category="weights", top=1000)}
     assert details == {"sharded", "unsharded", None}  # rotary buffers are neither
 
 
@@ -45,8 +45,8 @@ def test_an_adapter_is_sharded_with_its_model(settings_for: Callable[..., Any]) 
     adapter = 4 * L * 7  # values of this rank's rows of each A and B
     assert _requested(found, "optimizer_state") >= 8 * adapter
     step = found.explain("phase:optimizer_step", category="adapters", top=1000)
-    assert {r["detail"] for r in step} == {"sharded"}
-    assert sum(r["requested_bytes"] for r in step) * 2 == _requested(found, "optimizer_state") - 4 * len(step)
+    assert {r.detail for r in step} == {"sharded"}
+    assert sum(r.requested_bytes for r in step) * 2 == _requested(found, "optimizer_state") - 4 * len(step)
     # Of the base model, in bfloat16, the head's unit is gathered at the most, beside a layer with its float32 adapter.
     held = _requested(found, "weights") - 2 * PARAMETERS // 4 - ROPE
     assert held in (2 * (V * H + H), 2 * (V * H + H + LAYER))  # type: ignore[operator]

@@ -33,7 +33,7 @@ def zero(settings_for: Callable[..., Any]) -> Callable[..., Any]:
 
 def _at_the_step(found: Any, category: str) -> int:
     rows = found.explain("phase:optimizer_step", category=category, top=10_000)
-    return sum(r["requested_bytes"] for r in rows if r["evidence"] == "owner")
+    return sum(r.requested_bytes for r in rows if r.evidence == "owner")
 
 
 def _sizes_of(found: Any, category: Category) -> set[int]:
@@ -102,8 +102,8 @@ def test_stage_3_is_whole_while_it_generates(settings_for: Callable[..., Any]) -
             stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0, optim="none",
         )
     )  # fmt: skip
-    weights = [r for r in found.explain("phase:generate", category="weights", top=1000) if r["evidence"] == "owner"]
-    assert sum(r["requested_bytes"] for r in weights) == 2 * SHARES + ROPE + 2 * PARAMETERS
+    weights = [r for r in found.explain("phase:generate", category="weights", top=1000) if r.evidence == "owner"]
+    assert sum(r.requested_bytes for r in weights) == 2 * SHARES + ROPE + 2 * PARAMETERS
     assert _sizes_of(found, Category.COMMUNICATION) == {2 * BUCKET}
 
 
