@@ -218,3 +218,21 @@ class Comparison(Model, tag_field="schema", tag="memprof.compare/1", frozen=True
     notes: tuple[str, ...]
     headline: Headline | None = None
     unchanged: Unchanged | None = None
+
+    def __post_init__(self) -> None:
+        categories = [category for row in self.rows for category in row.categories]
+        details = [detail for category in categories for detail in category.details]
+        tables = [
+            *(figures for row in (*self.rows, *categories) for figures in (row.at_peak, row.own_peak)),
+            *(figures for row in (*self.rows, *categories, *details) for figures in (row.difference, row.ratio)),
+            *(figures for line in self.beside for figures in (line.values, line.difference, line.ratio)),
+            *(detail.at_peak for detail in details),
+            *(setting.values for setting in self.config_diff),
+        ]
+        if self.capacity is not None:
+            capacity = self.capacity
+            tables += [capacity.needs, capacity.basis, capacity.left, capacity.fits]
+        if any(len(figures) != len(self.runs) for figures in tables):
+            raise ValueError("a row without one figure for each run")
+        if any(only.in_run >= len(self.runs) or only.not_in_run >= len(self.runs) for only in self.allocations_only_in):
+            raise ValueError("allocations of a run that is not there")
