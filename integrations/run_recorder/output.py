@@ -230,9 +230,8 @@ def say_oom(result: Result) -> None:
 
 def _oom_lines(result: Result, newest: Path) -> list[str]:
     from memprof.oom.run_lines import oom_lines
-    from memprof.report.codec import to_builtins
 
-    return oom_lines(to_builtins(result.reports[newest]), str(result.page or newest))
+    return oom_lines(result.reports[newest], str(result.page or newest))
 
 
 def say_later() -> None:

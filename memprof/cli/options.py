@@ -43,7 +43,7 @@ seconds_option = click.option(
 
 
 def _without_cache(context: click.Context, _option: click.Parameter, chosen: bool) -> None:
-    """Switch the cache off for this command and the processes that it starts."""
+    """Disable the cache of simulations for this command and the processes that it starts."""
     if not chosen:
         return
     before = os.environ.get("MEMPROF_CACHE")
@@ -56,7 +56,7 @@ def _without_cache(context: click.Context, _option: click.Parameter, chosen: boo
 
 no_cache_option = click.option(
     "--no-cache", is_flag=True, expose_value=False, callback=_without_cache,
-    help="Read a large snapshot anew, and keep nothing of it.",
+    help="With --advise: simulate again what is already known.",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from memprof.cli.answers import compared_document, comparison_answer, redacted, redacted_parts
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed, chosen_file
-from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
+from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import AboveLimit, InputError, UsageError
 from memprof.report import Report
@@ -48,7 +48,6 @@ class _Column:
 )  # fmt: skip
 @device_option
 @rules_option
-@no_cache_option
 @redact_option
 def command(
     inputs: tuple[Path, ...],

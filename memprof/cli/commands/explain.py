@@ -11,7 +11,7 @@ import click
 from memprof.cli.answers import redacted_parts
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
-from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
+from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.errors import UsageError
 from memprof.report.allocations import Allocation, AllocationGroup
 from memprof.report.report import Explanation
@@ -37,7 +37,6 @@ _DEFAULT_TOP = 20
 @device_option
 @output_options("explain")
 @rules_option
-@no_cache_option
 @redact_option
 def command(
     snapshot: Path,
