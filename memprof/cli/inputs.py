@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memprof.cli.progress import working
-from memprof.report import Report
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
+    from memprof.report import Report
 
 
 @dataclass(frozen=True)

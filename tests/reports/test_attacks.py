@@ -21,6 +21,7 @@ from memprof.analysis.analysis import Analysis
 from memprof.cli import main
 from memprof.cli.answers import comparison_answer, report_answer
 from memprof.errors import InputError
+from memprof.report.codec import to_builtins
 from tests.report.plain import as_run, compare
 from tests.reports.typed import comparison_of, report_of
 
