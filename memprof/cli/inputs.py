@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from memprof.cli.progress import working
-from memprof.report import Report
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
+    from memprof.report import Report
 
 
 @dataclass(frozen=True)

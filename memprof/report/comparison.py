@@ -220,15 +220,15 @@ class Comparison(Model, tag_field="schema", tag="memprof.compare/1", frozen=True
     unchanged: Unchanged | None = None
 
     def __post_init__(self) -> None:
-        categories = [category for row in self.rows for category in row.categories]
-        details = [detail for category in categories for detail in category.details]
-        tables = [
-            *(figures for row in (*self.rows, *categories) for figures in (row.at_peak, row.own_peak)),
-            *(figures for row in (*self.rows, *categories, *details) for figures in (row.difference, row.ratio)),
-            *(figures for line in self.beside for figures in (line.values, line.difference, line.ratio)),
-            *(detail.at_peak for detail in details),
-            *(setting.values for setting in self.config_diff),
-        ]
+        tables: list[tuple[object, ...]] = [setting.values for setting in self.config_diff]
+        for row in self.rows:
+            tables += [row.at_peak, row.own_peak, row.difference, row.ratio]
+            for category in row.categories:
+                tables += [category.at_peak, category.own_peak, category.difference, category.ratio]
+                for detail in category.details:
+                    tables += [detail.at_peak, detail.difference, detail.ratio]
+        for line in self.beside:
+            tables += [line.values, line.difference, line.ratio]
         if self.capacity is not None:
             capacity = self.capacity
             tables += [capacity.needs, capacity.basis, capacity.left, capacity.fits]

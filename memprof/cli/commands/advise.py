@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,9 @@ from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import read_run
 from memprof.cli.options import RECORDING, device_option, redact_option, seconds_option
 from memprof.errors import UsageError
-from memprof.report import Report
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 
 @click.command(name="advise")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +14,10 @@ from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
 from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.errors import UsageError
-from memprof.report.allocations import Allocation, AllocationGroup
-from memprof.report.report import Explanation
 from memprof.reports.renderers import Answer
+
+if TYPE_CHECKING:
+    from memprof.report.allocations import Allocation, AllocationGroup
 
 _DEFAULT_TOP = 20
 
@@ -84,6 +86,7 @@ def _emit(
     full_stacks: bool,
     timed: bool,
 ) -> None:
+    from memprof.report.report import Explanation
     from memprof.reports.document.tables import allocation_rows, brief_stack
     from memprof.units import format_bytes
 

@@ -23,9 +23,6 @@ from memprof.cli.simulation_options import (
     with_gpu_count,
 )
 from memprof.errors import UsageError
-from memprof.report import plan as report
-from memprof.report.codec import from_builtins
-from memprof.report.plan import Serving
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
@@ -152,6 +149,8 @@ def _serve(
     from memprof.config.gpus import find_gpu
     from memprof.config.model_shape import ModelShape
     from memprof.plan.serving import plan_serving
+    from memprof.report.codec import from_builtins
+    from memprof.report.plan import Serving
     from memprof.units import parse_size
 
     if output.page is not None:
@@ -191,6 +190,8 @@ def _most_gpus(varied: tuple[str, list[Any]] | None) -> dict[str, Any]:
 
 def _answer(plan: Plan, with_yaml: bool) -> Answer:
     from memprof.config.to_trl_config import as_python, as_yaml
+    from memprof.report.codec import from_builtins
+    from memprof.report.plan import Plan as PlanAnswer
     from memprof.reports.document.plan import PlanDocument
 
     best, fastest = plan.best, plan.fastest
@@ -200,5 +201,5 @@ def _answer(plan: Plan, with_yaml: bool) -> Answer:
         "fastest_code": as_python(fastest.settings) if fastest is not None else None,
     }
     yaml = as_yaml(best.settings) if with_yaml and best is not None else ""
-    found = from_builtins(plain, report.Plan)
+    found = from_builtins(plain, PlanAnswer)
     return Answer("plan", found, lambda: PlanDocument(found, yaml))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
-from msgspec.structs import replace
 
-from memprof.analysis.headline import with_headline
 from memprof.cli import options
 from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
 from memprof.cli.answers import redacted, report_answer
@@ -18,7 +17,9 @@ from memprof.cli.inputs import GivenRun, analysed, known_report
 from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
-from memprof.report.run import Capacity
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 _LISTED = 50
 
@@ -78,15 +79,25 @@ def command(
     minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
-    card = None if capacity is None else Capacity(bytes=capacity_bytes(capacity), source="option")
+    card = None if capacity is None else capacity_bytes(capacity)
     whole = output.page is not None or redact
     how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole)
     run = _read(snapshots, step, role, how, output)
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
-    report = report if card is None else with_headline(replace(report, capacity=card))
+    report = report if card is None else _on_card(report, card)
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact, run.analysis), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
+
+
+def _on_card(report: Report, n_bytes: int) -> Report:
+    """Return the report with another GPU's memory, and the headline about it."""
+    from msgspec.structs import replace
+
+    from memprof.analysis.headline import with_headline
+    from memprof.report.run import Capacity
+
+    return with_headline(replace(report, capacity=Capacity(bytes=n_bytes, source="option")))
 
 
 def _check_advice(advise: bool, gpu: str | None) -> None:
@@ -160,6 +171,8 @@ def _read_ranks(
     places: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output
 ) -> GivenRun:
     """Read the ranks of one run; read the shown rank's snapshot whole for a page or for more allocations."""
+    from msgspec.structs import replace
+
     from memprof.advice.analyze_with_advice import ReportBuilder
     from memprof.analysis.ranks.reading import RanksReader, read_ranks
     from memprof.report.files import write_answer
