@@ -55,19 +55,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'memprof' has no attribute {name!r}")
     from memprof.errors import import_for
 
-    home = import_for(f"memprof.{name}", _HOME[name], _EXTRA)
-    if name in ("Analysis", "analyze"):
-        from memprof.analysis.registered_renderer import use
-
-        use(_drawing)
-    return getattr(home, name)
-
-
-def _drawing() -> Any:
-    """Load what draws an analysis in a notebook."""
-    from memprof.reports import notebook
-
-    return notebook
+    return getattr(import_for(f"memprof.{name}", _HOME[name], _EXTRA), name)
 
 
 def __dir__() -> list[str]:

@@ -26,6 +26,9 @@ class _Id(str, Enum):
     def __str__(self) -> str:
         return str(self.value)
 
+    def __repr__(self) -> str:
+        return repr(self.value)
+
     @property
     def code(self) -> int:
         """Return the member's position in the enum, which the numpy columns store."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
+from html import escape as escape_html
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Part
-from memprof.reports.document.build import build_document, document_of
+from memprof.reports.document.build import build_document, document_of, oom_sentence
 from memprof.reports.document.model import Document, Row
 from memprof.reports.document.tables import allocation_rows, category_parts
-from memprof.reports.document.text import where_words
+from memprof.reports.document.text import plain, where_words
 from memprof.reports.html.elements import what
 from memprof.reports.html.report import write_html
 from memprof.reports.palette import FALLBACK, LIGHT
 
+from memprof.report.allocations import AllocationGroup
 from memprof.units import amount, percent
+from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
@@ -28,9 +30,14 @@ _CELL = "padding:2px 14px 2px 0;text-align:left;background:none"
 _NUMBER = "padding:2px 14px 2px 0;text-align:right;white-space:nowrap;background:none"
 
 
+def escape(text: str, quote: bool = True) -> str:
+    """Return text that is no markup and prints as it is."""
+    return escape_html(plain(text), quote=quote)
+
+
 def analysis_fragment(analysis: Analysis) -> str:
     """Return the peak, what it is made of, its bar and the rows, as a piece of HTML."""
-    return document_fragment(build_document(analysis.to_dict()))
+    return document_fragment(build_document(analysis.report))
 
 
 def document_fragment(document: Document, link: str = "") -> str:
@@ -44,8 +51,8 @@ def document_fragment(document: Document, link: str = "") -> str:
         rows.append((escape(shown.guessed.label), shown.guessed.value, escape(shown.guessed.note)))
     more = f'<p><a href="{escape(link, quote=True)}">{escape(link)}</a></p>' if link else ""
     said = [document.headline.sentences]
-    if document.oom is not None:
-        said += [document.oom.sentence, *([document.room.sentence] if document.room else [])]
+    if document.report.oom is not None:
+        said += [oom_sentence(document.report.oom), *([document.room.sentence] if document.room else [])]
     return _fragment(
         f"{shown.peak_word} in {shown.where}", shown.peak_bytes, " ".join(said), shown.bar,
         _table(rows, "Own peak"), more,
@@ -54,7 +61,8 @@ def document_fragment(document: Document, link: str = "") -> str:
 
 def breakdown_fragment(breakdown: Breakdown) -> str:
     """Return the composition at one instant as a piece of HTML."""
-    parts = category_parts(breakdown.categories, breakdown.guessed)
+    categories, guessed = ({Category(c): n for c, n in of.items()} for of in (breakdown.categories, breakdown.guessed))
+    parts = category_parts(categories, guessed)
     whole = breakdown.active_bytes
     largest = sorted(parts, key=lambda part: -part.bytes)
     rows = [(_swatch(p.id) + escape(p.marked), amount(p.bytes), percent(p.bytes, whole)) for p in largest]
@@ -62,11 +70,11 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
     return _fragment(f"Alive in {where}", whole, "", parts, _table(rows, "Share"))
 
 
-def largest_fragment(rows: Sequence[Mapping[str, Any]]) -> str:
+def largest_fragment(groups: Sequence[AllocationGroup]) -> str:
     """Return grouped allocations as a table in HTML."""
     cells = [
-        (escape(what(row)), amount(row.bytes), _swatch(row.category) + escape(row.category_label))
-        for row in allocation_rows(rows, sum(row["bytes"] for row in rows))
+        (escape(what(row)), amount(row.bytes), _swatch(row.category) + escape(row.label))
+        for row in allocation_rows(groups, sum(group.bytes for group in groups))
     ]
     return f'<div style="{_BOX}">{_table(cells, "Category", "Allocation", numeric=False)}</div>'
 

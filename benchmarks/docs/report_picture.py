@@ -1,6 +1,6 @@
 """Take the README's pictures from the pages of the demo: one run, and both runs side by side.
 
-    python -m benchmarks.docs report-picture [demo] [docs/images]
+python -m benchmarks.docs report-picture [demo] [docs/images]
 """
 
 from __future__ import annotations

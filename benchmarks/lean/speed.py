@@ -103,13 +103,14 @@ def head_as_on_cuda() -> Iterator[None]:
 
 def step(kind: str, trainer: Any, inputs: dict[str, Any]) -> dict[str, float]:
     """Run one micro-batch forward and backward as ``kind`` does; return seconds."""
+    from tests.grpo.trainers import run_step
+
     parts = rows_of(inputs) if kind == LEAST else [inputs]
-    trainer.model.train()
     trainer.current_gradient_accumulation_steps = len(parts)
     with nullcontext() if kind in ("trl", "lean") else head_as_on_cuda():
         start, cpu = time.perf_counter(), time.process_time()
         for part in parts:
-            trainer.accelerator.backward(trainer.compute_loss(trainer.model, dict(part)))
+            run_step(trainer, part)
         found = {"wall": time.perf_counter() - start, "cpu": time.process_time() - cpu}
     trainer.model.zero_grad()
     return found

@@ -27,7 +27,7 @@ except SystemExit:
     pass
 print(" ".join(sorted({name.split(".")[0] for name in sys.modules})))
 """
-MUST_NOT_LOAD = ("torch", "plotly", "rich", "numpy", "fastjsonschema", "transformers", "trl")
+MUST_NOT_LOAD = ("torch", "plotly", "rich", "numpy", "msgspec", "transformers", "trl")
 
 
 def timed(code: str) -> dict[str, float]:

@@ -25,7 +25,7 @@ from benchmarks.tabling import RESULTS, ROOT
 
 # An exact pin: a looser one may bring a build of several gigabytes.
 TORCH = "torch==2.13.0"
-LIGHT = ("click", "fastjsonschema", "numpy", "rich", "setuptools>=77")
+LIGHT = ("click", "msgspec", "numpy", "rich", "setuptools>=77")
 # Phases every GRPO run of `one_version` passes through.
 PHASES = ("generate", "reward", "old_logprobs", "reference_logprobs", "forward", "backward", "optimizer_step")
 INSTALL_SECONDS, RUN_SECONDS = 900, 600

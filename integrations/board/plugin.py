@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from memprof.integrations.board.pages import Pages
 from memprof.integrations.board.recordings import Recording, Recordings
 from tensorboard.backend import http_util
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin
 from werkzeug import wrappers
+
+from memprof.report.advice import Headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +61,7 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
     @_app
     def _list(self, request: Any) -> Any:
         try:
-            found = [
-                {"run": r.run, "step": r.step, "rank": r.rank, "changed": round(r.changed, 3), **_headline(r)}
-                for r in self._recordings.all()
-            ]
+            found = msgspec.to_builtins([_row(recording) for recording in self._recordings.all()])
         except Exception as error:
             return http_util.Respond(request, {"recordings": [], "problem": repr(error)}, "application/json")
         return http_util.Respond(request, {"recordings": found}, "application/json")
@@ -107,15 +106,39 @@ def _places(context: Any) -> list[tuple[str, Path]]:
     return places
 
 
-def _headline(recording: Recording) -> dict[str, Any]:
-    """Return peak and headline from the report's JSON where it exists, so that listing recordings analyses nothing."""
+class _ListedPeak(msgspec.Struct):
+    allocated_bytes: int
+    phase: str | None
+
+
+class _Listed(msgspec.Struct):
+    """What the list of recordings shows of a report."""
+
+    peak: _ListedPeak
+    headline: Headline | None = None
+
+
+class _Row(msgspec.Struct, omit_defaults=True):
+    """A recording in the list, as the tab's script reads it; peak and headline are its report's, if it has one."""
+
+    run: str
+    step: int
+    rank: int
+    changed: float
+    peak_bytes: int | None = None
+    phase: str | None = None
+    headline: Headline | None = None
+
+
+def _row(recording: Recording) -> _Row:
+    """Describe a recording; its report is read, not analysed."""
+    row = _Row(recording.run, recording.step, recording.rank, round(recording.changed, 3))
     if recording.json is None:
-        return {}
+        return row
     try:
         with open(recording.json, "rb") as file:
-            report = json.loads(file.read(64 * 2**20))
-        peak = report["peak"]
-        headline = {"headline": report["headline"]} if "headline" in report else {}
-        return {"peak_bytes": int(peak["allocated_bytes"]), "phase": str(peak["phase"]), **headline}
-    except Exception:
-        return {}
+            report = msgspec.json.decode(file.read(64 * 2**20), type=_Listed)
+    except (OSError, RecursionError, msgspec.MsgspecError):
+        return row
+    row.peak_bytes, row.phase, row.headline = report.peak.allocated_bytes, str(report.peak.phase), report.headline
+    return row

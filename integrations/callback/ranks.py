@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +15,18 @@ from memprof.recording.guard import Door
 if TYPE_CHECKING:
     from memprof.reports.document.model import Document
 
+    from memprof.report import Report
+    from memprof.report.ranks import RankSummary
+
 # A page about another rank costs its analysis: only for one that clearly stands higher.
 _CLEARLY = 1.005
 # Snapshots of ranks that wrote no report: so many are analysed when training ends.
 _MOST_READ = 4
 
-Summaries = dict[int, dict[int, dict[str, Any]]]  # by rank, by step
+Summaries = dict[int, dict[int, "RankSummary"]]  # by rank, by step
 
 
-def summaries_of(result: Result, rank: int) -> list[dict[str, Any]]:
+def summaries_of(result: Result, rank: int) -> list[RankSummary]:
     """Return a summary of each of this rank's recordings."""
     from memprof.analysis.ranks.summary import rank_summary
 
@@ -40,13 +42,16 @@ def put_ranks_together(result: Result, folder: Path, gathering: Gathering, faile
 
 def _tell_or_merge(result: Result, folder: Path, gathering: Gathering, failed: bool) -> None:
     if gathering.rank != 0:
-        gathering.tell(summaries_of(result, gathering.rank))
+        from memprof.report.codec import to_builtins
+
+        gathering.tell([to_builtins(summary) for summary in summaries_of(result, gathering.rank)])
     elif gathering.world_size > 1 and result.reports:
         _merge(result, folder, gathering, gathering.told(FAILED_SECONDS if failed else NORMAL_SECONDS))
 
 
 def _merge(result: Result, folder: Path, gathering: Gathering, told: Mapping[int, list[Any]]) -> None:
     from memprof.analysis.ranks.merge import fullest, merged, missing_ranks
+    from memprof.report.codec import to_json
 
     known = _known(result, folder, gathering, told)
     step = _step(known)
@@ -60,12 +65,12 @@ def _merge(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
     if own is None:
         return  # rank 0 has no recording of the step that the others have
     other = shown != gathering.rank and _stands_out(chosen, shown, gathering.rank)
-    there = _report_of(folder / str(chosen[shown]["file"])) if other else None
+    there = _report_of(folder / str(chosen[shown].file)) if other else None
     whole = merged(own if there is None else there, summaries, world, missing)
-    write_whole(folder / f"step-{step:06d}.ranks.json", json.dumps(whole, indent=1))
+    write_whole(folder / f"step-{step:06d}.ranks.json", to_json(whole))
     document = result.document if there is None and result.drawn == path else None
     if document is None:
-        document = _document_of(folder / str(chosen[shown]["file"]) if there is not None else path)
+        document = _document_of(folder / str(chosen[shown].file) if there is not None else path)
     if document is not None:
         _show(result, folder, document, whole)
 
@@ -80,8 +85,8 @@ def _known(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
         _add(found, summary)
     for rank, said in told.items():
         for summary in said:
-            if check_summary(summary)["rank"] == rank:
-                _add(found, summary)
+            if (checked := check_summary(summary)).rank == rank:
+                _add(found, checked)
     told_already = {(rank, step) for rank, steps in found.items() for step in steps}
     own_steps, unread = set(found.get(gathering.rank, {})), 0
     for recording in find_recordings(folder):
@@ -98,7 +103,7 @@ def _known(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
     return found
 
 
-def _from_file(path: Path, rank: int, since: float) -> dict[str, Any] | None:
+def _from_file(path: Path, rank: int, since: float) -> RankSummary | None:
     """Return a rank's summary from what it wrote in this training; None where that is older, or damaged."""
     from memprof.analysis.ranks.summary import rank_summary
 
@@ -109,27 +114,26 @@ def _from_file(path: Path, rank: int, since: float) -> dict[str, Any] | None:
         return None
 
 
-def _report_of(path: Path) -> dict[str, Any] | None:
+def _report_of(path: Path) -> Report | None:
     """Return the report of a recording: its JSON, or the snapshot analysed; None where neither can be had."""
-    from memprof.analysis.report_files import read_memprof_json
+    from memprof.report.files import read_report
 
     try:
         written = path.with_suffix(".json")
-        if written.is_file() and (report := read_memprof_json(written)) is not None:
+        if written.is_file() and (report := read_report(written)) is not None:
             return report
         from memprof.advice.analyze_with_advice import analyze
-        from memprof.snapshot import load_snapshot
 
-        return analyze(load_snapshot(path)).to_dict()
+        return analyze(path).report
     except Exception:
         return None
 
 
-def _add(found: Summaries, summary: dict[str, Any]) -> None:
-    name = str(summary["file"] or "")
+def _add(found: Summaries, summary: RankSummary) -> None:
+    name = summary.file or ""
     digits = name.removeprefix("step-").partition(".")[0]
     if digits.isdigit():
-        found.setdefault(summary["rank"], {})[int(digits)] = summary
+        found.setdefault(summary.rank, {})[int(digits)] = summary
 
 
 def _step(known: Summaries) -> int:
@@ -138,22 +142,22 @@ def _step(known: Summaries) -> int:
 
     def weight(step: int) -> tuple[int, int, int]:
         there = [by_step[step] for by_step in known.values() if step in by_step]
-        return len(there), max(s["peak"]["active_bytes"] for s in there), step
+        return len(there), max(s.peak.active_bytes for s in there), step
 
     return max(steps, key=weight)
 
 
-def _of_step(by_step: Mapping[int, dict[str, Any]], step: int) -> dict[str, Any] | None:
+def _of_step(by_step: Mapping[int, RankSummary], step: int) -> RankSummary | None:
     """Return a rank's summary of the step; of the step it ran out of memory in, where that came later."""
-    later = [by_step[s] for s in sorted(by_step) if s > step and by_step[s]["oom"] is not None]
+    later = [by_step[s] for s in sorted(by_step) if s > step and by_step[s].oom is not None]
     return later[-1] if later else by_step.get(step)
 
 
-def _stands_out(chosen: Mapping[int, dict[str, Any]], shown: int, own: int) -> bool:
+def _stands_out(chosen: Mapping[int, RankSummary], shown: int, own: int) -> bool:
     highest, mine = chosen[shown], chosen.get(own)
     if mine is None:
         return True
-    return highest["oom"] is not None or highest["peak"]["active_bytes"] > _CLEARLY * mine["peak"]["active_bytes"]
+    return highest.oom is not None or highest.peak.active_bytes > _CLEARLY * mine.peak.active_bytes
 
 
 def _document_of(path: Path) -> Document | None:
@@ -169,15 +173,13 @@ def _document_of(path: Path) -> Document | None:
         return None
 
 
-def _show(result: Result, folder: Path, document: Document, whole: dict[str, Any]) -> None:
-    from memprof.reports.document.page_title import subtitle_of, title_of
+def _show(result: Result, folder: Path, document: Document, whole: Report) -> None:
+    from memprof.reports.document.page_title import title_of
     from memprof.reports.document.ranks import ranks_of
     from memprof.reports.html.report import write_html
     from memprof.reports.terminal import report as terminal
 
-    document = document._replace(
-        report=whole, ranks=ranks_of(whole), title=title_of(whole), subtitle=subtitle_of(whole)
-    )
+    document = document._replace(report=whole, ranks=ranks_of(whole), title=title_of(whole))
     result.table = terminal.render_short(document)
     write_html(document, folder / "report.html")
     result.page = folder / "report.html"

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.callback.options import Options
@@ -24,8 +24,12 @@ from memprof.recording.guard import Door, Seams, meant
 from memprof.recording.run_facts import collect_facts
 from memprof.recording.session import Session
 from memprof.recording.system.host import device_name, device_total
+from memprof.recording.system.signals import finish_first
 from memprof.recording.trainer_phases import TrainerPhases
 from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 
 class TrainingRun:
@@ -109,6 +113,7 @@ class TrainingRun:
             self._records.recorded(peak)
         elif self._records.is_one(recorder.step, peak):
             self._write(session, recorder.step)
+            self._report_newest()
 
     def rehearse(self, dataloader: Any) -> str | None:
         """One step at the worst case before the first; what it needed, in a sentence (None: it did not take place).
@@ -190,7 +195,7 @@ class TrainingRun:
             raise KeyboardInterrupt
 
     def _terminated(self) -> None:
-        """Write before the process dies by a signal. Nothing is stopped: this may be another thread than the run's."""
+        """Write before the process ends by SIGTERM. Nothing is unhooked."""
         session, self._ended, self._failed_by_error = self.recorder.session, True, True
         if session is not None and (self._always or self._from_step is not None):
             self.recorder.writing.now(session, self._from_step or self.recorder.step)
@@ -238,19 +243,21 @@ class TrainingRun:
     def _finish_recording(self, last: bool = False) -> None:
         """Write the recording in progress, if there is one; ``last``: nothing is recorded after it."""
         session, first = self.recorder.session, self._from_step
-        self._from_step = None
         if session is None or (first is None and self._always):
             return
         if self._tracking is not None:
             self._tracking.collect(session)
-        if not self._always:
-            self._stop_session()
-        elif last:
+        if last or not self._always:
             session.stop()
-        if first is not None and last:
-            self.recorder.writing.now(session, first)
-        elif first is not None:
-            self._write(session, first)
+        # Both are forgotten only now: what a signal's handler of the program's interrupts is written at the end.
+        with finish_first():
+            if first is not None:
+                self._write(session, first, last)
+            self._from_step = None
+            if not self._always:
+                self._stop_session()
+        if first is not None and not last:
+            self._report_newest()
 
     def _track(self, trainer: Any) -> Tracking:
         facts = collect_facts(trainer, self._options.redact)
@@ -272,7 +279,7 @@ class TrainingRun:
         if self._tracking is not None:
             self._tracking.attach(page)
 
-    def _reported(self, report: dict[str, Any]) -> None:
+    def _reported(self, report: Report) -> None:
         """Log what a recording says, while the run goes."""
         trainer = self._trainer()
         if self._tracking is not None and trainer is not None:
@@ -282,14 +289,17 @@ class TrainingRun:
         self._phases.forget()
         self.recorder.stop()
 
-    def _write(self, session: Session, step: int) -> None:
-        """Write and report while the run goes on: beside it on CUDA, whose history sees nothing of it."""
-        writing = self.recorder.writing
-        if self._on_cuda:
-            writing.beside(session, step, self._records.took)
+    def _write(self, session: Session, step: int, last: bool = False) -> None:
+        """Write a recording; if training goes on, on CUDA in another thread, which CUDA's history does not see."""
+        if self._on_cuda and not last:
+            self.recorder.writing.beside(session, step, self._records.took)
         else:
-            writing.now(session, step)
-            writing.report_newest()
+            self.recorder.writing.now(session, step)
+
+    def _report_newest(self) -> None:
+        """Analyze what was just written; on CUDA the thread that writes it does."""
+        if not self._on_cuda:
+            self.recorder.writing.report_newest()
 
     def notes(self) -> list[str]:
         """Say which high peaks are in no recording any more, or never were."""

@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.recording.guard import Door
+
+if TYPE_CHECKING:
+    from memprof.analysis.analysis import Analysis
+    from memprof.report import Report
 
 # What `memprof run` prints when the script is over, below its traceback; None: at once.
 LATER: list[str] | None = None
@@ -24,7 +28,7 @@ class Result:
     """List what a run wrote: snapshots in the order they were taken, their reports, and the page."""
 
     snapshots: list[Path] = field(default_factory=list)
-    reports: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    reports: dict[Path, Report] = field(default_factory=dict)
     page: Path | None = None
     table: str = ""
     drawn: Path | None = None  # whose document this is
@@ -36,7 +40,7 @@ class Result:
 
         def weight(path: Path) -> tuple[bool, int]:
             report = self.reports[path]
-            return report["oom"] is not None, int(report["peak"]["allocated_bytes"])
+            return report.oom is not None, report.peak.allocated_bytes
 
         return max(self.reports, key=weight, default=None)
 
@@ -67,54 +71,62 @@ def prune(snapshots: list[Path], max_bytes: int | None) -> list[Path]:
     return kept
 
 
-def add_report(
-    result: Result, path: Path, folder: Path, page: bool = True, notes: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Analyse one snapshot and write its JSON, with ``notes``; table and page too if no other has a higher peak.
-    MemprofError where that cannot be done."""
-    analysis, report = write_report(path, notes)
-    result.reports[path] = report
+def add_report(result: Result, path: Path, folder: Path, page: bool = True) -> Report:
+    """Analyse one snapshot and write its JSON; table and page too if no other has a higher peak. MemprofError where
+    that cannot be done."""
+    analysis = write_report(path)
+    result.reports[path] = analysis.report
     if result.highest == path:
-        _render(result, folder / "report.html" if page else None, analysis)
-        result.drawn = path
-    return report
+        from memprof.reports.document.build import document_of
+
+        result.document, result.drawn = document_of(analysis), path
+        _render(result, folder / "report.html" if page else None)
+    return analysis.report
 
 
-def write_report(path: Path, notes: Sequence[str] = ()) -> tuple[Any, dict[str, Any]]:
-    """Analyse one snapshot, write its JSON beside it, and return the analysis and the report. MemprofError where that
-    cannot be done."""
-    from memprof.reports.json import write_json
-
+def write_report(path: Path) -> Analysis:
+    """Analyse one snapshot, write its JSON beside it, and return the analysis. MemprofError where that cannot be
+    done."""
     from memprof.advice.analyze_with_advice import analyze
-    from memprof.snapshot import load_snapshot
+    from memprof.report.files import write_answer
 
-    snapshot = load_snapshot(path)
-    if notes:
-        snapshot = snapshot.with_run(notes=(*snapshot.run.notes, *notes))
-    analysis = analyze(snapshot)
-    report = analysis.to_dict()
-    write_json(report, path.with_suffix(".json"))
-    return analysis, report
-
+    analysis = analyze(path)
+    write_answer(analysis.report, path.with_suffix(".json"))
+    return analysis
 
 def _summarise(result: Result, folder: Path, page: bool, notes: Sequence[str]) -> None:
     for path in result.snapshots:
         if path not in result.reports:
             add_report(result, path, folder, page)
     if notes and result.highest is not None and result.highest.exists():
-        add_report(result, result.highest, folder, page, notes)
+        _add_notes(result, result.highest, folder, page, notes)
 
 
-def _render(result: Result, page: Path | None, analysis: Any) -> None:
-    from memprof.reports.document.build import document_of
+def _add_notes(result: Result, path: Path, folder: Path, page: bool, notes: Sequence[str]) -> None:
+    """Add notes to the highest snapshot's JSON, its page and its table."""
+    from memprof.reports.document.build import notes_of
+    from msgspec.structs import replace
+
+    from memprof.report.files import write_answer
+
+    if result.drawn != path:  # a higher one was deleted
+        add_report(result, path, folder, page)
+    report = result.reports[path]
+    report = replace(report, notes=tuple(dict.fromkeys([*report.notes, *notes])))
+    result.reports[path] = report
+    write_answer(report, path.with_suffix(".json"))
+    result.document = result.document._replace(report=report, notes=notes_of(report))
+    _render(result, folder / "report.html" if page else None)
+
+
+def _render(result: Result, page: Path | None) -> None:
     from memprof.reports.terminal import report as terminal
 
-    result.document = document = document_of(analysis)
-    result.table = terminal.render_short(document)
+    result.table = terminal.render_short(result.document)
     if page is not None:
         from memprof.reports.html.report import write_html
 
-        write_html(document, page)
+        write_html(result.document, page)
         result.page = page
 
 
@@ -131,7 +143,7 @@ def say(text: str, stream: str = "stdout") -> None:
 def say_oom(result: Result) -> None:
     """Print ten lines on stderr where the newest recording ended out of memory."""
     newest = next((path for path in reversed(result.snapshots) if path in result.reports), None)
-    if newest is None or result.reports[newest]["oom"] is None:
+    if newest is None or result.reports[newest].oom is None:
         return
     lines = Door("run", f"the lines on where memory ran out; see {newest}")(_oom_lines, result, newest)
     if lines is None:
@@ -144,8 +156,9 @@ def say_oom(result: Result) -> None:
 
 def _oom_lines(result: Result, newest: Path) -> list[str]:
     from memprof.oom.run_lines import oom_lines
+    from memprof.report.codec import to_builtins
 
-    return oom_lines(result.reports[newest], str(result.page or newest))
+    return oom_lines(to_builtins(result.reports[newest]), str(result.page or newest))
 
 
 def say_later() -> None:

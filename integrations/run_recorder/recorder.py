@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.integrations.run_recorder.output import Result, say, say_oom, summarise
 from memprof.integrations.run_recorder.writing import Writing
 
 from memprof.errors import one_line
 from memprof.recording import phases
-from memprof.recording.guard import Door
+from memprof.recording.guard import Door, on_stderr
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
-from memprof.recording.system.signals import Interrupts, Terminations
+from memprof.recording.system.signals import Interrupts, Terminations, delayed_termination
+from memprof.report import Report
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 
 class RunRecorder:
@@ -33,7 +37,7 @@ class RunRecorder:
         world_size: int = 1,
         max_disk: int | None = None,
         rescue: Callable[[], None] = lambda: None,
-        reported: Callable[[dict[str, Any]], None] | None = None,
+        reported: Callable[[Report], None] | None = None,
     ) -> None:
         self.writing = Writing(folder, rank, world_size, max_disk, reported)
         self.session: Session | None = None
@@ -87,12 +91,12 @@ class RunRecorder:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Guard writing and reporting at the end: a signal to end waits for it."""
-        try:
-            with self.terminations.finishing():
+        """Finish writing and reporting at the end of the run before SIGTERM is acted on."""
+        with delayed_termination():
+            try:
                 yield
-        finally:
-            self.terminations.stop()
+            finally:
+                self.terminations.stop()
 
     def finish(self, end: Callable[[], None], report: Callable[[bool], None]) -> bool:
         """End and report; put off a Ctrl-C until ``end`` has written what is recorded, and tell whether one came.
@@ -106,6 +110,8 @@ class RunRecorder:
                     end()
             finally:
                 report(not interrupts.pending)
+                if lost := sorted(self.writing.unwritten):
+                    on_stderr(f"memprof: interrupted while writing; not saved: {', '.join(map(one_line, lost))}")
         return interrupts.pending
 
     # -- report ------------------------------------------------------------------------------------------------

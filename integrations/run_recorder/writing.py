@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from memprof.integrations.run_recorder.background import Background
 from memprof.integrations.run_recorder.output import Result, add_report, prune
 
+from memprof.errors import MemprofError
 from memprof.recording.session import Session
+from memprof.recording.system.signals import finish_first
 from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import collector_paused
 from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 
 class Writing:
@@ -28,24 +33,35 @@ class Writing:
         rank: int,
         world_size: int,
         max_disk: int | None,
-        report: Callable[[dict[str, Any]], None] | None,
+        report: Callable[[Report], None] | None,
     ) -> None:
         self.folder, self.rank = folder, rank
         self.snapshots: list[Path] = []
         self.result = Result()
+        self.unwritten: set[Path] = set()  # files whose writing an exception of the program's ended
         self._share = None if max_disk is None else max_disk // max(1, world_size)
         self._tell = report
         self._background = Background()
         self._pruned: list[str] = []
 
     def now(self, session: Session, step: int) -> Path:
-        """Write the session at once, at the end or where nothing may run afterwards; return the file. InputError where
-        it cannot be written."""
+        """Write the session at once, and before SIGTERM or Ctrl-C is acted on; return the file.
+
+        Raises:
+            InputError: it cannot be written.
+        """
         self.settle()
         path = self.path_of(step)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        session.write(path)
-        self._keep(path)
+        with finish_first():
+            self.unwritten.add(path)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                session.write(path)
+            except MemprofError:
+                self.unwritten.discard(path)  # the error names it
+                raise
+            self.unwritten.discard(path)
+            self._keep(path)
         return path
 
     def report_newest(self) -> None:
@@ -60,16 +76,16 @@ class Writing:
         end with the seconds that all of it took. InputError: the previous snapshot could not be written."""
         self.settle()
         path, began = self.path_of(step), time.monotonic()
-        with collector_paused():
+        with finish_first(), collector_paused():
             raw = session.to_raw()
         taking = time.monotonic() - began
 
-        def work() -> dict[str, Any] | None:
+        def work() -> Report | None:
             save_snapshot(raw, path)
             raw.clear()
             return self._reported(path) if self._tell is not None else None
 
-        def done(report: dict[str, Any] | None, seconds: float) -> None:
+        def done(report: Report | None, seconds: float) -> None:
             took(taking + seconds)
             self._keep(path)
             if report is not None and self._tell is not None:
@@ -108,7 +124,7 @@ class Writing:
         self.snapshots = prune(every, self._share)
         self._pruned += [p.name for p in every if p not in self.snapshots]
 
-    def _reported(self, path: Path) -> dict[str, Any] | None:
+    def _reported(self, path: Path) -> Report | None:
         try:
             return add_report(self.result, path, self.folder)
         except Exception:

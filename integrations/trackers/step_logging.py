@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.integrations.trackers.reporters import Reporters
 
@@ -25,6 +25,11 @@ from memprof.recording.guard import Door, Seams
 from memprof.recording.session import Session
 from memprof.recording.system.host import host_parts, pinned_bytes, rss_bytes
 from memprof.units import GIB
+from memprof.vocabulary import Category, Group
+
+if TYPE_CHECKING:
+    from memprof.report import Report
+    from memprof.vocabulary import Category, Group
 
 # A row's sizes that are highest values: over several steps the highest counts, of the others the newest.
 _PEAKS = ("peak_allocated", "peak_reserved")
@@ -97,11 +102,11 @@ class Tracking:
             self._phases_since_log[phase] = max(peak, self._phases_since_log.get(phase, 0))
         self._append(row)
 
-    def reported(self, trainer: Any, report: Mapping[str, Any]) -> None:
+    def reported(self, trainer: Any, report: Report) -> None:
         """Log a recording that has been analysed: its categories and groups, at its peak."""
-        peak = report["peak"]
-        row = {"step": peak["step"], "phase": peak["phase"], "peak_allocated": peak["allocated_bytes"]}
-        kept = {"categories": _known(peak["categories"]), "groups": _known(peak["groups"])}
+        peak = report.peak
+        row = {"step": peak.step, "phase": peak.phase, "peak_allocated": peak.allocated_bytes}
+        kept = {"categories": _known(peak.categories), "groups": _known(peak.groups)}
         self._append({**row, "time": round(time.time(), 3), **kept})
         if self._main:
             values = {f"category/{c}": n for c, n in kept["categories"].items()}
@@ -214,8 +219,8 @@ def _scalars(sizes: Mapping[str, int]) -> dict[str, float]:
     return {f"memory/{name}": n / GIB for name, n in sizes.items()}
 
 
-def _known(sizes: Mapping[str, int]) -> dict[str, int]:
-    return {name: int(n) for name, n in sizes.items() if n}
+def _known(sizes: Mapping[Category, int] | Mapping[Group, int]) -> dict[str, int]:
+    return {str(name): n for name, n in sizes.items() if n}
 
 
 def _host(on_device: bool) -> dict[str, int | None]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-_VERSION = 2  # of what the extensions return; an older build is left alone
+_VERSION = 3  # of what the extensions return; an older build is left alone
 
 
 def scanner() -> Any | None:

@@ -53,7 +53,7 @@ typedef struct { Entry *at; size_t length, room; } Sorted;
 struct Pool {
     PyObject_HEAD
     Heap *heap; /* NULL once that is gone */
-    int64_t pool, stream, searches;
+    int64_t pool, stream;
     char small;
     Sorted free, unmapped;
 };
@@ -73,6 +73,8 @@ struct Heap {
     int64_t at;
     int64_t capacity, split_limit, non_split_rounding, large_segment, divisions[DIVISIONS];
     double threshold;
+    int64_t allowed;  /* what the process may reserve; -1 without a memory fraction */
+    int64_t searches; /* of the default large pool, of all streams */
     int64_t placed;
     struct { Pool **at; size_t length, room; } pools;
     struct { Segment **at; size_t length, room; } segments;
@@ -481,7 +483,7 @@ static int64_t place_of(const Block *block)
 static int insert(Block *block)
 {
     block->free = 1;
-    block->born = block->pool->searches;
+    block->born = block->heap->searches;
     return put(&block->pool->free, block->size, place_of(block), block);
 }
 
@@ -780,7 +782,7 @@ static int release_cached(Heap *h)
 /* Above the threshold, give back the unsplit large blocks that have been free the longest. */
 static int collect_garbage(Heap *h)
 {
-    int64_t target = h->reserved - (int64_t)((double)h->capacity * h->threshold), reclaimed = 0, total = 0;
+    int64_t target = h->reserved - (int64_t)(h->threshold * (double)h->allowed), reclaimed = 0, total = 0;
     if (target <= 0)
         return 0;
     Sorted found = {NULL, 0, 0}; /* of an entry the size is the age */
@@ -791,9 +793,9 @@ static int collect_garbage(Heap *h)
             Block *block = pool->free.at[j].block;
             if (!is_alone(block) || (failed = MORE(found)) != 0)
                 continue;
-            found.at[found.length++] = (Entry){pool->searches - block->born, 0, block};
+            found.at[found.length++] = (Entry){h->searches - block->born, 0, block};
             Py_INCREF(block);
-            total += pool->searches - block->born;
+            total += h->searches - block->born;
         }
     }
     size_t left = found.length;
@@ -923,9 +925,12 @@ static Block *best_fit(Heap *h, Pool *home, int64_t need)
 
 static Block *device_alloc(Heap *h, Pool *home, int64_t need)
 {
+    int64_t size = segment_size(h, need);
+    /* torch compares the fraction with a whole segment's bytes, also where only pages are mapped. */
+    if (h->allowed >= 0 && h->reserved + size > h->allowed)
+        return NULL;
     if (h->expands)
         return expand(h, home, need);
-    int64_t size = segment_size(h, need);
     if (size > device_free(h))
         return NULL;
     Segment *segment = new_segment(h, home, size, 0, size);
@@ -939,7 +944,7 @@ static Block *device_alloc(Heap *h, Pool *home, int64_t need)
 /* Return a free block of new memory; where the device is full, give cached memory back first. */
 static Block *grow(Heap *h, Pool *home, int64_t need, int64_t size)
 {
-    if (h->capacity >= 0 && h->threshold > 0 && collect_garbage(h) < 0)
+    if (h->allowed >= 0 && h->threshold > 0 && collect_garbage(h) < 0)
         return NULL;
     Block *block = device_alloc(h, home, need);
     if (block != NULL || PyErr_Occurred())
@@ -985,7 +990,8 @@ static int splits(const Heap *h, const Pool *home, int64_t need, int64_t rest)
 /* Return a block in use, as a new reference; NULL with an exception. */
 static Block *acquire(Heap *h, Pool *home, int64_t need, int64_t size)
 {
-    home->searches++;
+    if (home->pool == 0 && !home->small)
+        h->searches++;
     Block *block = best_fit(h, home, need);
     if (block == NULL && (block = grow(h, home, need, size)) == NULL)
         return NULL;
@@ -1412,13 +1418,20 @@ static int init(Heap *h, PyObject *arguments, PyObject *names)
         || number_of(settings, "expandable_segments", 0, 1, &expands) < 0
         || number_of(settings, "oldest_first", 0, 1, &oldest_first) < 0 || read_divisions(h, settings) < 0)
         return -1;
+    PyObject *allowed = PyObject_GetAttrString(settings, "allowed_bytes");
+    h->allowed = allowed == NULL || allowed == Py_None ? -1 : PyLong_AsLongLong(allowed);
+    int unlimited = allowed == Py_None;
+    Py_XDECREF(allowed);
+    if (PyErr_Occurred())
+        return -1;
     PyObject *threshold = PyObject_GetAttrString(settings, "garbage_collection_threshold");
     h->threshold = threshold ? PyFloat_AsDouble(threshold) : -1;
     Py_XDECREF(threshold);
     h->capacity = capacity == Py_None ? -1 : PyLong_AsLongLong(capacity);
     if (PyErr_Occurred())
         return -1;
-    if (!(h->threshold >= 0 && h->threshold <= 1) || h->capacity < -(capacity == Py_None) || h->capacity > TOP) {
+    if (!(h->threshold >= 0 && h->threshold <= 1) || h->capacity < -(capacity == Py_None) || h->capacity > TOP
+        || h->allowed < -unlimited || h->allowed > TOP) {
         PyErr_SetString(PyExc_ValueError, "a setting is beyond what is modelled here");
         return -1;
     }
@@ -1563,7 +1576,6 @@ static PyObject *pool_free(Pool *pool, void *Py_UNUSED(closure))
 static PyMemberDef pool_members[] = {
     {"pool", T_LONGLONG, offsetof(Pool, pool), READONLY, NULL},
     {"stream", T_LONGLONG, offsetof(Pool, stream), READONLY, NULL},
-    {"searches", T_LONGLONG, offsetof(Pool, searches), READONLY, NULL},
     {"small", T_BOOL, offsetof(Pool, small), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyGetSetDef pool_getters[] = {{"free", (getter)pool_free, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
@@ -1593,7 +1605,7 @@ static int start(PyObject *module)
                  || PyModule_AddObjectRef(module, "Block", (PyObject *)block_type) < 0
                  || PyModule_AddObjectRef(module, "Pool", (PyObject *)pool_type) < 0;
     Py_XDECREF(heap);
-    return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", 2);
+    return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", 3);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)start}, {0, NULL}};

@@ -1089,7 +1089,7 @@ static int start(PyObject *module)
         return -1;
     int failed = PyModule_AddObjectRef(module, "Scanner", type);
     Py_DECREF(type);
-    return failed < 0 ? -1 : PyModule_AddIntConstant(module, "VERSION", 2);
+    return failed < 0 ? -1 : PyModule_AddIntConstant(module, "VERSION", 3);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)start}, {0, NULL}};

@@ -7,71 +7,70 @@ from the model, so that "it would have fitted in one piece" can be judged agains
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from memprof.advice.recorded_run import Run, run_of
 from memprof.config.model_shape import DTYPE_BYTES
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
+from memprof.report import Report
+from memprof.report.base import ByCategory, known
+from memprof.report.run import OutOfMemory, StillAhead
+from memprof.vocabulary import Category, Phase
 
 # What an optimizer's step finds: the rest of a pass is gone by then.
-_GONE = {"activations", "activation_gradients", "loss_logits", "kv_cache", "temporaries", "weight_casts"}
-_BEFORE_STEP = ("forward", "backward")
+_GONE = {
+    Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.KV_CACHE, Category.TEMPORARIES,
+    Category.WEIGHT_CASTS,
+}  # fmt: skip
+_BEFORE_STEP = (Phase.FORWARD, Phase.BACKWARD)
 # A foreign run's optimizer is known where a frame names it: torch's Adam and AdamW keep two moments like the parameter.
 _ADAM = ("adamw", "adam.py", "_adam")
 
 
-def look_ahead(report: Mapping[str, Any]) -> dict[str, Any] | None:
+def look_ahead(report: Report) -> StillAhead | None:
     """Estimate what the step that ran out of memory (a report's ``oom``) would have needed in all.
 
-    Returns:
-        ``still``: bytes yet to be made by category; ``moment``: the phase that needs most; ``needed_bytes``: allocated
-        then, at least; ``available_bytes``: what torch could have had (None where the device's free bytes are not
-        known); ``short_bytes``: what is missing of it. None where nothing is known to be ahead.
+    Returns None where nothing is known to be ahead.
     """
-    oom = report["oom"]
-    held = oom.get("categories")
-    if not held or not oom.get("allocated_bytes"):
+    oom = report.oom
+    if oom is None or not oom.categories or not oom.allocated_bytes:
         return None
     run = run_of(report)
-    still = {name: n for name, n in _still(run, oom, held).items() if n > 0}
+    still = {name: n for name, n in _still(run, oom, oom.categories).items() if n > 0}
     if not still:
         return None
-    moment, needed = _need(oom, held, still)
-    available = _available(oom)
-    return {
-        "still": still,
-        "moment": moment,
-        "needed_bytes": needed,
-        "available_bytes": available,
-        "short_bytes": None if available is None else max(0, needed - available),
-    }
+    moment, needed = _need(oom, oom.allocated_bytes, oom.categories, still)
+    available = _available(oom, oom.allocated_bytes)
+    return StillAhead(
+        still=still,
+        moment=moment,
+        needed_bytes=needed,
+        available_bytes=available,
+        short_bytes=None if available is None else max(0, needed - available),
+    )
 
 
-def _still(run: Run, oom: Mapping[str, Any], held: Mapping[str, int]) -> dict[str, int]:
+def _still(run: Run, oom: OutOfMemory, held: ByCategory) -> dict[Category, int]:
     """List what is yet to be made, by category; below zero or zero where it is all there."""
-    phase = oom["phase"]
-    if phase == "generate":
-        return {"kv_cache": _whole_cache(run) - held.get("kv_cache", 0)}
-    if phase == "optimizer_step":
-        gradients = held.get("gradients", 0)
-        return {"optimizer_state": _whole_state(run, oom, gradients) - held.get("optimizer_state", 0)}
-    if phase in _BEFORE_STEP and run.settings is not None and not optimizer(run.settings.optim).steps_in_backward:
-        trained = held.get("adapters") or held.get("weights", 0)
-        gradients = max(trained, held.get("gradients", 0))
-        state = _whole_state(run, oom, gradients)
+    cache, gradients = held.get(Category.KV_CACHE, 0), held.get(Category.GRADIENTS, 0)
+    state = held.get(Category.OPTIMIZER_STATE, 0)
+    if oom.phase == Phase.GENERATE:
+        return {Category.KV_CACHE: _whole_cache(run) - cache}
+    if oom.phase == Phase.OPTIMIZER_STEP:
+        return {Category.OPTIMIZER_STATE: _whole_state(run, oom, gradients) - state}
+    if oom.phase in _BEFORE_STEP and run.settings is not None and not optimizer(run.settings.optim).steps_in_backward:
+        trained = held.get(Category.ADAPTERS) or held.get(Category.WEIGHTS, 0)
+        all_gradients = max(trained, gradients)
         return {
-            "gradients": gradients - held.get("gradients", 0),
-            "optimizer_state": state - held.get("optimizer_state", 0),
+            Category.GRADIENTS: all_gradients - gradients,
+            Category.OPTIMIZER_STATE: _whole_state(run, oom, all_gradients) - state,
         }
     return {}
 
 
-def _whole_state(run: Run, oom: Mapping[str, Any], gradients: int) -> int:
+def _whole_state(run: Run, oom: OutOfMemory, gradients: int) -> int:
     """Return the bytes of an optimizer's whole state beside so many bytes of gradients; 0 where it is not known."""
     if run.settings is None:
-        named = any(word in frame.lower() for frame in oom.get("stack") or [] for word in _ADAM)
+        named = any(word in frame.lower() for frame in oom.stack for word in _ADAM)
         return 2 * gradients if named else 0
     row = optimizer(run.settings.optim)
     if row.paged:
@@ -97,26 +96,25 @@ def _whole_cache(run: Run) -> int:
     return together * shape.kv_cache_bytes(settings.prompt_length + settings.completion_length, itemsize)
 
 
-def _need(oom: Mapping[str, Any], held: Mapping[str, int], still: Mapping[str, int]) -> tuple[str, int]:
+def _need(oom: OutOfMemory, now: int, held: ByCategory, still: ByCategory) -> tuple[Phase | None, int]:
     """Return the phase that needs most of what is still ahead, and the bytes allocated then, at least."""
-    now, request, rest = int(oom["allocated_bytes"]), int(oom["requested_bytes"]), sum(still.values())
-    if oom["phase"] not in _BEFORE_STEP:
+    request, rest = oom.requested_bytes, sum(still.values())
+    if oom.phase not in _BEFORE_STEP:
         # The request that failed is a part of what is still to be made.
-        return str(oom["phase"]), now + max(request, rest)
-    standing = sum(n for name, n in held.items() if name not in _GONE)
-    in_step = standing + rest
-    return ("optimizer_step", in_step) if in_step > now + request else (str(oom["phase"]), now + request)
+        return oom.phase, now + max(request, rest)
+    in_step = sum(n for name, n in held.items() if name not in _GONE) + rest
+    return (Phase.OPTIMIZER_STEP, in_step) if in_step > now + request else (oom.phase, now + request)
 
 
-def _available(oom: Mapping[str, Any]) -> int | None:
+def _available(oom: OutOfMemory, allocated: int) -> int | None:
     """Return what torch could have used: what it held, what was idle, and what the device had left."""
-    free, limit = oom.get("device_free_bytes"), oom.get("limit_bytes")
+    free, limit = oom.device_free_bytes, known(oom.limit_bytes)
     if limit is not None:
-        left = max(0, int(limit) - int(oom.get("reserved_bytes") or 0))
-        free = left if free is None else min(int(free), left)
-    elif oom.get("limited"):
+        left = max(0, limit - (known(oom.reserved_bytes) or 0))
+        free = left if free is None else min(free, left)
+    elif oom.limited:
         free = 0
     if free is None:
         return None
-    idle = sum(int(oom.get(f"{name}_bytes") or 0) for name in ("cached", "inactive_split", "private_pool"))
-    return int(oom["allocated_bytes"]) + idle + int(free)
+    idle = (oom.cached_bytes or 0) + (oom.inactive_split_bytes or 0) + (oom.private_pool_bytes or 0)
+    return allocated + idle + free

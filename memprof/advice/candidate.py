@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from memprof.advice.recorded_run import Effect
 from memprof.config.to_trl_config import written
 from memprof.files import read_toml
-from memprof.oom.expressions import Scope
+from memprof.oom.facts import Facts
 from memprof.oom.wording import fill
+from memprof.report.advice import Advice
 
 # The settings as they are written for the trainer; empty where none is changed.
 _PLAIN = "{written|}"
@@ -55,19 +56,19 @@ class Candidate:
     effect: Effect | None = None
     device: bool = False
 
-    def entry(self, saves_bytes: int, basis: str) -> dict[str, Any]:
+    def advice(self, saves_bytes: int, basis: Literal["simulated", "estimated"]) -> Advice:
         """Return the change as it stands in a report's ``advice``."""
-        return {
-            "id": self.id,
-            "action": self.action,
-            "setting": self.setting,
-            "saves_bytes": saves_bytes,
-            "costs": self.costs,
-            "exact": self.exact,
-            "toll": self.toll,
-            "basis": basis,
-            "peak": "device" if self.device else "allocated",
-        }
+        return Advice(
+            id=self.id,
+            action=self.action,
+            setting=self.setting,
+            saves_bytes=saves_bytes,
+            costs=self.costs,
+            exact=self.exact,
+            toll=self.toll,
+            basis=basis,
+            peak="device" if self.device else "allocated",
+        )
 
 
 def proposed(
@@ -82,15 +83,15 @@ def proposed(
         words: what the row's names stand for.
     """
     row, changes = change_rows()[name], changes or {}
-    scope = Scope({**words, "written": written(changes)}, {})
+    facts = Facts({**words, "written": written(changes)})
     texts = (row["action"], row["costs"], row.get("setting", _PLAIN))
-    action, costs, setting = (_filled(text, scope) for text in texts)
+    action, costs, setting = (_filled(text, facts) for text in texts)
     toll, device = getattr(Toll, row["toll"]), row.get("device", False)
     return Candidate(id or name, action, costs, row["exact"], toll, changes, setting, effect, device)
 
 
-def _filled(text: str, scope: Scope) -> str:
-    found = fill(text, scope)
+def _filled(text: str, facts: Facts) -> str:
+    found = fill(text, facts)
     assert found is not None, f"{text!r} names something that is not known"
     return found
 

@@ -16,7 +16,7 @@ from memprof.advice.recorded_run import Peak, Run
 from memprof.advice.report_only import RANK, an_adapter, candidates_by_category, candidates_by_findings, is_open
 from memprof.config.optimizers import optimizer
 from memprof.config.to_trl_config import NF4, adapter_text, written
-from memprof.vocabulary import EXPANDABLE_SEGMENTS
+from memprof.vocabulary import EXPANDABLE_SEGMENTS, Category
 
 if TYPE_CHECKING:
     from memprof.config.settings import GenerationSettings, Settings, TrainerSettings
@@ -80,7 +80,7 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
         yield proposed("offloaded_checkpoints", {"gradient_checkpointing": "offloaded"}, effect, how=how, more=more)
 
 
-def _checkpointed_and_offloaded(run: Run, peak: Peak) -> Mapping[str, int]:
+def _checkpointed_and_offloaded(run: Run, peak: Peak) -> Mapping[Category, int]:
     saved = dict(effects.checkpointed(run, peak))
     for name, n in effects.offloaded_boundaries(run, peak).items():
         saved[name] = saved.get(name, 0) + n
@@ -119,7 +119,7 @@ def _optimizer(s: Settings) -> Iterator[Candidate]:
 
 def _reference(s: Settings) -> Iterator[Candidate]:
     if s.beta and s.lora_r is None:
-        yield proposed("no_reference", {"beta": 0.0}, effects.all_of("reference_model"))
+        yield proposed("no_reference", {"beta": 0.0}, effects.all_of(Category.REFERENCE_MODEL))
 
 
 def _loss(s: TrainerSettings) -> Iterator[Candidate]:
@@ -235,7 +235,7 @@ def _engine(s: GenerationSettings) -> Iterator[Candidate]:
 
 def _given_reference(s: Settings) -> Iterator[Candidate]:
     if s.trainer == "dpo" and s.lora_r is None:
-        yield proposed("precomputed_reference", effect=effects.all_of("reference_model"))
+        yield proposed("precomputed_reference", effect=effects.all_of(Category.REFERENCE_MODEL))
 
 
 def _shorter_rows(s: TrainerSettings) -> Iterator[Candidate]:

@@ -6,19 +6,25 @@ A run that cannot be simulated is answered by estimates alone, and the answer sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import Estimate, estimate
 from memprof.advice.evaluate import run_of_row
 from memprof.advice.ranking import MARGIN
 from memprof.advice.recorded_run import Peak, Run, bounded, run_of
+from memprof.advice.simulated_row import SimulatedRow, read_row
 from memprof.config.fits import fits, margin_of
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
+from memprof.report import Report
+from memprof.report.advice import Combination, CombinedChange
+from memprof.vocabulary import History, Phase
 
 if TYPE_CHECKING:
     from memprof.plan.subprocess_runner import Runner
@@ -31,63 +37,11 @@ _LITTLE = 0.01
 
 
 @dataclass(frozen=True)
-class Combination:
-    """Hold the chosen changes in order, and the result of simulating them together.
-
-    ``before_bytes`` and ``after_bytes`` are reserved plus what is outside torch. ``shift_bytes`` was added to each
-    simulated figure: what the recorded run held beyond its own simulation. Without ``settings`` the figures are
-    estimates from recorded sizes; ``unseen`` then says what the recording lacks.
-    """
-
-    gpu: str
-    total_bytes: int
-    fits: bool
-    before_bytes: int
-    after_bytes: int
-    shift_bytes: int
-    margin: float
-    phase: str
-    changes: tuple[Candidate, ...]
-    settings: Settings | None
-    unseen: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as it stands in the report's ``combination``."""
-        return {
-            **{name: value for name, value in vars(self).items() if name not in ("changes", "settings", "unseen")},
-            "changes": [
-                {"id": c.id, "action": c.action, "setting": c.setting, "costs": c.costs, "exact": c.exact}
-                for c in self.changes
-            ],
-            "settings": self.settings.to_dict() if self.settings else {},
-            "basis": "simulated" if self.settings else "estimated",
-            "sentence": self.sentence(),
-        }
-
-    def sentence(self) -> str:
-        """Say in a sentence whether the run fits, and with what."""
-        from memprof.units import format_gib
-
-        before, after, total = (format_gib(n) for n in (self.before_bytes, self.after_bytes, self.total_bytes))
-        what = f"{after} GiB of {total} GiB on {self.gpu}"
-        how = "simulated together" if self.settings else f"estimated with {self.margin:.0%} kept, not simulated"
-        more = f" {self.unseen}" if self.unseen else ""
-        if not self.fits:
-            found = f"the run needs {before} GiB; with the changes that save most it needs {what}"
-            return f"Nothing found that fits: {found}{'' if self.settings else f' ({how})'}.{more}"
-        if not self.changes:
-            who = "It" if self.settings else "What was recorded"
-            return f"{who} fits as it is: {what}{'' if self.settings else f' ({how})'}.{more}"
-        many = f"{len(self.changes)} changes make" if len(self.changes) > 1 else "One change makes"
-        return f"{many} it fit: {what} instead of {before} GiB, {how}.{more}"
-
-
-@dataclass(frozen=True)
 class _State:
     """Settings with the changes that led there, and their simulation."""
 
     settings: Settings
-    row: dict[str, Any]
+    row: SimulatedRow
     changes: tuple[Candidate, ...]
 
 
@@ -97,8 +51,8 @@ class _Search:
         self.card, self.shift = find_gpu(gpu), shift
         self._spent: set[str] = set()
 
-    def need(self, row: Mapping[str, Any]) -> int:
-        return int(row["device_peak_bytes"]) + self.shift
+    def need(self, row: SimulatedRow) -> int:
+        return (row.device_peak_bytes or 0) + self.shift
 
     def margin(self, state: _State) -> float:
         """Return the safety margin above the prediction: more where a part of the run was never compared."""
@@ -107,13 +61,13 @@ class _Search:
     def fits(self, state: _State) -> bool:
         # Where the allocator has to give cached memory back, the simulation on the full card decides.
         if not self.shift:
-            return bool(state.row["fits"])
+            return bool(state.row.fits)
         return fits(self.need(state.row), self.card.total_bytes, self.margin(state))
 
     def simulate(self, settings: Settings, changes: tuple[Candidate, ...]) -> _State | None:
         refused: dict[int, str] = {}
         row = self._machine.run([settings], refused)[0]
-        return _State(settings, row, changes) if row else None
+        return _State(settings, read_row(row), changes) if row else None
 
     def step(self, state: _State) -> _State | None:
         """Take one more change and simulate it; None where no change is left that helps."""
@@ -183,7 +137,7 @@ def combine(
     """
     start = clock()
     search = _Search(machine, gpu, like, shift, lambda: clock() - start <= seconds)
-    first = _State(base, machine.run([base])[0], ())
+    first = _State(base, read_row(machine.run([base])[0]), ())
     state = first
     for _ in range(_ROUNDS):
         if search.fits(state):
@@ -194,8 +148,7 @@ def combine(
         state = following
     if search.fits(state):
         state = search.pruned(state, base)
-    changes = tuple(_final(state))
-    return Combination(
+    return _combination(
         gpu=search.card.name,
         total_bytes=search.card.total_bytes,
         fits=search.fits(state),
@@ -203,23 +156,81 @@ def combine(
         after_bytes=search.need(state.row),
         shift_bytes=shift,
         margin=search.margin(state),
-        phase=str(state.row["peak_phase"]),
-        changes=changes,
+        phase=state.row.peak_phase,
+        changes=_final(state),
         settings=state.settings,
     )
 
 
-def combine_estimates(report: Mapping[str, Any], gpu: str) -> Combination:
+def _combination(
+    *,
+    gpu: str,
+    total_bytes: int,
+    fits: bool,
+    before_bytes: int,
+    after_bytes: int,
+    shift_bytes: int,
+    margin: float,
+    phase: Phase,
+    changes: Sequence[Candidate],
+    settings: Settings | None,
+    unseen: str = "",
+) -> Combination:
+    """Describe the chosen changes in order, and the result of all together.
+
+    Args:
+        settings: the changed run; without them the figures are estimates from recorded sizes.
+        unseen: what the recording lacks.
+    """
+    found = Combination(
+        gpu=gpu,
+        total_bytes=total_bytes,
+        fits=fits,
+        before_bytes=before_bytes,
+        after_bytes=after_bytes,
+        shift_bytes=shift_bytes,
+        margin=margin,
+        phase=phase,
+        changes=tuple(
+            CombinedChange(id=c.id, action=c.action, setting=c.setting, costs=c.costs, exact=c.exact) for c in changes
+        ),
+        settings=settings.to_dict() if settings else {},
+        basis="simulated" if settings else "estimated",
+        sentence="",
+    )
+    return msgspec.structs.replace(found, sentence=_sentence(found, unseen))
+
+
+def _sentence(found: Combination, unseen: str) -> str:
+    """Say whether the run fits, and with what."""
+    from memprof.units import format_gib
+
+    before, after, total = (format_gib(n) for n in (found.before_bytes, found.after_bytes, found.total_bytes))
+    simulated = found.basis == "simulated"
+    what = f"{after} GiB of {total} GiB on {found.gpu}"
+    how = "simulated together" if simulated else f"estimated with {found.margin:.0%} kept, not simulated"
+    more = f" {unseen}" if unseen else ""
+    if not found.fits:
+        words = f"the run needs {before} GiB; with the changes that save most it needs {what}"
+        return f"Nothing found that fits: {words}{'' if simulated else f' ({how})'}.{more}"
+    if not found.changes:
+        who = "It" if simulated else "What was recorded"
+        return f"{who} fits as it is: {what}{'' if simulated else f' ({how})'}.{more}"
+    many = f"{len(found.changes)} changes make" if len(found.changes) > 1 else "One change makes"
+    return f"{many} it fit: {what} instead of {before} GiB, {how}.{more}"
+
+
+def combine_estimates(report: Report, gpu: str) -> Combination:
     """Add estimated changes until the recorded run fits a card with a margin, for a run that cannot be simulated.
 
     Gaps between blocks and memory outside torch are assumed to stay as recorded; a request that failed is added.
     """
     card, run = find_gpu(gpu), run_of(report)
-    outside = report["device_peak"]["non_torch_bytes"]
-    outside = card.context_bytes if outside is None else int(outside)
-    reserved = max(int(report[place]["reserved_bytes"] or 0) for place in ("peak", "device_peak"))
-    failed = int((report.get("oom") or {}).get("requested_bytes") or 0)
-    beyond = max(0, reserved - int(report["peak"]["active_bytes"])) + outside + failed
+    outside = report.device_peak.non_torch_bytes
+    outside = card.context_bytes if outside is None else outside
+    reserved = max(report.peak.reserved_bytes or 0, report.device_peak.reserved_bytes or 0)
+    failed = 0 if report.oom is None else report.oom.requested_bytes
+    beyond = max(0, reserved - report.peak.active_bytes) + outside + failed
     before, changes = run.peak.bytes + beyond, list[Candidate]()
     while not fits(run.peak.bytes + beyond, card.total_bytes, MARGIN):
         taken = {change.id for change in changes}
@@ -230,7 +241,7 @@ def combine_estimates(report: Mapping[str, Any], gpu: str) -> Combination:
         choice = min((e for e in open_ if int(e.saves or 0) >= _NEAR * best), key=_asks).candidate
         run, changes = _lowered(run, choice), [*changes, choice]
     after = run.peak.bytes + beyond
-    return Combination(
+    return _combination(
         gpu=card.name,
         total_bytes=card.total_bytes,
         fits=fits(after, card.total_bytes, MARGIN),
@@ -239,19 +250,19 @@ def combine_estimates(report: Mapping[str, Any], gpu: str) -> Combination:
         shift_bytes=0,
         margin=MARGIN,
         phase=run.peak.phase,
-        changes=tuple(changes),
+        changes=changes,
         settings=None,
         unseen=_unseen(report),
     )
 
 
-def _unseen(report: Mapping[str, Any]) -> str:
+def _unseen(report: Report) -> str:
     """Say what a recording lacks, so that the run may need more than it shows."""
-    if report["source"]["history"] == "none":
+    if report.source.history == History.NONE:
         return "The file shows one moment; the run's peak may be higher."
-    if report["source"]["history"] == "truncated" or report.get("oom"):
+    if report.source.history == History.TRUNCATED or report.oom is not None:
         return "The recording does not show the whole run, which may need more."
-    ended = any(phase["phase"] == "optimizer_step" for phase in report["phases"])
+    ended = any(span.phase == Phase.OPTIMIZER_STEP for span in report.phases)
     return "" if ended else "The recording has no optimizer step, which may need more."
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
@@ -15,6 +17,9 @@ from memprof.allocator.native import reserved_within
 from memprof.allocator.settings import settings_of
 from memprof.analysis.allocations.places import places_at_peak, without_folders
 from memprof.errors import UsageError
+from memprof.report import Report
+from memprof.report.advice import Advice
+from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
@@ -43,39 +48,38 @@ class Estimate:
     left: Peak
 
 
-def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -> list[dict[str, Any]]:
+def estimated_advice(report: Report, analysis: Views | None = None) -> tuple[Advice, ...]:
     """List the entries of a report's ``advice`` (``basis: estimated``), those that save most first.
 
     Args:
-        report: ``memprof.report/1``.
+        report: the report, whatever advice it has.
         analysis: what the report is of, whose allocations can be replayed under other settings of the allocator.
             Without it the result of such a replay comes from the report's own ``advice``.
     """
     run = run_of(report)
     if analysis is not None:  # of all allocations, not of the largest that the report lists
-        run = replace(run, made={c: _made(analysis, c) for c in run.made if report["peak"]["categories"].get(c)})
+        run = replace(run, made={c: _made(analysis, c) for c in run.made if report.peak.categories.get(c)})
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
     found += idle_estimates(report, run, analysis)
-    rows = [{**with_time(entry(e, run), report), **_promise(e, found, run, report)} for e in found]
-    return with_words(ranked(rows, report)[:MOST], report)
+    rows = [_with_promise(with_time(entry(e, run), report), e, found, run, report) for e in found]
+    return tuple(with_words(ranked(rows, report)[:MOST], report))
 
 
-def _made(analysis: Views, category: str) -> tuple[Made, ...]:
-    places = places_at_peak(analysis, category)
-    return tuple(Made(place["bytes"], without_folders(place["frame"])) for place in places)
+def _made(analysis: Views, category: Category) -> tuple[Made, ...]:
+    return tuple(Made(place.bytes, without_folders(place.frame)) for place in places_at_peak(analysis, category))
 
 
-def _promise(of: Estimate, others: Sequence[Estimate], run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``enough`` and, where one change alone is not, the ids of those that are enough together with it."""
-    oom, effect = report.get("oom"), of.candidate.effect
-    if not oom or effect is None or of.candidate.device:
-        return {}
+def _with_promise(advice: Advice, of: Estimate, others: Sequence[Estimate], run: Run, report: Report) -> Advice:
+    """Add ``enough`` and, where one change alone is not, the ids of those that are enough together with it."""
+    oom, effect = report.oom, of.candidate.effect
+    if oom is None or effect is None or of.candidate.device:
+        return advice
     enough = is_enough(effect, run, oom)
-    found: dict[str, Any] = {"enough": enough}
-    if enough is False:
-        pairs = [(o.candidate.id, o.candidate.effect) for o in others if o is not of and not o.candidate.device]
-        found["enough_with"] = [name for name, e in pairs if e is not None and enough_together(effect, e, run, oom)]
-    return found
+    if enough is not False:
+        return msgspec.structs.replace(advice, enough=enough)
+    pairs = [(o.candidate.id, o.candidate.effect) for o in others if o is not of and not o.candidate.device]
+    together = tuple(name for name, e in pairs if e is not None and enough_together(effect, e, run, oom))
+    return msgspec.structs.replace(advice, enough=enough, enough_with=together)
 
 
 def estimate(run: Run) -> list[Estimate]:
@@ -108,40 +112,42 @@ def worth(saves: int, run: Run) -> bool:
     return saves > _WORTH * run.peak.bytes
 
 
-def entry(found: Estimate, run: Run) -> dict[str, Any]:
-    """Return an estimate as it stands in the JSON."""
+def entry(found: Estimate, run: Run) -> Advice:
+    """Return an estimate as it stands in a report's ``advice``."""
     candidate, saves = found.candidate, int(found.saves or 0)
-    data = candidate.entry(saves, "estimated")
-    if candidate.effect is not None and not candidate.device:
+    advice = candidate.advice(saves, "estimated")
+    if candidate.device:
+        return advice
+    if candidate.effect is not None:
         took = bounded(run.peak, refined(candidate.effect, candidate.changes)(run, run.peak))
-        data["takes"] = {category: n for category, n in took.items() if n > 0}
-    if not candidate.device:
+        advice = msgspec.structs.replace(advice, takes={category: n for category, n in took.items() if n > 0})
+    return msgspec.structs.replace(
+        advice,
         # Counted from the allocated peak, which is the figure beside it.
-        data["peak_after_bytes"] = max(0, run.peak.bytes - run.pending_bytes - saves)
-        if found.left.phase != run.peak.phase:
-            data["moves_to"] = found.left.phase
-    return data
+        peak_after_bytes=max(0, run.peak.bytes - run.pending_bytes - saves),
+        moves_to=found.left.phase if found.left.phase != run.peak.phase else None,
+    )
 
 
 # What a change adds to an estimated step (1) or takes from it (-1), as a phase's time.
 _PRICE = {
-    "checkpointing": ("forward", 1),
-    "no_reference": ("reference_logprobs", -1),
-    "precomputed_reference": ("reference_logprobs", -1),
-    "generate_elsewhere": ("generate", -1),
+    "checkpointing": (Phase.FORWARD, 1),
+    "no_reference": (Phase.REFERENCE_LOGPROBS, -1),
+    "precomputed_reference": (Phase.REFERENCE_LOGPROBS, -1),
+    "generate_elsewhere": (Phase.GENERATE, -1),
 }
 
 
-def with_time(data: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+def with_time(advice: Advice, report: Report) -> Advice:
     """Add the ratio of the changed step's time to the unchanged one's, where the report's estimate tells it."""
-    time, price = report.get("estimated_time"), _PRICE.get(data["id"])
-    if not time or price is None or not time["step_s"] or price[0] not in time["phases"]:
-        return data
+    time, price = report.estimated_time, _PRICE.get(advice.id or "")
+    if time is None or price is None or not time.step_s or price[0] not in time.phases:
+        return advice
     phase, sign = price
-    return {**data, "time_ratio": round(1 + sign * time["phases"][phase] / time["step_s"], 3)}
+    return msgspec.structs.replace(advice, time_ratio=round(1 + sign * time.phases[phase] / time.step_s, 3))
 
 
-def idle_estimates(report: Mapping[str, Any], run: Run, analysis: Views | None = None) -> list[Estimate]:
+def idle_estimates(report: Report, run: Run, analysis: Views | None = None) -> list[Estimate]:
     """Estimate what growing segments take from the device's peak, by replay; nothing where they would not lower it."""
     about = [c for c in candidates_for(run) if c.device and c.effect is not None]
     if not about or not run.idle_bytes:
@@ -172,10 +178,9 @@ def saved_by_growing(analysis: Views) -> int | None:
     return int(timeline.reserved.max()) - needed
 
 
-def _said(report: Mapping[str, Any], candidate: str) -> int | None:
+def _said(report: Report, candidate: str) -> int | None:
     """Return what a change saves of the device's peak, by the report's own advice."""
-    entries = [e for e in report.get("advice") or [] if e["id"] == candidate and e["peak"] == "device"]
-    return int(entries[0]["saves_bytes"]) if entries else None
+    return next((e.saves_bytes for e in report.advice if e.id == candidate and e.peak == "device"), None)
 
 
 # -- what comes and goes within a pass, reckoned moment by moment ------------------------------------------------------
@@ -184,15 +189,15 @@ def _said(report: Mapping[str, Any], candidate: str) -> int | None:
 def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
     """Recompute an effect's transient categories with :func:`moments`, where these hold for the run."""
 
-    def better(run: Run, peak: Peak) -> Mapping[str, int]:
+    def better(run: Run, peak: Peak) -> Mapping[Category, int]:
         saved = dict(effect(run, peak))
         s, m = run.settings, run.shape
-        if s is None or m is None or peak.phase not in ("forward", "backward"):
+        if s is None or m is None or peak.phase not in (Phase.FORWARD, Phase.BACKWARD):
             return saved
         if not m.layers or not _holds(s, changes):
             return saved
-        loss = run.own_peaks.get("loss_logits", peak.of("loss_logits"))
-        left = loss - min(loss, _share(saved.get("loss_logits", 0), peak.of("loss_logits"), loss))
+        loss = run.own_peaks.get(Category.LOSS_LOGITS, peak.of(Category.LOSS_LOGITS))
+        left = loss - min(loss, _share(saved.get(Category.LOSS_LOGITS, 0), peak.of(Category.LOSS_LOGITS), loss))
         was = moments(s, m, loss)[peak.phase]
         now = moments(s.with_(**changes), m, left)[peak.phase]
         return saved if was == now else _least(peak, saved, was, now)
@@ -201,8 +206,11 @@ def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
 
 
 def _least(
-    peak: Peak, saved: Mapping[str, int], was: Mapping[str, dict[str, int]], now: Mapping[str, dict[str, int]]
-) -> Mapping[str, int]:
+    peak: Peak,
+    saved: Mapping[Category, int],
+    was: Mapping[str, dict[Category, int]],
+    now: Mapping[str, dict[Category, int]],
+) -> Mapping[Category, int]:
     """Return what the changed run's highest moment saves, from the moment that the recorded peak looks like."""
     standing = {name: n for name, n in saved.items() if name not in TRANSIENT}
     here = min(was.values(), key=lambda m: sum(abs(m.get(c, 0) - peak.of(c)) for c in TRANSIENT))
@@ -212,12 +220,12 @@ def _least(
         scaled = _scaled(moment, here, peak)
         change = {c: peak.of(c) - scaled[c] for c in TRANSIENT}
         # No moment of the unchanged run was higher than its recorded peak, whatever the formulas say.
-        change["activations"] += max(0, sum(_scaled(was.get(name, {}), here, peak).values()) - recorded)
+        change[Category.ACTIVATIONS] += max(0, sum(_scaled(was.get(name, {}), here, peak).values()) - recorded)
         found.append({**standing, **change})
     return min(found, key=lambda each: sum(bounded(peak, each).values()))
 
 
-def _scaled(moment: Mapping[str, int], here: Mapping[str, int], peak: Peak) -> dict[str, int]:
+def _scaled(moment: Mapping[Category, int], here: Mapping[Category, int], peak: Peak) -> dict[Category, int]:
     """Scale a moment's bytes, each category by what was recorded of it, so that what no formula counts is there too.
 
     Gradients pile up from layer to layer, so that what is not counted of them is added and not scaled.
@@ -225,9 +233,11 @@ def _scaled(moment: Mapping[str, int], here: Mapping[str, int], peak: Peak) -> d
     found = {}
     for c in TRANSIENT:
         recorded, reckoned = peak.of(c), here.get(c, 0)
-        scale = recorded / reckoned if reckoned and c != "gradients" else 1
+        scale = recorded / reckoned if reckoned and c != Category.GRADIENTS else 1
         found[c] = round(moment.get(c, 0) * scale)
-    found["gradients"] = max(0, found["gradients"] + peak.of("gradients") - here.get("gradients", 0))
+    found[Category.GRADIENTS] = max(
+        0, found[Category.GRADIENTS] + peak.of(Category.GRADIENTS) - here.get(Category.GRADIENTS, 0)
+    )
     return found
 
 

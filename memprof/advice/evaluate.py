@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, with_time, worth
 from memprof.advice.ranking import ranked, simulated_is_enough, with_words
 from memprof.advice.recorded_run import Peak, Run, highest, run_of
 from memprof.advice.report_only import candidates_by_findings
+from memprof.advice.simulated_row import SimulatedRow, read_row
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
+from memprof.report import Report
+from memprof.report.advice import Advice
+from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.plan.subprocess_runner import Runner
@@ -23,13 +29,12 @@ if TYPE_CHECKING:
 class Evaluated:
     """Hold the outcome of simulating changes.
 
-    ``entries`` are a report's ``advice``, those that save most first; ``base`` is the unchanged run's row (see
-    :mod:`memprof.simulate.evaluate`); ``simulated`` and ``estimated`` count how the changes were evaluated; ``refused``
-    says by candidate why one could not be simulated.
+    ``entries`` are a report's ``advice``, those that save most first; ``base`` is the unchanged run; ``simulated`` and
+    ``estimated`` count how the changes were evaluated; ``refused`` says by candidate why one could not be simulated.
     """
 
-    entries: list[dict[str, Any]]
-    base: dict[str, Any]
+    entries: list[Advice]
+    base: SimulatedRow
     settings: Settings
     simulated: int
     estimated: int
@@ -37,7 +42,7 @@ class Evaluated:
 
 
 def evaluate_advice(
-    report: Mapping[str, Any],
+    report: Report,
     settings: Settings,
     machine: Runner,
     *,
@@ -56,12 +61,12 @@ def evaluate_advice(
         InputError, UsageError: the unchanged run cannot be simulated.
     """
     start = clock()
-    base = machine.run([settings])[0]
+    base = read_row(machine.run([settings])[0])
     run = run_of(report)
     known = estimate(run)
     waiting = promising = _promising(known, run)
     longest = clock() - start
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Advice] = {}
     refused: dict[str, str] = {}
     # One round takes about as long as the longest so far: one that would end too late is not begun.
     while waiting and (began := clock()) - start + longest <= seconds:
@@ -74,15 +79,15 @@ def evaluate_advice(
                 found[e.candidate.id] = _entry(e.candidate, base, row, report)
         longest = max(longest, clock() - began)
     entries = _ranked_so_far(known, promising, found, run, report)
-    left = sum(row["basis"] == "estimated" for row in entries)
+    left = sum(row.basis == "estimated" for row in entries)
     return Evaluated(entries[:MOST], base, settings, len(found), left, refused)
 
 
-def run_of_row(row: Mapping[str, Any], like: Run, settings: Settings) -> Run:
+def run_of_row(row: SimulatedRow, like: Run, settings: Settings) -> Run:
     """Turn a simulation's row into a run, so that estimates can be made of it too."""
-    alive = row["phase_categories"]
-    peaks = highest(Peak(phase, n, alive.get(phase, {})) for phase, n in row["phases"].items())
-    own: dict[str, int] = {}
+    alive = row.phase_categories
+    peaks = highest(Peak(phase, n, alive.get(phase, {})) for phase, n in row.phases.items())
+    own: dict[Category, int] = {}
     for peak in peaks:
         for category, n in peak.categories.items():
             own[category] = max(own.get(category, 0), n)
@@ -98,10 +103,10 @@ def _promising(known: Iterable[Estimate], run: Run) -> list[Estimate]:
 def _ranked_so_far(
     known: Iterable[Estimate],
     promising: Iterable[Estimate],
-    found: Mapping[str, dict[str, Any]],
+    found: Mapping[str, Advice],
     run: Run,
-    report: Mapping[str, Any],
-) -> list[dict[str, Any]]:
+    report: Report,
+) -> list[Advice]:
     """Rank what was simulated together with the estimates of what was not."""
     left = [e for e in promising if e.candidate.id not in found and e.saves is not None]
     idle = [e for e in idle_estimates(report, run) if e.candidate.id not in found]
@@ -109,13 +114,13 @@ def _ranked_so_far(
     about = {candidate.id for candidate in candidates_by_findings(run)}
     beside = [e for e in known if e.candidate.id in about]
     estimates = [with_time(entry(e, run), report) for e in [*left, *beside, *idle] if worth(int(e.saves or 0), run)]
-    simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
+    simulated = [e for e in found.values() if worth(e.saves_bytes, run)]
     return with_words(ranked([*simulated, *estimates], report), report)
 
 
-def _first_first(waiting: list[Estimate], entries: list[dict[str, Any]]) -> list[Estimate]:
+def _first_first(waiting: list[Estimate], entries: Sequence[Advice]) -> list[Estimate]:
     """Move the first thing to change to the front, so that its saving is simulated before any other."""
-    first = entries[0]["id"] if entries else ""
+    first = entries[0].id if entries else ""
     return sorted(waiting, key=lambda e: e.candidate.id != first)
 
 
@@ -126,7 +131,7 @@ def _hopeful(found: Estimate, run: Run) -> bool:
 
 def _simulated(
     machine: Runner, settings: Settings, candidates: list[Candidate], refused: dict[str, str]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, SimulatedRow]:
     changed: list[tuple[Candidate, Settings]] = []
     for candidate in candidates:
         try:
@@ -136,30 +141,24 @@ def _simulated(
     failed: dict[int, str] = {}
     rows = machine.run([s for _, s in changed], failed)
     refused.update({changed[i][0].id: why for i, why in failed.items()})
-    return {c.id: row for (c, _), row in zip(changed, rows, strict=True)}
+    return {c.id: read_row(row) for (c, _), row in zip(changed, rows, strict=True) if row}
 
 
-def _entry(
-    candidate: Candidate, base: Mapping[str, Any], row: Mapping[str, Any], report: Mapping[str, Any]
-) -> dict[str, Any]:
-    saves = int(base["peak_bytes"] - row["peak_bytes"])
-    device = None
-    if base["device_peak_bytes"] is not None and row["device_peak_bytes"] is not None:
-        device = int(base["device_peak_bytes"] - row["device_peak_bytes"])
-    data = candidate.entry(max(0, int(device or 0) if candidate.device else saves), "simulated")
-    if report.get("oom"):
-        data["enough"] = simulated_is_enough(row, report["oom"])
-    if device is not None:
-        data["device_saves_bytes"] = device
-    if row.get("step_s") and base.get("step_s"):
-        data["time_ratio"] = round(row["step_s"] / base["step_s"], 3)
-    if row["host_bytes"] > base["host_bytes"]:
-        data["host_bytes"] = int(row["host_bytes"] - base["host_bytes"])
-    if not candidate.device:
-        data["peak_after_bytes"] = max(0, int(report["peak"]["allocated_bytes"]) - saves)
-        if row["peak_phase"] != base["peak_phase"]:
-            data["moves_to"] = row["peak_phase"]
-        else:
-            was, now = base.get("categories", {}), row.get("categories", {})
-            data["takes"] = {c: n - now.get(c, 0) for c, n in was.items() if n > now.get(c, 0)}
-    return data
+def _entry(candidate: Candidate, base: SimulatedRow, row: SimulatedRow, report: Report) -> Advice:
+    saves, device = base.peak_bytes - row.peak_bytes, None
+    if base.device_peak_bytes is not None and row.device_peak_bytes is not None:
+        device = base.device_peak_bytes - row.device_peak_bytes
+    advice = msgspec.structs.replace(
+        candidate.advice(max(0, (device or 0) if candidate.device else saves), "simulated"),
+        device_saves_bytes=device,
+        time_ratio=round(row.step_s / base.step_s, 3) if row.step_s and base.step_s else None,
+        host_bytes=row.host_bytes - base.host_bytes if row.host_bytes > base.host_bytes else None,
+        enough=msgspec.UNSET if report.oom is None else simulated_is_enough(row, report.oom),
+    )
+    if candidate.device:
+        return advice
+    after = max(0, report.peak.allocated_bytes - saves)
+    if row.peak_phase != base.peak_phase:
+        return msgspec.structs.replace(advice, peak_after_bytes=after, moves_to=row.peak_phase)
+    less = {c: n - row.categories.get(c, 0) for c, n in base.categories.items()}
+    return msgspec.structs.replace(advice, peak_after_bytes=after, takes={c: n for c, n in less.items() if n > 0})

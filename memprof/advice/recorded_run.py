@@ -6,12 +6,18 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memprof.analysis.allocations.places import place_of, without_folders
 from memprof.analysis.peaks.next_step import phases_of_next_step
 from memprof.errors import InputError
 from memprof.oom.framework_settings import PLAIN, Names, names_in, plain_in
+from memprof.report import Report
+from memprof.report.allocations import Allocation, Finding
+from memprof.report.base import ByCategory, known
+from memprof.report.codec import to_builtins
+from memprof.report.run import Source
+from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
     from memprof.config.model_shape import ModelShape
@@ -29,11 +35,11 @@ _INFERS = re.compile(r" (?:generate|inference_mode|no_grad|eval|evaluate|evaluat
 class Peak:
     """Hold one phase's highest moment: bytes in all, and by category."""
 
-    phase: str
+    phase: Phase
     bytes: int
-    categories: Mapping[str, int]
+    categories: ByCategory
 
-    def of(self, category: str) -> int:
+    def of(self, category: Category) -> int:
         """Return the bytes of one category."""
         return self.categories.get(category, 0)
 
@@ -65,19 +71,19 @@ class Run:
     peaks: tuple[Peak, ...]
     settings: Settings | None = None
     shape: ModelShape | None = None
-    own_peaks: Mapping[str, int] = field(default_factory=dict)
-    details: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    own_peaks: ByCategory = field(default_factory=dict)
+    details: Mapping[Category, Mapping[str, int]] = field(default_factory=dict)
     idle_bytes: int = 0
     pending_bytes: int = 0
     alloc_conf: str = ""
-    made: Mapping[str, tuple[Made, ...]] = field(default_factory=dict)
+    made: Mapping[Category, tuple[Made, ...]] = field(default_factory=dict)
     names: Names = PLAIN
     engine: bool = False
-    lasting: Mapping[str, float] = field(default_factory=dict)
+    lasting: Mapping[Category, float] = field(default_factory=dict)
     failed: bool = False
     whole_step: bool = False
     over_batches: bool = False
-    findings: tuple[Mapping[str, Any], ...] = ()
+    findings: tuple[Finding, ...] = ()
     weights_bits: int | None = None
     only_infers: bool = False
     copies: bool = False
@@ -93,18 +99,18 @@ class Run:
         return max(left, key=lambda p: p.bytes)
 
 
-def bounded(peak: Peak, saved: Mapping[str, int]) -> dict[str, int]:
+def bounded(peak: Peak, saved: Mapping[Category, int]) -> dict[Category, int]:
     """Limit ``saved`` to what each category holds."""
     return {category: min(n, peak.of(category)) for category, n in saved.items()}
 
 
 # Bytes that a change takes from each category at one phase's peak; below zero where it adds some.
-Effect = Callable[[Run, Peak], Mapping[str, int]]
+Effect = Callable[[Run, Peak], Mapping[Category, int]]
 
 
 def highest(rows: Iterable[Peak]) -> tuple[Peak, ...]:
     """Return the highest peak of every phase."""
-    found: dict[str, Peak] = {}
+    found: dict[Phase, Peak] = {}
     for row in rows:
         if row.phase not in found or row.bytes > found[row.phase].bytes:
             found[row.phase] = row
@@ -114,44 +120,44 @@ def highest(rows: Iterable[Peak]) -> tuple[Peak, ...]:
 # -- read from a report ------------------------------------------------------------------------------------------------
 
 
-def run_of(report: Mapping[str, Any]) -> Run:
+def run_of(report: Report) -> Run:
     """Read a run from its report; settings and shape where they can be known."""
-    source, peak = report["source"], report["peak"]
-    phases = [*report["phases"], *phases_of_next_step(report)]
-    rows = [Peak(p["phase"], p["peak_bytes"], p["categories"]) for p in phases]
-    whole = _with_what_is_ahead(Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"]), report)
+    source, peak = report.source, report.peak
+    phases = [*report.phases, *phases_of_next_step(report)]
+    rows = [Peak(p.phase, p.peak_bytes, p.categories) for p in phases]
+    whole = _with_what_is_ahead(Peak(peak.phase or Phase.OTHER, peak.active_bytes, peak.categories), report)
     frames = _frames(report)
     run = Run(
         peaks=highest([*rows, whole]),
-        pending_bytes=max(0, peak["active_bytes"] - peak["allocated_bytes"]),
-        own_peaks=report["own_peaks"],
-        details=peak["details"],
+        pending_bytes=max(0, peak.active_bytes - peak.allocated_bytes),
+        own_peaks=report.own_peaks,
+        details=peak.details,
         idle_bytes=_idle(report),
-        alloc_conf=str(source.get("alloc_conf") or ""),
-        made=_made(peak),
+        alloc_conf=source.alloc_conf or "",
+        made=_made(report),
         names=_names(report),
         engine=_engine(report),
-        lasting=_lasting(peak),
-        failed=bool(report.get("oom")),
+        lasting=_lasting(report),
+        failed=report.oom is not None,
         whole_step=_whole_step(report),
-        findings=tuple(peak.get("findings") or ()),
-        weights_bits=peak.get("weights_bits"),
+        findings=peak.findings,
+        weights_bits=peak.weights_bits,
         copies=any(_COPIES.search(frame) for frame in frames),
-        only_infers=bool(peak.get("pass_returned")) or any(_INFERS.search(frame) for frame in frames),
+        only_infers=peak.pass_returned or any(_INFERS.search(frame) for frame in frames),
         over_batches=any("batchnorm.py" in frame for frame in frames),
     )
-    return _configured(run, source) if source.get("config") else run
+    return _configured(run, source) if source.config else run
 
 
-def _configured(run: Run, source: Mapping[str, Any]) -> Run:
+def _configured(run: Run, source: Source) -> Run:
     """Add settings and shape, where the report's source has enough of them."""
     # Most recordings have no settings, and these modules are a twentieth of a small report's start.
     from memprof.config.from_recording import settings_like
     from memprof.config.model_shape import ModelShape
 
     try:
-        likeness = settings_like(source)
-        counted = (source.get("config") or {}).get("parameters")
+        likeness = settings_like(to_builtins(source))
+        counted = (source.config or {}).get("parameters")
         # A quantised layer's packed weight counts half its parameters.
         parameters = counted if isinstance(counted, int) and not likeness.settings.load_in_4bit else None
         shape = ModelShape.of(likeness.model)
@@ -168,84 +174,86 @@ def _configured(run: Run, source: Mapping[str, Any]) -> Run:
     return replace(run, settings=settings, shape=shape, alloc_conf=settings.alloc_conf or run.alloc_conf)
 
 
-def _with_what_is_ahead(peak: Peak, report: Mapping[str, Any]) -> Peak:
+def _with_what_is_ahead(peak: Peak, report: Report) -> Peak:
     """Add the state that a failed optimizer step still had to make: a smaller state saves some of that too."""
-    oom = report.get("oom") or {}
-    still = (oom.get("ahead") or {}).get("still") or {}
-    if oom.get("phase") != "optimizer_step" or peak.phase != "optimizer_step" or not still:
+    ahead = None if report.oom is None else known(report.oom.ahead)
+    if (
+        report.oom is None
+        or ahead is None
+        or report.oom.phase != Phase.OPTIMIZER_STEP
+        or peak.phase != report.oom.phase
+    ):
         return peak
-    categories = {**peak.categories, **{name: peak.of(name) + n for name, n in still.items()}}
-    return Peak(peak.phase, peak.bytes + sum(still.values()), categories)
+    categories = {**peak.categories, **{name: peak.of(name) + n for name, n in ahead.still.items()}}
+    return Peak(peak.phase, peak.bytes + sum(ahead.still.values()), categories)
 
 
-def _whole_step(report: Mapping[str, Any]) -> bool:
+def _whole_step(report: Report) -> bool:
     """Tell whether some step before the one that ran out of memory was seen from forward to optimizer step."""
-    failed = (report.get("oom") or {}).get("step")
-    seen: dict[int, set[str]] = {}
-    for row in report["phases"]:
-        if failed is not None and row["step"] is not None and row["step"] < failed and not row.get("within"):
-            seen.setdefault(row["step"], set()).add(row["phase"])
-    generates = any("generate" in phases for phases in seen.values()) or not any(
-        row["phase"] == "generate" for row in report["phases"]
+    failed = None if report.oom is None else report.oom.step
+    seen: dict[int, set[Phase]] = {}
+    for row in report.phases:
+        if failed is not None and row.step is not None and row.step < failed and not row.within:
+            seen.setdefault(row.step, set()).add(row.phase)
+    generates = any(Phase.GENERATE in phases for phases in seen.values()) or not any(
+        row.phase == Phase.GENERATE for row in report.phases
     )
-    return generates and any({"forward", "backward", "optimizer_step"} <= phases for phases in seen.values())
+    return generates and any({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP} <= p for p in seen.values())
 
 
-def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:
+def _made(report: Report) -> dict[Category, tuple[Made, ...]]:
     """Add up by category and line what the largest allocations hold, the largest sums first."""
-    sums: dict[str, dict[str, int]] = {}
-    for group in _groups(peak):
-        if site := without_folders(place_of(group.get("stack") or [])):
-            of = sums.setdefault(group["category"], {})
-            of[site] = of.get(site, 0) + int(group["bytes"])
+    sums: dict[Category, dict[str, int]] = {}
+    for group in _groups(report):
+        if site := without_folders(place_of(group.stack)):
+            of = sums.setdefault(group.category, {})
+            of[site] = of.get(site, 0) + group.bytes
     return {
         category: tuple(Made(n, site) for site, n in sorted(of.items(), key=lambda row: -row[1]))
         for category, of in sums.items()
     }
 
 
-def _lasting(peak: Mapping[str, Any]) -> dict[str, float]:
+def _lasting(report: Report) -> dict[Category, float]:
     """Return by category the share of the largest allocations' bytes that is alive when the recording ends."""
-    held: dict[str, int] = {}
-    kept: dict[str, int] = {}
-    for group in _groups(peak):
-        category, n = group["category"], int(group["bytes"])
-        held[category] = held.get(category, 0) + n
-        kept[category] = kept.get(category, 0) + (n if group["born_us"] is not None and group["died_us"] is None else 0)
+    held: dict[Category, int] = {}
+    kept: dict[Category, int] = {}
+    for group in _groups(report):
+        lasts = group.born_us is not None and group.died_us is None
+        held[group.category] = held.get(group.category, 0) + group.bytes
+        kept[group.category] = kept.get(group.category, 0) + (group.bytes if lasts else 0)
     return {category: kept[category] / n for category, n in held.items() if n}
 
 
-def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _groups(report: Report) -> Sequence[Allocation]:
     """Return the largest groups of alike blocks; the largest blocks of a report that was written without groups."""
-    groups: Sequence[Mapping[str, Any]] | None = peak.get("largest")
-    return peak["allocations"] if groups is None else groups
+    return report.peak.largest or report.peak.allocations
 
 
-def _frames(report: Mapping[str, Any]) -> list[str]:
+def _frames(report: Report) -> list[str]:
     """Return the frames of the largest allocations' stacks."""
-    return [frame for group in _groups(report["peak"]) for frame in group.get("stack") or []]
+    return [frame for group in _groups(report) for frame in group.stack]
 
 
-def _engine(report: Mapping[str, Any]) -> bool:
+def _engine(report: Report) -> bool:
     """Tell whether an inference engine holds memory: its category, or its files where keys and values were made."""
-    if report["own_peaks"].get("inference_engine"):
+    if report.own_peaks.get(Category.INFERENCE_ENGINE):
         return True
-    caches = [group.get("stack") or [] for group in _groups(report["peak"]) if group["category"] == "kv_cache"]
+    caches = (group.stack for group in _groups(report) if group.category == Category.KV_CACHE)
     return any(_ENGINE.search(frame) for stack in caches for frame in stack)
 
 
-def _names(report: Mapping[str, Any]) -> Names:
+def _names(report: Report) -> Names:
     """Return the settings' names of the framework whose files the largest allocations' stacks show."""
-    text = "\n".join([*_frames(report), *((report.get("oom") or {}).get("stack") or [])])
+    text = "\n".join([*_frames(report), *(report.oom.stack if report.oom is not None else ())])
     return names_in(text) or plain_in(text)
 
 
-def _idle(report: Mapping[str, Any]) -> int:
+def _idle(report: Report) -> int:
     """Return what the device's peak holds beyond the highest sum of blocks, where it is worth naming.
 
     Free parts between blocks and whole free segments that no request fitted.
     """
-    places = (report["peak"], report.get("device_peak") or {})
-    reserved = max(int(place.get("reserved_bytes") or 0) for place in places)
-    idle = reserved - int(report["peak"]["active_bytes"])
+    reserved = max(report.peak.reserved_bytes or 0, report.device_peak.reserved_bytes or 0)
+    idle = reserved - report.peak.active_bytes
     return idle if idle > _FRAGMENTED * reserved else 0

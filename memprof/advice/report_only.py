@@ -14,10 +14,11 @@ from memprof.advice import savings as effects
 from memprof.advice.candidate import Candidate, Toll
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.analysis.allocations.places import without_folders
-from memprof.oom.expressions import Scope, functions_over
+from memprof.oom.facts import Facts
 from memprof.oom.framework_settings import PLAIN, Names, frameworks
 from memprof.oom.remedies import change, possible, remedy
-from memprof.vocabulary import CATEGORY_LABELS
+from memprof.report.allocations import Finding
+from memprof.vocabulary import CATEGORY_LABELS, Category, Phase
 
 #: The rank of adapters that are proposed.
 RANK = 16
@@ -28,8 +29,8 @@ _MOST = 0.5
 _TRANSIENT = 0.1
 # Of logits that are computed in chunks, forward and backward, at least two chunks of eight stay.
 _CHUNKS_LEFT = 0.25
-_MADE = ("activations", "activation_gradients", "loss_logits", "temporaries")
-_LABELS = {str(category): label.lower() for category, label in CATEGORY_LABELS.items()}
+_MADE = (Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.TEMPORARIES)
+_LABELS = {category: label.lower() for category, label in CATEGORY_LABELS.items()}
 
 
 def candidates_by_category(run: Run) -> Iterator[Candidate]:
@@ -41,14 +42,13 @@ def candidates_by_category(run: Run) -> Iterator[Candidate]:
 def candidates_by_findings(run: Run) -> Iterator[Candidate]:
     """List a change for each finding of a report (see :mod:`memprof.analysis.peaks.findings`)."""
     for found in run.findings:
-        one = found["kind"] == "left_over" and found["passes"] == 1
-        name = found["kind"] if one or found["kind"] != "left_over" else "kept_by_passes"
-        where = without_folders(found["frame"]) or None
-        own = without_folders(found.get("held_at", ""))
+        one = found.kind == "left_over" and found.passes == 1
+        name = found.kind if one or found.kind != "left_over" else "kept_by_passes"
+        where = without_folders(found.frame) or None
+        own = without_folders(found.held_at or "")
         line = own if own and own != where else None
-        twice = found["kind"] == "two_copies" and where
-        more = {"where": where, "passes": found.get("passes"), "line": line, "copying": _copying(run)}
-        scope = _scope(run, found["bytes"], **more)
+        twice = found.kind == "two_copies" and where
+        scope = _scope(run, found.bytes, where=where, passes=found.passes, line=line, copying=_copying(run))
         if candidate := _candidate("made_twice" if twice else name, scope, _without(found)):
             yield replace(candidate, id=name)
 
@@ -57,10 +57,10 @@ def _copying(run: Run) -> str | None:
     return 'load with map_location="cpu"; del the state_dict; no deepcopy on the device' if run.copies else None
 
 
-def _without(found: Mapping[str, Any]) -> Effect:
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+def _without(found: Finding) -> Effect:
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
         # No moment of any phase is higher than what is left of the highest.
-        return {found["category"]: max(0, peak.bytes - run.peak.bytes + found["saves_bytes"])}
+        return {found.category: max(0, peak.bytes - run.peak.bytes + found.saves_bytes)}
 
     return effect
 
@@ -73,16 +73,16 @@ def is_open(name: str, run: Run) -> bool:
 def an_adapter() -> Candidate:
     """Return the change from training all weights to training an adapter, in TRL's words, without settings."""
     trl = next(names for names in frameworks() if names.framework == "TRL")
-    found = _candidate("lora", _scope_of(trl, "other", True), effects.low_rank(RANK))
+    found = _candidate("lora", _scope_of(trl, Phase.OTHER, True), effects.low_rank(RANK))
     assert found is not None
     return found
 
 
-def _scope(run: Run, held: int = 0, **more: Any) -> Scope:
+def _scope(run: Run, held: int = 0, **more: Any) -> Facts:
     return _scope_of(run.names, run.peak.phase, _trains(run), run.alloc_conf, held=held, **more)
 
 
-def _scope_of(names: Names, phase: str, training: bool, alloc_conf: str = "", **more: Any) -> Scope:
+def _scope_of(names: Names, phase: Phase, training: bool, alloc_conf: str = "", **more: Any) -> Facts:
     """Return what a recording tells a change; a setting that the framework has no word for is unknown.
 
     Args:
@@ -97,42 +97,44 @@ def _scope_of(names: Names, phase: str, training: bool, alloc_conf: str = "", **
         **{f"setting_{word}": text for word, text in words.items()},
         "backend": "CUDA",
         "framework": names.framework or None,
-        "phase": phase,
+        "phase": str(phase),
         "training": training,
         "serving": names.kind == "serving" and not training,
         "images": names.kind == "images",
-        "loading": phase == "load",
+        "loading": phase == Phase.LOAD,
         "sleeping_engine": names.sleeps,
         "torch": None,
-        "torch_most": None,
+        "torch_at_most": None,
         **more,
     }
-    return Scope(values, functions_over((), "", alloc_conf, values))
+    return Facts(values, around=alloc_conf)
 
 
-def _candidate(name: str, scope: Scope, effect: Effect) -> Candidate | None:
+def _candidate(name: str, scope: Facts, effect: Effect) -> Candidate | None:
     """Return a change in the words of the run's framework; None where it has no such setting."""
     found = change(name, scope)
     if found is None:
         return None
-    toll = getattr(Toll, found.pop("toll"))
-    return Candidate(name, **found, toll=toll, effect=effect)
+    toll = getattr(Toll, found.toll)
+    return Candidate(name, found.action, found.costs, found.exact, toll, setting=found.setting, effect=effect)
 
 
 def _trains(run: Run) -> bool:
-    kept = run.details.get("activations", {})
-    return run.own_peaks.get("gradients", 0) > 0 or kept.get("saved", 0) > 0.5 * run.peak.of("activations")
+    kept = run.details.get(Category.ACTIVATIONS, {})
+    return run.own_peaks.get(Category.GRADIENTS, 0) > 0 or kept.get("saved", 0) > 0.5 * run.peak.of(
+        Category.ACTIVATIONS
+    )
 
 
 def _less_cache(run: Run) -> Iterator[Candidate | None]:
     """Suggest a smaller cache: an engine's pool is a share of the card, a cache without an engine follows the batch."""
-    cache = run.peak.of("kv_cache")
+    cache = run.peak.of(Category.KV_CACHE)
     if cache < _LARGE * run.peak.bytes:
         return
     scope = _scope(run, cache)
-    share = _candidate("engine_share", scope, _part_of("kv_cache", 1 / 3)) if run.engine else None
-    yield share or _candidate("fewer_sequences", scope, _part_of("kv_cache", 1 / 2))
-    if share and run.peak.phase not in ("generate", "load"):
+    share = _candidate("engine_share", scope, _part_of(Category.KV_CACHE, 1 / 3)) if run.engine else None
+    yield share or _candidate("fewer_sequences", scope, _part_of(Category.KV_CACHE, 1 / 2))
+    if share and run.peak.phase not in (Phase.GENERATE, Phase.LOAD):
         yield _candidate("engine_sleep", scope, effects.asleep)
 
 
@@ -147,7 +149,7 @@ def _less_made(run: Run) -> Iterator[Candidate | None]:
     held = min(whole, sum(place.bytes for place in chosen))
     if held < _LARGE * run.peak.bytes:
         return
-    once_more = _trains(run) and category == "activations"
+    once_more = _trains(run) and category == Category.ACTIVATIONS
     scope = _scope(
         run, held,
         where=" and ".join(place.site for place in chosen),
@@ -160,14 +162,16 @@ def _less_made(run: Run) -> Iterator[Candidate | None]:
 
 def _without_gradients(run: Run) -> Iterator[Candidate | None]:
     """Find forwards that end without a backward and never free what they made: autograd may hold it for nothing."""
-    kept = run.lasting.get("activations", 0.0)
-    if {p.phase for p in run.peaks} & {"backward", "optimizer_step"} or run.own_peaks.get("gradients", 0):
+    kept = run.lasting.get(Category.ACTIVATIONS, 0.0)
+    if {p.phase for p in run.peaks} & {Phase.BACKWARD, Phase.OPTIMIZER_STEP} or run.own_peaks.get(
+        Category.GRADIENTS, 0
+    ):
         return
-    if run.failed or kept < _MOST or run.peak.of("activations") < _LARGE * run.peak.bytes:
+    if run.failed or kept < _MOST or run.peak.of(Category.ACTIVATIONS) < _LARGE * run.peak.bytes:
         return
     # Autocast keeps its copies until its block ends, also where nothing is kept for backward.
-    casts = run.lasting.get("weight_casts", 0.0)
-    copies = casts >= _MOST and run.peak.of("weight_casts") >= _LARGE * run.peak.bytes
+    casts = run.lasting.get(Category.WEIGHT_CASTS, 0.0)
+    copies = casts >= _MOST and run.peak.of(Category.WEIGHT_CASTS) >= _LARGE * run.peak.bytes
     scope = _scope(
         run,
         kept="each layer's activations and autocast's copies of the weights" if copies else "each layer's activations",
@@ -176,8 +180,8 @@ def _without_gradients(run: Run) -> Iterator[Candidate | None]:
         cacheless='torch.autocast("cuda", torch.bfloat16, cache_enabled=False)' if copies else None,
     )  # fmt: skip
 
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
-        shares = {"activations": kept, "weight_casts": casts if copies else 0.0}
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+        shares = {Category.ACTIVATIONS: kept, Category.WEIGHT_CASTS: casts if copies else 0.0}
         return {category: round(peak.of(category) * share * (1 - _TRANSIENT)) for category, share in shares.items()}
 
     if run.only_infers:
@@ -186,8 +190,8 @@ def _without_gradients(run: Run) -> Iterator[Candidate | None]:
         yield replace(either, id="no_grad")
 
 
-def _part_of(category: str, share: float) -> Effect:
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+def _part_of(category: Category, share: float) -> Effect:
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
         return {category: round(peak.of(category) * share)}
 
     return effect
@@ -197,31 +201,31 @@ def _less_kept(run: Run) -> Iterator[Candidate | None]:
     peak = run.peak
     if not _trains(run):
         return
-    if peak.of("activations") or peak.of("loss_logits"):
+    if peak.of(Category.ACTIVATIONS) or peak.of(Category.LOSS_LOGITS):
         units = "sequences" if run.names.framework else "samples"
         batches = "Batch normalisation then sees half a batch." if run.over_batches else None
         half = _candidate(
             "micro_batch_half", _scope(run, units=units, batches=batches), effects.smaller_micro_batch(0.5)
         )
         yield half and replace(half, exact=not run.over_batches)
-    if peak.of("loss_logits") > _LARGE * peak.bytes:
-        yield _candidate("chunked_logits", _scope(run), _part_of("loss_logits", 1 - _CHUNKS_LEFT))
-    if peak.of("activations") and not run.details.get("activations", {}).get("boundary", 0):
+    if peak.of(Category.LOSS_LOGITS) > _LARGE * peak.bytes:
+        yield _candidate("chunked_logits", _scope(run), _part_of(Category.LOSS_LOGITS, 1 - _CHUNKS_LEFT))
+    if peak.of(Category.ACTIVATIONS) and not run.details.get(Category.ACTIVATIONS, {}).get("boundary", 0):
         yield _candidate("checkpointing", _scope(run), effects.checkpointed)
 
 
 def _less_state(run: Run) -> Iterator[Candidate | None]:
-    peak, trained = run.peak, run.own_peaks.get("gradients", 0)
-    if trained and peak.of("optimizer_state") > 1.5 * trained:
+    peak, trained = run.peak, run.own_peaks.get(Category.GRADIENTS, 0)
+    if trained and peak.of(Category.OPTIMIZER_STATE) > 1.5 * trained:
         yield _candidate("adamw_8bit", _scope(run), effects.coarser_state("adamw_8bit"))
     # Batch norms tell a convolutional network, which is trained whole.
-    if trained > 0.5 * peak.of("weights") > 0 and not peak.of("adapters") and not run.over_batches:
+    if trained > 0.5 * peak.of(Category.WEIGHTS) > 0 and not peak.of(Category.ADAPTERS) and not run.over_batches:
         yield _candidate("lora", _scope(run), effects.low_rank(RANK))
 
 
 def _smaller_weights(run: Run) -> Iterator[Candidate | None]:
     """Suggest weights in fewer bits where nothing is trained."""
-    if run.peak.of("weights") >= 0.5 * run.peak.bytes and not _trains(run):
+    if run.peak.of(Category.WEIGHTS) >= 0.5 * run.peak.bytes and not _trains(run):
         bits, words = run.weights_bits, run.names.words
         half, setting = words.get("half", ""), words.get("weights", "")
         then = float(words.get("weights_bits", 8))
@@ -235,4 +239,4 @@ def _smaller_weights(run: Run) -> Iterator[Candidate | None]:
         else:
             narrow, share = None, 1 / 2
         scope = _scope(run, narrow=narrow, setting_weights=setting or None)
-        yield _candidate("smaller_weights", scope, _part_of("weights", share))
+        yield _candidate("smaller_weights", scope, _part_of(Category.WEIGHTS, share))

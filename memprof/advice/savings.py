@@ -13,12 +13,13 @@ from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.advice.training_moments import held, tokens_of
 from memprof.config.model_shape import DTYPE_BYTES
 from memprof.config.optimizers import optimizer
+from memprof.vocabulary import Category, Phase
 
 # Phases that run micro-batches through the model.
-_PASSES = {"old_logprobs", "reference_logprobs", "forward", "backward"}
-_TRAINING = ("forward", "backward")
+_PASSES = {Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.FORWARD, Phase.BACKWARD}
+_TRAINING = (Phase.FORWARD, Phase.BACKWARD)
 # Categories whose bytes follow the tokens of a micro-batch.
-_BY_TOKEN = ("activations", "activation_gradients", "inputs")
+_BY_TOKEN = (Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.INPUTS)
 # Of the activations kept for backward without checkpointing, what a checkpointed run of as many layers keeps, where
 # the layers are not known: 2 of about 34 bytes a token and unit of width (Korthikanti et al. 2022, table 2, with an
 # attention kernel that keeps no scores), and one layer of some tens.
@@ -30,7 +31,7 @@ _TILE_ROWS = 4096
 _TILE = _TILE_ROWS * 32768 * 4
 
 
-def all_of(*categories: str) -> Effect:
+def all_of(*categories: Category) -> Effect:
     """Remove everything these categories hold, at any time."""
     return lambda run, peak: {category: peak.of(category) for category in categories}
 
@@ -41,11 +42,11 @@ def fewer_tokens(share: float, completions: float) -> Effect:
     ``completions`` is left of the completions' tokens, which are the ones that have logits.
     """
 
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
-        if peak.phase not in {*_PASSES, "generate"}:
-            return _lower(peak, ("inputs",), share)
-        left = share if peak.phase == "generate" else _logits(run, completions)
-        return {**_lower(peak, (*_BY_TOKEN, "kv_cache"), share), **_lower(peak, ("loss_logits",), left)}
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+        if peak.phase not in {*_PASSES, Phase.GENERATE}:
+            return _lower(peak, (Category.INPUTS,), share)
+        left = share if peak.phase == Phase.GENERATE else _logits(run, completions)
+        return {**_lower(peak, (*_BY_TOKEN, Category.KV_CACHE), share), **_lower(peak, (Category.LOSS_LOGITS,), left)}
 
     return effect
 
@@ -53,39 +54,43 @@ def fewer_tokens(share: float, completions: float) -> Effect:
 def smaller_micro_batch(share: float) -> Effect:
     """Train ``share`` of the sequences at a time. Generation keeps its batch; gradients live from pass to pass."""
 
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
         if peak.phase not in _PASSES:
             return {}
-        saved = dict(_lower(peak, ("activations", "activation_gradients"), share))
-        saved |= _lower(peak, ("loss_logits",), _logits(run, share))
+        saved = dict(_lower(peak, (Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS), share))
+        saved |= _lower(peak, (Category.LOSS_LOGITS,), _logits(run, share))
         settings = run.settings
-        if settings is not None and settings.gradient_accumulation_steps == 1 and peak.phase in ("forward", "backward"):
+        if (
+            settings is not None
+            and settings.gradient_accumulation_steps == 1
+            and peak.phase in (Phase.FORWARD, Phase.BACKWARD)
+        ):
             # With one pass a step there were no gradients before its backward; from the second pass on there are.
-            saved["gradients"] = peak.of("gradients") - run.own_peaks.get("gradients", 0)
+            saved[Category.GRADIENTS] = peak.of(Category.GRADIENTS) - run.own_peaks.get(Category.GRADIENTS, 0)
         return saved
 
     return effect
 
 
-def checkpointed(run: Run, peak: Peak) -> Mapping[str, int]:
+def checkpointed(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Keep each layer's input only, and compute one layer at a time again."""
-    if peak.phase not in ("forward", "backward"):
+    if peak.phase not in (Phase.FORWARD, Phase.BACKWARD):
         return {}
-    held = peak.of("activations")
-    saved = {"activations": round(held * (1 - _CHECKPOINTED))}
+    held = peak.of(Category.ACTIVATIONS)
+    saved = {Category.ACTIVATIONS: round(held * (1 - _CHECKPOINTED))}
     if (shape := run.shape) is not None:
-        saved["activations"] = held - min(held, _boundaries(run) + held // max(shape.layers, 1))
-        if peak.phase == "backward":  # the copies are made again with each layer, not kept for backward
-            saved["weight_casts"] = peak.of("weight_casts") * (shape.layers - 1) // max(shape.layers, 1)
+        saved[Category.ACTIVATIONS] = held - min(held, _boundaries(run) + held // max(shape.layers, 1))
+        if peak.phase == Phase.BACKWARD:  # the copies are made again with each layer, not kept for backward
+            saved[Category.WEIGHT_CASTS] = peak.of(Category.WEIGHT_CASTS) * (shape.layers - 1) // max(shape.layers, 1)
     return saved
 
 
-def offloaded_boundaries(run: Run, peak: Peak) -> Mapping[str, int]:
+def offloaded_boundaries(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Keep the layers' inputs in host memory, two of them on the device."""
-    if peak.phase not in ("forward", "backward") or run.shape is None:
+    if peak.phase not in (Phase.FORWARD, Phase.BACKWARD) or run.shape is None:
         return {}
-    boundaries = min(_boundaries(run), peak.of("activations"))
-    return {"activations": boundaries - 2 * boundaries // max(run.shape.layers, 1)}
+    boundaries = min(_boundaries(run), peak.of(Category.ACTIVATIONS))
+    return {Category.ACTIVATIONS: boundaries - 2 * boundaries // max(run.shape.layers, 1)}
 
 
 def _boundaries(run: Run) -> int:
@@ -99,27 +104,27 @@ def _boundaries(run: Run) -> int:
 def low_rank(rank: int, nf4: bool = False) -> Effect:
     """Train an adapter only; ``nf4`` also keeps the linear layers in 4 bits."""
 
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
-        saved: dict[str, int] = {}
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+        saved: dict[Category, int] = {}
         if run.settings is None or run.settings.lora_r is None:
-            saved["reference_model"] = peak.of("reference_model")
-            saved["temporaries"] = peak.of("temporaries")
+            saved[Category.REFERENCE_MODEL] = peak.of(Category.REFERENCE_MODEL)
+            saved[Category.TEMPORARIES] = peak.of(Category.TEMPORARIES)
             # PEFT's parameters are float32 over 16-bit weights too, and bfloat16 over 4-bit ones.
             size = _adapter_parameters(run, rank) * (2 if nf4 else 4)
-            saved["adapters"] = -size
-            if peak.of("gradients"):
-                saved["gradients"] = peak.of("gradients") - size
-            if peak.of("optimizer_state"):
-                saved["optimizer_state"] = peak.of("optimizer_state") - 2 * size
+            saved[Category.ADAPTERS] = -size
+            if peak.of(Category.GRADIENTS):
+                saved[Category.GRADIENTS] = peak.of(Category.GRADIENTS) - size
+            if peak.of(Category.OPTIMIZER_STATE):
+                saved[Category.OPTIMIZER_STATE] = peak.of(Category.OPTIMIZER_STATE) - 2 * size
         elif nf4 and not run.settings.load_in_4bit:  # the adapter becomes bfloat16 with its base in 4 bits
-            saved |= _lower(peak, ("adapters", "gradients", "optimizer_state"), 0.5)
+            saved |= _lower(peak, (Category.ADAPTERS, Category.GRADIENTS, Category.OPTIMIZER_STATE), 0.5)
         if nf4 and run.shape is not None and run.settings is not None:
             linear = run.shape.parameters - run.shape.embeddings
             wide = DTYPE_BYTES[run.settings.weights_dtype]
             # The rest is bfloat16, whatever it was: QLoRA's usual compute type.
-            saved["weights"] = round(linear * (wide - _NF4) + run.shape.embeddings * (wide - 2))
-            saved["weight_casts"] = round(peak.of("weight_casts") * (1 - 2 / max(run.shape.layers, 1)))
-            saved["activations"] = _narrower_stream(run, peak)
+            saved[Category.WEIGHTS] = round(linear * (wide - _NF4) + run.shape.embeddings * (wide - 2))
+            saved[Category.WEIGHT_CASTS] = round(peak.of(Category.WEIGHT_CASTS) * (1 - 2 / max(run.shape.layers, 1)))
+            saved[Category.ACTIVATIONS] = _narrower_stream(run, peak)
         return saved
 
     return effect
@@ -130,22 +135,24 @@ def _adapter_parameters(run: Run, rank: int) -> int:
     if run.shape is not None:
         return run.shape.adapter_parameters(rank)
     wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
-    return max(p.of("weights") for p in run.peaks) // (100 * wide)
+    return max(p.of(Category.WEIGHTS) for p in run.peaks) // (100 * wide)
 
 
-def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
+def half_precision(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Keep weights in bfloat16, not float32: half of them, of gradients, moments and reference; no casts are left.
 
     The residual stream halves too; with checkpointing, that is most of the activations.
     """
-    saved = dict(_lower(peak, ("weights", "gradients", "reference_model", "temporaries"), 0.5))
+    saved = dict(
+        _lower(peak, (Category.WEIGHTS, Category.GRADIENTS, Category.REFERENCE_MODEL, Category.TEMPORARIES), 0.5)
+    )
     settings = run.settings
     if settings is not None and settings.lora_r is not None:  # PEFT keeps its own parameters in float32
-        saved |= {"gradients": 0, "temporaries": 0}
+        saved |= {Category.GRADIENTS: 0, Category.TEMPORARIES: 0}
     elif settings is None or optimizer(settings.optim).bits is None:  # moments are as wide as the parameters
-        saved["optimizer_state"] = peak.of("optimizer_state") // 2
-    saved["weight_casts"] = peak.of("weight_casts")
-    return {**saved, "activations": _narrower_stream(run, peak)}
+        saved[Category.OPTIMIZER_STATE] = peak.of(Category.OPTIMIZER_STATE) // 2
+    saved[Category.WEIGHT_CASTS] = peak.of(Category.WEIGHT_CASTS)
+    return {**saved, Category.ACTIVATIONS: _narrower_stream(run, peak)}
 
 
 def _narrower_stream(run: Run, peak: Peak) -> int:
@@ -153,7 +160,9 @@ def _narrower_stream(run: Run, peak: Peak) -> int:
     settings, shape = run.settings, run.shape
     if settings is None or shape is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
         return 0
-    return max(0, min(held(settings, shape), peak.of("activations")) - held(settings.with_(dtype="bfloat16"), shape))
+    return max(
+        0, min(held(settings, shape), peak.of(Category.ACTIVATIONS)) - held(settings.with_(dtype="bfloat16"), shape)
+    )
 
 
 def coarser_state(optim: str) -> Effect:
@@ -164,48 +173,61 @@ def coarser_state(optim: str) -> Effect:
     row = optimizer(optim)
     each = round(row.state_bytes(2**16, 4) / 2**16, 2)  # bytes a parameter
 
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
-        state = peak.of("optimizer_state")
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+        state = peak.of(Category.OPTIMIZER_STATE)
         if row.paged:
-            return {"optimizer_state": state, "temporaries": _foreach(run, peak)}
+            return {Category.OPTIMIZER_STATE: state, Category.TEMPORARIES: _foreach(run, peak)}
         wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
         left = state * each / (2 * wide)
         if run.shape is not None and (run.settings is None or run.settings.lora_r is None):
             share = min(1.0, run.shape.vocabulary * run.shape.hidden / max(run.shape.parameters, 1))
             left += share * (state * 8 / (2 * wide) - left)
-        return {"optimizer_state": round(state - left), "temporaries": _foreach(run, peak)}
+        return {Category.OPTIMIZER_STATE: round(state - left), Category.TEMPORARIES: _foreach(run, peak)}
 
     return effect
 
 
-def fused(run: Run, peak: Peak) -> Mapping[str, int]:
+def fused(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Remove the scratch of the optimizer's step."""
-    return {"temporaries": _foreach(run, peak)}
+    return {Category.TEMPORARIES: _foreach(run, peak)}
 
 
 def _foreach(run: Run, peak: Peak) -> int:
     """Return the scratch of a foreach step, which keeps a set of parameters' worth of it; others do not."""
     slow = run.settings is not None and optimizer(run.settings.optim).foreach
-    return peak.of("temporaries") if slow and peak.phase == "optimizer_step" else 0
+    return peak.of(Category.TEMPORARIES) if slow and peak.phase == Phase.OPTIMIZER_STEP else 0
 
 
-def tiled_logits(run: Run, peak: Peak) -> Mapping[str, int]:
+def tiled_logits(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Make logits a tile at a time instead of [batch, tokens, vocabulary]: some tiles are left."""
-    return {"loss_logits": max(0, peak.of("loss_logits") - 3 * _TILE)} if peak.phase in _PASSES else {}
+    return {Category.LOSS_LOGITS: max(0, peak.of(Category.LOSS_LOGITS) - 3 * _TILE)} if peak.phase in _PASSES else {}
 
 
-def generated_elsewhere(run: Run, peak: Peak) -> Mapping[str, int]:
+def generated_elsewhere(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Generate in another process: no cache and no forward of the rollout here."""
-    if peak.phase != "generate":
-        return {"inference_engine": peak.of("inference_engine")}
-    return {c: peak.of(c) for c in ("kv_cache", "activations", "loss_logits", "inference_engine", "weight_casts")}
+    if peak.phase != Phase.GENERATE:
+        return {Category.INFERENCE_ENGINE: peak.of(Category.INFERENCE_ENGINE)}
+    return {
+        c: peak.of(c)
+        for c in (
+            Category.KV_CACHE,
+            Category.ACTIVATIONS,
+            Category.LOSS_LOGITS,
+            Category.INFERENCE_ENGINE,
+            Category.WEIGHT_CASTS,
+        )
+    }
 
 
 def generated_less(share: float) -> Effect:
     """Generate ``share`` of the sequences at a time; fewer wait for training."""
 
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
-        names = ("kv_cache", "activations", "loss_logits", "inputs") if peak.phase == "generate" else ("inputs",)
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+        names = (
+            (Category.KV_CACHE, Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.INPUTS)
+            if peak.phase == Phase.GENERATE
+            else (Category.INPUTS,)
+        )
         return _lower(peak, names, share)
 
     return effect
@@ -214,55 +236,63 @@ def generated_less(share: float) -> Effect:
 def generated_together(share: float) -> Effect:
     """Keep ``share`` of the sequences in the cache at a time; what was generated waits as before."""
 
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
-        names = ("kv_cache", "activations", "loss_logits")
-        return _lower(peak, names, share) if peak.phase == "generate" else {}
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+        names = (Category.KV_CACHE, Category.ACTIVATIONS, Category.LOSS_LOGITS)
+        return _lower(peak, names, share) if peak.phase == Phase.GENERATE else {}
 
     return effect
 
 
-def quantized_cache(run: Run, peak: Peak) -> Mapping[str, int]:
+def quantized_cache(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Keep half a byte for two, and a scale and a shift of two bytes each for 64 values; one layer is unpacked."""
-    if peak.phase != "generate":
+    if peak.phase != Phase.GENERATE:
         return {}
-    held = peak.of("kv_cache")
+    held = peak.of(Category.KV_CACHE)
     layers = run.shape.layers if run.shape is not None else 1
-    return {"kv_cache": round(held * (1 - (0.5 + 4 / 64) / 2 - 1 / max(layers, 1)))}
+    return {Category.KV_CACHE: round(held * (1 - (0.5 + 4 / 64) / 2 - 1 / max(layers, 1)))}
 
 
-def asleep(run: Run, peak: Peak) -> Mapping[str, int]:
+def asleep(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Give the engine's memory back outside generation."""
-    return {} if peak.phase == "generate" else {"inference_engine": peak.of("inference_engine")}
+    return {} if peak.phase == Phase.GENERATE else {Category.INFERENCE_ENGINE: peak.of(Category.INFERENCE_ENGINE)}
 
 
 def smaller_engine(share: float) -> Effect:
     """Give the engine ``share`` of the memory it had."""
-    return lambda run, peak: _lower(peak, ("inference_engine",), share)
+    return lambda run, peak: _lower(peak, (Category.INFERENCE_ENGINE,), share)
 
 
 def divided(ranks: int) -> Effect:
     """Divide weights, gradients and moments by the ranks; buckets go away, and one layer at a time is whole."""
 
-    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
-        names = ("weights", "gradients", "optimizer_state", "reference_model", "temporaries")
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+        names = (
+            Category.WEIGHTS,
+            Category.GRADIENTS,
+            Category.OPTIMIZER_STATE,
+            Category.REFERENCE_MODEL,
+            Category.TEMPORARIES,
+        )
         saved = dict(_lower(peak, names, 1 / ranks))
         layers = run.shape.layers if run.shape is not None else 1
-        saved["weights"] -= 2 * peak.of("weights") // max(layers, 1) if layers > 1 else saved["weights"]
-        return {**saved, "communication": peak.of("communication")}
+        saved[Category.WEIGHTS] -= (
+            2 * peak.of(Category.WEIGHTS) // max(layers, 1) if layers > 1 else saved[Category.WEIGHTS]
+        )
+        return {**saved, Category.COMMUNICATION: peak.of(Category.COMMUNICATION)}
 
     return effect
 
 
-def without_masks(run: Run, peak: Peak) -> Mapping[str, int]:
+def without_masks(run: Run, peak: Peak) -> Mapping[Category, int]:
     """Remove the [batch, 1, tokens, tokens] mask, and the scores where they are materialised."""
     settings, shape = run.settings, run.shape
     if settings is None or shape is None or peak.phase not in _PASSES:
         return {}
     square = settings.per_device_train_batch_size * settings.sequence_length**2
     if settings.attn != "math":
-        return {"activations": 2 * square}
+        return {Category.ACTIVATIONS: 2 * square}
     kept = 1 if settings.gradient_checkpointing not in (False, "none") else shape.layers
-    return {"activations": min(square * shape.heads * 2 * 2 * kept, peak.of("activations"))}
+    return {Category.ACTIVATIONS: min(square * shape.heads * 2 * 2 * kept, peak.of(Category.ACTIVATIONS))}
 
 
 def _logits(run: Run, share: float) -> float:
@@ -276,5 +306,5 @@ def _logits(run: Run, share: float) -> float:
     return min(tokens * share, _TILE_ROWS) / min(tokens, _TILE_ROWS)
 
 
-def _lower(peak: Peak, names: tuple[str, ...], share: float) -> Mapping[str, int]:
+def _lower(peak: Peak, names: tuple[Category, ...], share: float) -> Mapping[Category, int]:
     return {name: round(peak.of(name) * (1 - share)) for name in names}

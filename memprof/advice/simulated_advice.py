@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from memprof.advice.combine import combine, combine_estimates
 from memprof.advice.recorded_run import run_of
+from memprof.advice.simulated_row import SimulatedRow
 from memprof.config.from_recording import place_model, ran_on, settings_like
 from memprof.errors import InputError, UsageError
+from memprof.report import Report
+from memprof.report.advice import Unchanged
+from memprof.report.codec import to_builtins
+from memprof.vocabulary import Kind
 
 # Beyond what the list of changes may take, looking for a set may take this many times as long.
 _SET_TAKES = 3
 
 
-def simulated_parts(
-    report: Mapping[str, Any],
+def with_simulated_advice(
+    report: Report,
     models: Path,
     *,
     gpu: str | None = None,
@@ -26,8 +32,8 @@ def simulated_parts(
     workers: int | None = None,
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Return what simulating puts into a report: ``advice``, ``unchanged``, ``notes`` and, for a GPU, ``combination``.
+) -> Report:
+    """Return the report with simulated ``advice``, ``unchanged``, ``notes`` and, for a GPU, ``combination``.
 
     Where the run cannot be simulated a note says why, and what a GPU asked for is estimated.
 
@@ -41,44 +47,46 @@ def simulated_parts(
     from memprof.plan.subprocess_runner import runner
 
     try:
-        likeness = settings_like(report["source"])
+        source = to_builtins(report.source)
+        likeness = settings_like(source)
         settings = place_model(likeness, models)
         simulating = partial(runner, workers=workers, progress=progress, use_cache=use_cache)
-        with simulating(ran_on(report["source"], settings)) as machine:
+        with simulating(ran_on(source, settings)) as machine:
             batch = workers or max(1, min(os.cpu_count() or 1, 4))
             found = evaluate_advice(report, settings, machine, seconds=seconds, batch=batch)
-        together = None
+        together = report.combination
         if gpu is not None:
             with simulating(gpu) as machine:
                 on_card, shift = settings.with_(device="cuda"), _beyond(report, found.base)
                 time = _SET_TAKES * max(seconds, 60.0)
                 together = combine(on_card, gpu, machine, run_of(report), shift=shift, seconds=time)
     except (InputError, UsageError) as error:
-        return estimated_parts(report, gpu, str(error))
+        return with_estimated_combination(report, gpu, str(error))
     notes = [f"Not simulated: {name.replace('_', ' ')}, {why.rstrip('.')}." for name, why in found.refused.items()]
-    unchanged = {
-        "measured_bytes": int(report["peak"]["allocated_bytes"]),
-        "simulated_bytes": int(found.base["peak_bytes"]),
-        "assumed": likeness.words(),
-    }
-    parts = {"advice": found.entries, "unchanged": unchanged, "notes": [*notes, *report["notes"]]}
-    return parts if together is None else {**parts, "combination": together.to_dict()}
+    unchanged = Unchanged(
+        measured_bytes=report.peak.allocated_bytes,
+        simulated_bytes=found.base.peak_bytes,
+        assumed=tuple(likeness.words()),
+    )
+    return replace(
+        report,
+        advice=tuple(found.entries),
+        unchanged=unchanged,
+        notes=(*notes, *report.notes),
+        combination=together,
+    )
 
 
-def estimated_parts(report: Mapping[str, Any], gpu: str | None, why: str = "") -> dict[str, Any]:
-    """Return what estimates put into a report: a note of ``why`` nothing is simulated, ``combination`` for a GPU."""
-    parts: dict[str, Any] = {"notes": list(report["notes"])}
-    if why:
-        parts["notes"].insert(0, f"{why.rstrip('.')}; savings are estimates.")
-    if gpu is not None:
-        parts["combination"] = combine_estimates(report, gpu).to_dict()
-    return parts
+def with_estimated_combination(report: Report, gpu: str | None, why: str = "") -> Report:
+    """Return the report with what estimates say of a ``gpu``, and a note of ``why`` nothing is simulated."""
+    notes = (f"{why.rstrip('.')}; savings are estimates.", *report.notes) if why else report.notes
+    together = report.combination if gpu is None else combine_estimates(report, gpu)
+    return replace(report, notes=notes, combination=together)
 
 
-def _beyond(report: Mapping[str, Any], base: Mapping[str, Any]) -> int:
+def _beyond(report: Report, base: SimulatedRow) -> int:
     """Return what the recorded run reserved beyond its own simulation; 0 for a run that is a simulation itself."""
-    reserved = report["device_peak"]["reserved_bytes"]
-    if report["source"]["kind"] != "cuda" or reserved is None or base["device_peak_bytes"] is None:
+    reserved = report.device_peak.reserved_bytes
+    if report.source.kind != Kind.CUDA or reserved is None or base.device_peak_bytes is None:
         return 0
-    outside = (base.get("verdict") or {}).get("non_torch_bytes", 0)
-    return int(reserved - (base["device_peak_bytes"] - outside))
+    return reserved - (base.device_peak_bytes - base.non_torch_bytes)

@@ -14,12 +14,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memprof.config.model_shape import DTYPE_BYTES, ModelShape
+from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings, TrainerSettings
 
 # Categories whose bytes come and go within a pass.
-TRANSIENT = ("activations", "activation_gradients", "loss_logits", "gradients", "weight_casts")
+TRANSIENT = (
+    Category.ACTIVATIONS,
+    Category.ACTIVATION_GRADIENTS,
+    Category.LOSS_LOGITS,
+    Category.GRADIENTS,
+    Category.WEIGHT_CASTS,
+)
 
 
 def kept_by_a_layer(s: Settings, m: ModelShape) -> int:
@@ -56,7 +63,7 @@ def held(s: Settings, m: ModelShape) -> int:
     return boundaries + (kept if s.checkpointing == "selective" else 0)
 
 
-def moments(s: Settings, m: ModelShape, loss: int) -> dict[str, dict[str, dict[str, int]]]:
+def moments(s: Settings, m: ModelShape, loss: int) -> dict[Phase, dict[str, dict[Category, int]]]:
     """Return bytes by category (of :data:`TRANSIENT`), by phase (forward, backward) and moment.
 
     Args:
@@ -79,23 +86,23 @@ def moments(s: Settings, m: ModelShape, loss: int) -> dict[str, dict[str, dict[s
     # SwiGLU's: three of its width, beside the residual stream's (cast where products are narrower).
     stream = DTYPE_BYTES[s.weights_dtype]
     working = 3 * m.intermediate * wide + m.hidden * (stream if stream == wide else stream + wide)
-    mlp = {"activation_gradients": tokens * working, "weight_casts": one}
+    mlp = {Category.ACTIVATION_GRADIENTS: tokens * working, Category.WEIGHT_CASTS: one}
     gone = tokens * m.intermediate * wide
-    start = {"activations": kept, "gradients": before, "weight_casts": casts}
-    passes = {"loss": {**start, "loss_logits": loss}}
+    start = {Category.ACTIVATIONS: kept, Category.GRADIENTS: before, Category.WEIGHT_CASTS: casts}
+    passes = {"loss": {**start, Category.LOSS_LOGITS: loss}}
     first = again or tokens * kept_by_a_layer(s, m)
     back = {
-        "loss": {**start, "loss_logits": loss, "gradients": before + ends, "weight_casts": one},
-        "last layer": {**mlp, "activations": kept + again - gone, "gradients": before + ends},
-        "first layer": {**mlp, "activations": first - gone, "gradients": nearly},
-        "embedding": {"gradients": gradients + ends},
+        "loss": {**start, Category.LOSS_LOGITS: loss, Category.GRADIENTS: before + ends, Category.WEIGHT_CASTS: one},
+        "last layer": {**mlp, Category.ACTIVATIONS: kept + again - gone, Category.GRADIENTS: before + ends},
+        "first layer": {**mlp, Category.ACTIVATIONS: first - gone, Category.GRADIENTS: nearly},
+        "embedding": {Category.GRADIENTS: gradients + ends},
     }
     if again:
-        computed = {"activation_gradients": norm, "weight_casts": one, "gradients": before + ends}
-        back["last layer, computed again"] = {**computed, "activations": kept + again + out}
+        computed = {Category.ACTIVATION_GRADIENTS: norm, Category.WEIGHT_CASTS: one, Category.GRADIENTS: before + ends}
+        back["last layer, computed again"] = {**computed, Category.ACTIVATIONS: kept + again + out}
     else:
-        passes["last product"] = {**start, "activations": kept + out}
-    return {"forward": passes, "backward": back}
+        passes["last product"] = {**start, Category.ACTIVATIONS: kept + out}
+    return {Phase.FORWARD: passes, Phase.BACKWARD: back}
 
 
 def _compute(s: Settings) -> int:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from memprof.allocator.addresses import Addresses
-from memprof.allocator.rounding import MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, UNLIMITED, AllocatorSettings
+from memprof.allocator.rounding import MIN_BLOCK, SMALL_LIMIT, UNLIMITED
+from memprof.allocator.settings import AllocatorSettings
 from memprof.errors import DoesNotFit, UsageError
 
 _ADDRESS_BITS = 56
@@ -47,7 +48,7 @@ class Block:
         self.segment = segment
         self.free = True
         self.mapped = True
-        self.born = 0  # the pool's number of searches when the block became free
+        self.born = 0  # the allocator's number of searches when the block became free
         self.prev: Block | None = None
         self.next: Block | None = None
 
@@ -69,7 +70,7 @@ class _Segment:
 class Pool:
     """Hold the free blocks of one size class on one stream, smallest first."""
 
-    __slots__ = ("free", "pool", "searches", "small", "stream", "unmapped")
+    __slots__ = ("free", "pool", "small", "stream", "unmapped")
 
     def __init__(self, pool: int, stream: int, small: bool) -> None:
         self.pool = pool
@@ -78,7 +79,6 @@ class Pool:
         # Sorted by size, then place: one number compares faster than a pair.
         self.free: list[int] = []
         self.unmapped: list[int] = []  # addresses
-        self.searches = 0
 
 
 def _key_of(block: Block) -> int:
@@ -127,6 +127,9 @@ class CachingAllocator:
         self._unmapped: dict[int, Block] = {}
         self._segments: dict[int, _Segment] = {}
         self._placed = 0  # bytes of all segments that there ever were
+        # Searches of the default large pool, of all streams: torch counts a block's age in these.
+        self._searches = 0
+        self._allowed = self.settings.allowed_bytes
 
     # ------------------------------------------------------------------ what a program does
 
@@ -178,7 +181,8 @@ class CachingAllocator:
         Raises:
             OutOfMemory: as :meth:`malloc`.
         """
-        home.searches += 1
+        if home.pool == 0 and not home.small:
+            self._searches += 1
         block = self._best_fit(home, need) or self._grow(home, need, size)
         rest = block.size - need
         if rest and self._splits(home, need, rest):
@@ -310,7 +314,7 @@ class CachingAllocator:
 
     def _insert(self, block: Block) -> None:
         block.free = True
-        block.born = block.pool.searches
+        block.born = self._searches
         key = _key_of(block)
         insort(block.pool.free, key)
         self._free[key] = block
@@ -350,8 +354,8 @@ class CachingAllocator:
 
     def _grow(self, home: Pool, need: int, size: int) -> Block:
         """Return a free block of new memory; where the device is full, give cached memory back first."""
-        if self.capacity is not None and self.settings.garbage_collection_threshold > 0:
-            self._collect_garbage()
+        if self._allowed is not None and self.settings.garbage_collection_threshold > 0:
+            self._collect_garbage(self._allowed)
         block = self._device_alloc(home, need)
         if block is None and self.before_release is not None:
             self.before_release()
@@ -372,9 +376,12 @@ class CachingAllocator:
         return UNLIMITED if self.capacity is None else max(self.capacity - self.reserved, 0)
 
     def _device_alloc(self, home: Pool, need: int) -> Block | None:
+        size = self.settings.segment_size(need)
+        # torch compares the fraction with a whole segment's bytes, also where only pages are mapped.
+        if self._allowed is not None and self.reserved + size > self._allowed:
+            return None
         if self.settings.expandable_segments:
             return self._expand(home, need)
-        size = self.settings.segment_size(need)
         if size > self._device_free():
             return None
         segment = self._segment(size, False, size)
@@ -437,17 +444,16 @@ class CachingAllocator:
             for block in expandable:
                 self._unmap(block)
 
-    def _collect_garbage(self) -> None:
+    def _collect_garbage(self, allowed: int) -> None:
         """Above the threshold, give back the unsplit large blocks that have been free the longest."""
-        assert self.capacity is not None
-        limit = int(self.capacity * self.settings.garbage_collection_threshold)
+        limit = int(self.settings.garbage_collection_threshold * allowed)
         target = self.reserved - limit
         if target <= 0:
             return
         pools = [p for p in self._pools.values() if p.pool == 0 and not p.small]
         cached = [self._free[key] for p in pools for key in p.free]
         candidates = [b for b in cached if b.prev is None and b.next is None and not b.segment.expandable]
-        age = {b.address: b.pool.searches - b.born for b in candidates}
+        age = {b.address: self._searches - b.born for b in candidates}
         total, reclaimed, freed = sum(age.values()), 0, True
         while reclaimed < target and freed and candidates:
             threshold, freed = total / len(candidates), False
@@ -482,7 +488,7 @@ class CachingAllocator:
             if _free_run(block, need):
                 return block
         device = self.capacity if self.capacity is not None else 80 * 2**30
-        page = SMALL_SEGMENT if home.small else self.settings.large_segment_size
+        page = self.settings.page_size(small=home.small)
         size = -(-max(device * 9 // 8, need) // page) * page
         segment = self._segment(size, True, page)
         block = segment.first = Block(segment.address, size, home, segment)

@@ -18,7 +18,7 @@ from memprof.allocator import replay
 from memprof.allocator.addresses import refuse
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.replay import Program
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 
 _LARGEST = 1 << 60  # bytes of one request; no device has as many
 

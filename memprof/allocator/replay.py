@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.allocator.model import Block, CachingAllocator, Pool
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 
 I64 = NDArray[np.int64]
 

@@ -1,196 +1,179 @@
-"""Parse ``PYTORCH_CUDA_ALLOC_CONF`` by the rules of torch's ``AllocatorConfig``."""
+"""The caching allocator's settings: read from text and from recordings, and written as torch writes them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
-from memprof.allocator.rounding import MIB, UNLIMITED, AllocatorSettings
+from memprof.allocator.alloc_conf import INTERVALS, AllocConf, parse_alloc_conf
+from memprof.allocator.rounding import (
+    MIB,
+    MIN_BLOCK,
+    MIN_LARGE_SEGMENT,
+    SEGMENT_ROUND,
+    SMALL_LIMIT,
+    SMALL_SEGMENT,
+    UNLIMITED,
+)
 from memprof.errors import UsageError
+
+#: The environment variables that torch reads the settings from; the first one that is set wins.
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """The settings of one process's caching allocator; sizes are bytes.
+
+    Attributes:
+        max_split_size: blocks of this size or more are never split. :data:`UNLIMITED`: all may be.
+        max_non_split_rounding: how much larger than the request such a block may be.
+        large_segment_size: the segment for a block from 1 to 10 MiB, and the page of large expandable segments.
+        garbage_collection_threshold: share of the allowed memory above which torch frees cached blocks; 0: never.
+        expandable_segments: whether segments grow by pages.
+        roundup_divisions: one entry for each power of two from 1 MiB to 32 GiB; 0 and 1 mean off.
+        memory_fraction: the share of the device that the process may reserve; see :meth:`on_device`.
+        allowed_bytes: what the process may reserve by its memory fraction; None: no limit, and no garbage collection.
+        oldest_first: torch's release, not a setting. Of free blocks of one size, torch takes the one with the lowest
+            address; from 2.13 on the one of the oldest segment, there the lowest address.
+        text: the string that the settings were read from, such as ``"expandable_segments:True"``.
+        notes: sentences on what in the text is not modelled.
+    """
+
+    max_split_size: int = UNLIMITED
+    max_non_split_rounding: int = 20 * MIB
+    large_segment_size: int = 20 * MIB
+    garbage_collection_threshold: float = 0.0
+    expandable_segments: bool = False
+    roundup_divisions: tuple[int, ...] = (0,) * INTERVALS
+    memory_fraction: float = 1.0
+    allowed_bytes: int | None = None
+    oldest_first: bool = True
+    text: str = field(default="", compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def round_size(self, size: int) -> int:
+        """Return the block bytes for a request, before any unsplit rest is added."""
+        if size < MIN_BLOCK:
+            return MIN_BLOCK
+        divisions = self.roundup_divisions[min(max(size.bit_length() - 21, 0), INTERVALS - 1)]
+        if divisions > 1 and size > MIN_BLOCK * divisions:
+            return _round_to_division(size, divisions)
+        return -(-size // MIN_BLOCK) * MIN_BLOCK
+
+    def segment_size(self, block: int) -> int:
+        """Return the bytes of the segment that the device is asked for to make room for a block."""
+        if block <= SMALL_LIMIT:
+            return SMALL_SEGMENT
+        if block < MIN_LARGE_SEGMENT:
+            return self.large_segment_size
+        return -(-block // SEGMENT_ROUND) * SEGMENT_ROUND
+
+    def page_size(self, *, small: bool) -> int:
+        """Return the bytes by which an expandable segment of the small or the large pool grows."""
+        return SMALL_SEGMENT if small else self.large_segment_size
+
+    def on_device(self, total: int | None) -> AllocatorSettings:
+        """Return these settings with the memory fraction as bytes of a device (``total`` None: of unknown size)."""
+        if total is None or self.memory_fraction >= 1:
+            return replace(self, allowed_bytes=None)
+        return replace(self, allowed_bytes=int(self.memory_fraction * total))
+
+    def to_snapshot(self) -> dict[str, object]:
+        """Return the snapshot's ``allocator_settings``, as torch 2.13 writes them, and ``oldest_first``."""
+        return {
+            VARIABLES[0]: self.text,
+            "max_split_size": -1 if self.max_split_size >= UNLIMITED else self.max_split_size,
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "expandable_segments": self.expandable_segments,
+            "roundup_power2_divisions": {str(1 << i): d for i, d in enumerate(self.roundup_divisions)},
+            "oldest_first": self.oldest_first,
+        }
+
+
+def _round_to_division(size: int, divisions: int) -> int:
+    floor = 1 << (size.bit_length() - 1)
+    if size == floor:
+        return size
+    step = floor >> (divisions.bit_length() - 1)
+    return floor if step == 0 else -(-size // step) * step
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """Parse a ``PYTORCH_CUDA_ALLOC_CONF`` string as torch does; options that do not affect sizes are only checked.
+    """Parse a ``PYTORCH_CUDA_ALLOC_CONF`` string as torch's CUDA build does.
 
     Raises:
         UsageError: the string is malformed, torch has no such option, or a value is out of range.
     """
-    values: dict[str, Any] = {}
-    for key, value in _pairs(text):
-        found = _read(key, value)
-        if (name := _OPTIONS[key].field) is not None:
-            values[name] = found
-    settings = AllocatorSettings(**values)
-    for name in ("max_split_size", "max_non_split_rounding"):
-        if values.get(name, UNLIMITED) < settings.large_segment_size:
-            raise _unusable(f"{name}_mb", str(values[name] // MIB))
-    return settings
+    conf = parse_alloc_conf(text)
+    notes = [f"The allocator setting {name}:{value} is not simulated: {why}." for name, value, why in conf.unmodelled]
+    if conf.garbage_collection_threshold and conf.memory_fraction == 1:
+        notes.append(
+            f"The allocator setting garbage_collection_threshold:{conf.garbage_collection_threshold:g} has no effect: "
+            "torch collects garbage only if the process has a memory fraction below 1 "
+            "(per_process_memory_fraction, or torch.cuda.set_per_process_memory_fraction)."
+        )
+    return _settings(text, conf, tuple(notes))
 
 
-def not_modelled(text: str) -> list[str]:
-    """Say in sentences which options of a valid string change memory, and are not simulated."""
-    notes = []
-    for key, value in _pairs(text):
-        found, (_, _, why, no_change) = _read(key, value), _OPTIONS[key]
-        if why is not None and found != no_change:
-            notes.append(f"The allocator setting {key}:{value} is not simulated: {why}.")
-    return notes
+def settings_of(recorded: Mapping[str, object]) -> AllocatorSettings:
+    """Read a snapshot's ``allocator_settings``.
 
-
-def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    rest = "".join(text.split())
-    while rest:
-        match = re.match(r"([^,:\[\]]+):(\[[^\]]*\]|[^,:\[\]]+)(?:,|$)", rest)
-        if match is None:
-            raise UsageError(f"allocator settings {text!r} are not of the form name:value,name:value.")
-        yield match.group(1), match.group(2)
-        rest = rest[match.end() :]
-
-
-def _read(key: str, value: str) -> Any:
-    if key not in _OPTIONS:
-        from difflib import get_close_matches
-
-        near = get_close_matches(key, _OPTIONS, 1)
-        hint = f" (near it: {near[0]})" if near else ""
-        raise UsageError(f"torch has no allocator setting {key}{hint}, and refuses it: drop it.")
+    torch writes most settings under their own keys, and all of them in the text of the environment variable. A key wins
+    over the text, because it is the value in effect. What is missing or unusable keeps torch's default, with a note.
+    """
+    text = conf_text(recorded) or ""
     try:
-        return _OPTIONS[key].read(value)
-    except ValueError:
-        raise _unusable(key, value) from None
+        conf = parse_alloc_conf(text, skip_unknown=True)
+        notes = tuple(
+            f"memprof does not know the recording's allocator setting {name}: block sizes are derived without it."
+            for name in conf.unknown
+        )
+        settings = _settings(text, conf, notes)
+    except UsageError as error:
+        note = f"The recording's allocator settings cannot be read, and only those with their own key are used: {error}"
+        settings = AllocatorSettings(text=text, notes=(note,))
+    split, threshold = recorded.get("max_split_size"), recorded.get("garbage_collection_threshold")
+    if _is_integer(split) and (split < 0 or split > MIN_LARGE_SEGMENT):  # below 0: a size_t beyond 2^63, no limit
+        settings = replace(settings, max_split_size=UNLIMITED if split < 0 else min(split, UNLIMITED))
+    if isinstance(threshold, float) and 0 <= threshold < 1:
+        settings = replace(settings, garbage_collection_threshold=threshold)
+    if isinstance(expandable := recorded.get("expandable_segments"), bool):
+        settings = replace(settings, expandable_segments=expandable)
+    if (divisions := _divisions(recorded.get("roundup_power2_divisions"))) is not None:
+        settings = replace(settings, roundup_divisions=divisions)
+    # A simulation writes it; torch does not, and has written the other name since about the same release.
+    oldest_first = recorded.get("oldest_first", "max_cached_size" in recorded) is True
+    return replace(settings, oldest_first=oldest_first)
 
 
-def _unusable(key: str, value: str) -> UsageError:
-    return UsageError(f"allocator setting {key}:{value} cannot be used; see PyTorch's notes on it.")
+def conf_text(recorded: Mapping[str, object]) -> str | None:
+    """Return the text of the settings that a snapshot holds; None where it holds none."""
+    found = [text for name in VARIABLES if isinstance(text := recorded.get(name), str)]
+    return next(filter(None, found), found[0] if found else None)
 
 
-def _whole(text: str, lowest: int = 0) -> int:
-    """Read digits and pass over what follows them, as C++'s ``stoull`` does: ``128MB`` is 128."""
-    digits = re.match(r"\+?\d+", text)
-    number = int(digits[0]) if digits else -1
-    if not lowest <= number < 1 << 64:
-        raise ValueError(text)
-    return number
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _mib(lowest: int) -> Callable[[str], int]:
-    return lambda text: min(_whole(text, lowest) * MIB, UNLIMITED)
+def _divisions(value: object) -> tuple[int, ...] | None:
+    if not isinstance(value, dict):
+        return None
+    table = tuple(value.get(str(1 << i), 0) for i in range(INTERVALS))
+    return table if all(_is_integer(d) and d >= 0 and not d & (d - 1) for d in table) else None
 
 
-def _share(text: str) -> float:
-    number = re.match(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text)
-    share = float(number[0]) if number else -1.0
-    if not 0 <= share <= 1:
-        raise ValueError(text)
-    return share
-
-
-def _open_share(text: str) -> float:
-    if _share(text) in (0, 1):
-        raise ValueError(text)
-    return _share(text)
-
-
-def _flag(text: str) -> bool:
-    if text not in ("True", "False"):
-        raise ValueError(text)
-    return text == "True"
-
-
-def _backend(text: str) -> str:
-    if text not in ("native", "cudaMallocAsync", "hipMallocAsync"):
-        raise ValueError(text)
-    return text
-
-
-def _threads(text: str) -> int:
-    number = _power_of_two(text)
-    if number > 128:
-        raise ValueError(text)
-    return number
-
-
-def _divisions(value: str) -> tuple[int, ...]:
-    """Parse ``4`` (for all sizes) or ``[256:1,512:2,>:8]`` (each from its size in MB up)."""
-    if not value.startswith("["):
-        return (_power_of_two(value),) * 16
-    table = [0] * 16
-    previous: int | None = None
-    for item in filter(None, value[1:-1].split(",")):
-        size, _, count = item.partition(":")
-        divisions = 0 if count == "0" else _power_of_two(count)
-        if size == ">":  # torch leaves the smallest sizes out where this stands alone
-            above = (previous or 0) + 1
-            table[above:] = [divisions] * (16 - above)
-            continue
-        index = min(_power_of_two(size).bit_length() - 1, 15)
-        # Sizes below the first one listed share its setting, as in torch.
-        first = 0 if previous is None else index
-        table[first : index + 1] = [divisions] * (index + 1 - first)
-        previous = index
-    return tuple(table)
-
-
-def _power_of_two(text: str) -> int:
-    number = _whole(text, 1)
-    if number & (number - 1):
-        raise ValueError(text)
-    return number
-
-
-class _Option(NamedTuple):
-    """Hold an option of torch's: how it is read, the field of the settings that it sets, why it is not simulated, and
-    the value of it that changes nothing."""
-
-    read: Callable[[str], Any]
-    field: str | None = None
-    left_out: str | None = None
-    no_change: Any = None
-
-
-_PINNED = "the host's pinned buffers are counted as torch keeps them by default"
-_OTHER_BACKEND = "what is reserved is that of torch's native allocator, and the driver's pool keeps other amounts"
-# What torch 2.2 to 2.13 know: c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig.
-_OPTIONS = {
-    "max_split_size_mb": _Option(_mib(20), "max_split_size"),
-    "max_non_split_rounding_mb": _Option(_mib(20), "max_non_split_rounding"),
-    "large_segment_size_mb": _Option(_mib(11), "large_segment_size"),
-    "garbage_collection_threshold": _Option(_open_share, "garbage_collection_threshold"),
-    "expandable_segments": _Option(_flag, "expandable_segments"),
-    "roundup_power2_divisions": _Option(_divisions, "roundup_divisions"),
-    "per_process_memory_fraction": _Option(_share, None, "the process is given all of the card", 1.0),
-    "backend": _Option(_backend, None, _OTHER_BACKEND, "native"),
-    "pinned_reserve_segment_size_mb": _Option(_mib(1), None, _PINNED),
-    "pinned_max_round_threshold_mb": _Option(_mib(0), None, _PINNED),
-    "pinned_max_cached_size_mb": _Option(_mib(0), None, _PINNED),
-    "pinned_num_register_threads": _Option(_threads),
-    "pinned_use_background_threads": _Option(_flag),
-    "pinned_use_cuda_host_register": _Option(_flag),
-    "pinned_use_hip_host_register": _Option(_flag),
-    "pinned_free_catch_all": _Option(_flag),
-    "release_lock_on_cudamalloc": _Option(_flag),
-    "release_lock_on_hipmalloc": _Option(_flag),
-    "graph_capture_record_stream_reuse": _Option(_flag),
-    "throw_on_cudamalloc_oom": _Option(_flag),
-}
-
-
-def settings_of(recorded: dict[str, Any]) -> AllocatorSettings:
-    """Read a snapshot's ``allocator_settings``; missing or unusable ones keep their defaults."""
-    values: dict[str, Any] = {}
-    split = recorded.get("max_split_size")
-    if isinstance(split, int) and 0 < split < UNLIMITED:
-        values["max_split_size"] = split
-    threshold = recorded.get("garbage_collection_threshold")
-    if isinstance(threshold, float) and 0 < threshold < 1:
-        values["garbage_collection_threshold"] = threshold
-    values["expandable_segments"] = recorded.get("expandable_segments") is True
-    divisions = recorded.get("roundup_power2_divisions")
-    if isinstance(divisions, dict):
-        table = [divisions.get(str(1 << i), 0) for i in range(16)]
-        if all(isinstance(d, int) and (d == 0 or (d > 0 and not d & (d - 1))) for d in table):
-            values["roundup_divisions"] = tuple(table)
-    # A simulation says it; torch does not, and has written the other name since about the same release.
-    values["oldest_first"] = recorded.get("oldest_first", "max_cached_size" in recorded) is True
-    return AllocatorSettings(**values)
+def _settings(text: str, conf: AllocConf, notes: tuple[str, ...]) -> AllocatorSettings:
+    return AllocatorSettings(
+        max_split_size=min(conf.max_split_size, UNLIMITED),
+        max_non_split_rounding=min(conf.max_non_split_rounding, UNLIMITED),
+        large_segment_size=min(conf.large_segment_size, UNLIMITED),
+        garbage_collection_threshold=conf.garbage_collection_threshold,
+        expandable_segments=conf.expandable_segments,
+        roundup_divisions=tuple(conf.roundup_divisions),
+        memory_fraction=conf.memory_fraction,
+        text=text,
+        notes=notes,
+    )

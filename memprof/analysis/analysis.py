@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from memprof.analysis.allocations.alike import TimedGroup
 from memprof.analysis.allocations.places import places_at_peak
 from memprof.analysis.headline import headline_of, named_category
 from memprof.analysis.peaks.by_device import devices_report
-from memprof.analysis.registered_renderer import Largest, drawing
-from memprof.analysis.report import report_dict
+from memprof.analysis.report import build_report
 from memprof.analysis.views import Views
 from memprof.attribution.pipeline import attribute
 from memprof.attribution.result import Attribution
 from memprof.report import Report
-from memprof.report.codec import from_builtins
+from memprof.report.advice import Advice
+from memprof.report.codec import to_builtins
+from memprof.report.peaks import Device
+from memprof.report.run import StillAhead
 from memprof.snapshot import Snapshot
 from memprof.timeline.timeline import Timeline, build_timeline
 from memprof.units import format_bytes
@@ -25,10 +30,20 @@ from memprof.units import format_bytes
 if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
 
-#: A function that reads a report without advice, and the analysis it is of, and returns its ``advice`` entries.
-Advisor = Callable[[Mapping[str, Any], Views], list[dict[str, Any]]]
+#: A function that reads a report without advice, and the analysis it is of, and returns its advice.
+Advisor = Callable[[Report, Views], tuple[Advice, ...]]
 #: A function that reads a report with an ``oom`` and returns what is ``oom.ahead``, or None where nothing is known.
-Outlook = Callable[[Mapping[str, Any]], dict[str, Any] | None]
+Outlook = Callable[[Report], StillAhead | None]
+_LISTED = 50
+
+
+class Largest(tuple[TimedGroup, ...]):
+    """Groups of alike allocations, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from memprof.reports.notebook import largest_fragment
+
+        return largest_fragment(self)
 
 
 class Analysis(Views):
@@ -51,24 +66,29 @@ class Analysis(Views):
         self._advisor, self._outlook, self._rules = advisor, outlook, rules
 
     @cached_property
-    def devices(self) -> list[dict[str, Any]]:
-        """Return every device's own peak where the snapshot holds several (see ``devices`` in the report's JSON)."""
+    def devices(self) -> tuple[Device, ...]:
+        """Return every device's own peak where the snapshot holds several."""
         return devices_report(self, self._rules)
-
-    def to_dict(self, allocations: int | None = 50) -> dict[str, Any]:
-        """Return the report (schema ``memprof.report/1``); ``allocations=None`` lists every one alive at the peak."""
-        report = report_dict(self, allocations, self.devices)
-        if self._outlook is not None and report["oom"]:
-            report["oom"]["ahead"] = self._outlook(report)
-        if self._advisor is not None:
-            report["advice"] = self._advisor(report, self)
-        category = named_category(report)
-        return {**report, "headline": headline_of(report, places_at_peak(self, category) if category else ())}
 
     @cached_property
     def report(self) -> Report:
         """Return the report, its 50 largest allocations listed."""
-        return from_builtins(self.to_dict(), Report)
+        return self.report_listing(_LISTED)
+
+    def report_listing(self, allocations: int | None) -> Report:
+        """Return the report with so many allocations listed; ``None`` lists every one alive at the peak."""
+        report = build_report(self, allocations, self.devices)
+        if self._outlook is not None and report.oom is not None:
+            report = replace(report, oom=replace(report.oom, ahead=self._outlook(report)))
+        if self._advisor is not None:
+            report = replace(report, advice=self._advisor(report, self))
+        category = named_category(report)
+        return replace(report, headline=headline_of(report, places_at_peak(self, category) if category else ()))
+
+    def to_dict(self, allocations: int | None = _LISTED) -> dict[str, Any]:
+        """Return the report as JSON's own types (schema ``memprof.report/1``); for ``allocations`` see
+        :meth:`report_listing`."""
+        return to_builtins(self.report if allocations == _LISTED else self.report_listing(allocations))
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report's page to ``path`` and return it; the page is one file and asks the network for nothing.
@@ -76,8 +96,10 @@ class Analysis(Views):
         Raises:
             InputError: the file cannot be written.
         """
+        from memprof.reports.notebook import write_page
+
         page = Path(path)
-        drawing().write_page(self, page)
+        write_page(self, page)
         return page
 
     def largest(
@@ -94,7 +116,9 @@ class Analysis(Views):
         return f"Analysis(peak of {format_bytes(peak.active_bytes)}{place}, {self.timeline.n_events:,} events)"
 
     def _repr_html_(self) -> str:
-        return str(drawing().analysis_fragment(self))
+        from memprof.reports.notebook import analysis_fragment
+
+        return analysis_fragment(self)
 
 
 def analyze(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from memprof.analysis.peaks.counter_check import DETAIL, Unseen
-from memprof.analysis.registered_renderer import drawing
 from memprof.attribution.result import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
 from memprof.timeline.timeline import Timeline
@@ -17,6 +17,20 @@ from memprof.vocabulary import GROUP_OF, GUESSES, Category, Evidence, Group, Pha
 _CATEGORIES = list(Category)
 _EVIDENCE = list(Evidence)
 _PHASES = list(Phase)
+
+
+@dataclass(frozen=True)
+class ReservedSplit:
+    """Hold reserved bytes that are not active: free segments, free parts of used ones, and free parts of pools."""
+
+    cached: int = 0
+    inactive_split: int = 0
+    private_pools: int = 0
+
+    @property
+    def total(self) -> int:
+        """Return the sum."""
+        return self.cached + self.inactive_split + self.private_pools
 
 
 class Breakdown:
@@ -48,7 +62,9 @@ class Breakdown:
         return f"Breakdown({self.phase}, step={self.step}, active_bytes={self.active_bytes:,})"
 
     def _repr_html_(self) -> str:
-        return str(drawing().breakdown_fragment(self))
+        from memprof.reports.notebook import breakdown_fragment
+
+        return breakdown_fragment(self)
 
     @cached_property
     def rows(self) -> I64:
@@ -61,14 +77,14 @@ class Breakdown:
         return self._timeline.time_us(self.instant)
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         """Return the phase at this instant: the span's, else that of the event that led here."""
         if self.span is not None:
-            return self.span.phase
+            return Phase(self.span.phase)
         track = self._attribution.track
         if not len(track.phase):
-            return str(Phase.OTHER)
-        return str(_PHASES[track.phase[max(self.instant - 1, 0)]])
+            return Phase.OTHER
+        return _PHASES[int(track.phase[max(self.instant - 1, 0)])]
 
     @property
     def step(self) -> int | None:
@@ -122,73 +138,78 @@ class Breakdown:
         return totals
 
     @cached_property
-    def categories(self) -> dict[str, int]:
+    def categories(self) -> dict[Category, int]:
         """Return the bytes of each category; every category is present."""
         totals = self._by(self._attribution.category, len(_CATEGORIES), self._timeline.size)
         totals[Category.UNATTRIBUTED.code] += self.not_in_history_bytes
-        return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES)}
+        return {c: int(totals[i]) for i, c in enumerate(_CATEGORIES)}
+
+    @property
+    def present(self) -> dict[Category, int]:
+        """Return the bytes of each category that has any."""
+        return {category: n for category, n in self.categories.items() if n}
 
     @cached_property
-    def categories_requested(self) -> dict[str, int]:
+    def categories_requested(self) -> dict[Category, int]:
         """Return the requested bytes of each category."""
         totals = self._by(self._attribution.category, len(_CATEGORIES), self._timeline.requested)
         totals[Category.UNATTRIBUTED.code] += self._unseen.requested if self._unseen else 0
-        return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES)}
+        return {c: int(totals[i]) for i, c in enumerate(_CATEGORIES)}
 
     @cached_property
-    def details(self) -> dict[str, dict[str, int]]:
+    def details(self) -> dict[Category, dict[str, int]]:
         """Return the bytes of each sub-id, for categories that have any."""
         attribution = self._attribution
         n_details = len(attribution.details)
         codes = attribution.category.astype(np.int64) * n_details + attribution.detail
         totals = self._by(codes, n_details * len(_CATEGORIES), self._timeline.size)
-        found: dict[str, dict[str, int]] = {}
+        found: dict[Category, dict[str, int]] = {}
         for code in np.flatnonzero(totals):
             category, detail = divmod(int(code), n_details)
             if detail:
-                found.setdefault(str(_CATEGORIES[category]), {})[attribution.details[detail]] = int(totals[code])
+                found.setdefault(_CATEGORIES[category], {})[attribution.details[detail]] = int(totals[code])
         if self._unseen is not None:
-            found.setdefault(str(Category.UNATTRIBUTED), {})[DETAIL] = self._unseen.bytes
+            found.setdefault(Category.UNATTRIBUTED, {})[DETAIL] = self._unseen.bytes
         return found
 
     @cached_property
-    def groups(self) -> dict[str, int]:
+    def groups(self) -> dict[Group, int]:
         """Return the bytes of each row of the published table; ``total`` is their sum."""
-        groups = {str(group): 0 for group in Group}
+        groups = dict.fromkeys(Group, 0)
         for category in _CATEGORIES:
-            groups[str(GROUP_OF[category])] += self.categories[str(category)]
-        groups[str(Group.TOTAL)] = sum(groups.values())
+            groups[GROUP_OF[category]] += self.categories[category]
+        groups[Group.TOTAL] = sum(groups.values())
         return groups
 
     @cached_property
-    def evidence(self) -> dict[str, int]:
+    def evidence(self) -> dict[Evidence, int]:
         """Return the bytes of each kind of evidence; every kind is present."""
         totals = self._by(self._attribution.evidence, len(_EVIDENCE), self._timeline.size)
         totals[Evidence.NONE.code] += self.not_in_history_bytes
-        return {str(e): int(totals[i]) for i, e in enumerate(_EVIDENCE)}
+        return {e: int(totals[i]) for i, e in enumerate(_EVIDENCE)}
 
     @cached_property
-    def guessed(self) -> dict[str, int]:
+    def guessed(self) -> dict[Category, int]:
         """Return the bytes of each category that nothing but a lifetime, a shape or a set of sizes speaks for."""
         evidence = self._attribution.evidence[self.rows]
         rows = self.rows[np.isin(evidence, [_EVIDENCE.index(e) for e in GUESSES])]
         totals = np.zeros(len(_CATEGORIES), dtype=np.int64)
         np.add.at(totals, self._attribution.category[rows], self._timeline.size[rows])
-        return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES) if totals[i]}
+        return {c: int(totals[i]) for i, c in enumerate(_CATEGORIES) if totals[i]}
 
     @cached_property
-    def reserved_split(self) -> dict[str, int]:
-        """Split reserved − active bytes into ``cached``, ``inactive_split`` and ``private_pools``."""
-        empty = {"cached": 0, "inactive_split": 0, "private_pools": 0}
+    def reserved_split(self) -> ReservedSplit:
+        """Split reserved − active bytes."""
         if self._split is None or self.reserved_bytes is None:
-            return empty
-        split = empty | self._split(self.instant)
+            return ReservedSplit()
+        split = self._split(self.instant)
+        parts = [split.get(name, 0) for name in ("cached", "inactive_split", "private_pools")]
         # Bytes that the history lacks lay in memory that it shows as free: count them in whole free segments first.
-        taken = sum(split.values()) - (self.reserved_bytes - self.active_bytes)
-        for part in split:
-            less = min(split[part], taken)
-            split[part], taken = split[part] - less, taken - less
-        return split
+        taken = sum(parts) - (self.reserved_bytes - self.active_bytes)
+        for i, part in enumerate(parts):
+            less = min(part, taken)
+            parts[i], taken = part - less, taken - less
+        return ReservedSplit(*parts)
 
     def self_check(self) -> None:
         """Prove that every byte is accounted for.
@@ -198,7 +219,7 @@ class Breakdown:
         """
         checks = {
             "categories": (sum(self.categories.values()), self.active_bytes),
-            "groups": (self.groups[str(Group.TOTAL)], self.active_bytes),
+            "groups": (self.groups[Group.TOTAL], self.active_bytes),
             "evidence": (sum(self.evidence.values()), self.active_bytes),
             "requested + rounding": (self.requested_bytes + self.rounding_bytes, self.allocated_bytes),
             "live blocks": (
@@ -210,7 +231,7 @@ class Breakdown:
             total = sum(parts.values())
             checks[f"details of {category}"] = (min(total, self.categories[category]), total)
         if self.reserved_bytes is not None:
-            checks["reserved"] = (self.active_bytes + sum(self.reserved_split.values()), self.reserved_bytes)
+            checks["reserved"] = (self.active_bytes + self.reserved_split.total, self.reserved_bytes)
         wrong = [f"{name}: {got:,} against {want:,} bytes" for name, (got, want) in checks.items() if got != want]
         if wrong:
             raise AssertionError(f"does not add up at instant {self.instant}: " + "; ".join(wrong))

@@ -7,18 +7,40 @@ compared with the first one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from msgspec.structs import replace
 
 from memprof.analysis.allocations.differences import Holdings, surplus
 from memprof.analysis.headline import headline_of_comparison
 from memprof.config.fits import MARGIN, fits, needed_bytes, wide_margin
 from memprof.errors import InputError, UsageError
-from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group, phase_words
+from memprof.report import Report
+from memprof.report.comparison import (
+    ChangedSetting,
+    ComparedCapacity,
+    ComparedCategory,
+    ComparedDetail,
+    ComparedGroup,
+    ComparedLine,
+    ComparedRun,
+    Comparison,
+    Differences,
+    Figures,
+    OnlyIn,
+    Published,
+    Ratios,
+)
+from memprof.report.run import Host
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group, Kind, Phase, phase_words
 
-Figures = list[int | None]
+#: Where a column's figures come from.
+Badge = Literal["measured", "simulated", "published"]
+#: What a run needs of a device, or the total, for which nothing tells what the allocator reserves.
+Basis = Literal["device_peak", "total"]
 
 _MAX_ALLOCATIONS = 20
 
@@ -32,10 +54,10 @@ _MATTERS = (
     "fsdp", "deepspeed", "world_size", "memory_budget",
 )  # fmt: skip
 
-_HOST = {
-    "pinned_bytes": "Host: pinned",
-    "managed_bytes": "Host: managed",
-    "rss_bytes": "Host: resident",
+_HOST: dict[str, tuple[str, Callable[[Host], int | None]]] = {
+    "pinned_bytes": ("Host: pinned", lambda host: host.pinned_bytes),
+    "managed_bytes": ("Host: managed", lambda host: host.managed_bytes),
+    "rss_bytes": ("Host: resident", lambda host: host.rss_bytes),
 }
 
 
@@ -46,25 +68,25 @@ class Run:
     Args:
         label: the column's heading.
         badge: ``measured``, ``simulated`` or ``published``.
-        report: ``memprof.report/1``; ``None`` for published rows.
-        published: a column of :func:`memprof.analysis.published_tables.published_columns`; ``None`` for a run.
+        report: ``None`` for published rows.
+        published: ``None`` for a run.
         held: the blocks at its peak, where they are known.
     """
 
     label: str
-    badge: str
-    report: dict[str, Any] | None = None
-    published: dict[str, Any] | None = None
+    badge: Badge
+    report: Report | None = None
+    published: Published | None = None
     held: Holdings | None = None
 
 
-def badge_of(report: Mapping[str, Any]) -> str:
+def badge_of(report: Report) -> Badge:
     """Tell whether a report is ``simulated`` or ``measured``."""
-    return "simulated" if report["source"]["kind"] == "simulated" else "measured"
+    return "simulated" if report.source.kind == Kind.SIMULATED else "measured"
 
 
-def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> dict[str, Any]:
-    """Compare runs as plain data (``memprof.compare/1``); sizes in bytes.
+def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> Comparison:
+    """Compare runs.
 
     Args:
         runs: two or more; all others are compared with the first.
@@ -78,109 +100,100 @@ def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> dict[str,
         raise UsageError("comparing takes two runs or more.")
     for run in runs:
         _check(run)
-    found = {
-        "schema": "memprof.compare/1",
-        "runs": [_run(run) for run in runs],
-        "rows": _rows(runs),
-        "beside": _beside(runs),
-        "capacity": _capacity(runs, capacity_bytes),
-        "config_diff": _config_diff(runs),
-        "allocations_only_in": _only_in(runs),
-        "notes": _notes(runs),
-    }
-    return {**found, "headline": headline_of_comparison(found)}
+    found = Comparison(
+        runs=tuple(
+            ComparedRun(label=run.label, badge=run.badge, report=run.report, published=run.published) for run in runs
+        ),
+        rows=tuple(_row(runs, group) for group in Group),
+        beside=tuple(_beside(runs)),
+        capacity=_capacity(runs, capacity_bytes),
+        config_diff=tuple(_config_diff(runs)),
+        allocations_only_in=tuple(_only_in(runs)),
+        notes=tuple(_notes(runs)),
+    )
+    return replace(found, headline=headline_of_comparison(found))
 
 
-def over_limit(comparison: Mapping[str, Any], percent: float) -> list[str]:
+def over_limit(comparison: Comparison, percent: float) -> list[str]:
     """Return a sentence for each run whose allocated peak exceeds the first run's by more than ``percent`` percent.
 
     Raises:
         UsageError: the first column is published rows, which have no peak.
     """
-    runs = comparison["runs"]
-    if runs[0]["report"] is None:
+    first, *others = comparison.runs
+    if first.report is None:
         raise UsageError("--fail-above compares peaks, and the first column is a published sum; put a run first.")
-    base = runs[0]["report"]["peak"]["allocated_bytes"]
+    base = first.report.peak.allocated_bytes
     found = []
-    for run in runs[1:]:
-        if run["report"] is None:
+    for run in others:
+        if run.report is None:
             continue
-        peak = run["report"]["peak"]["allocated_bytes"]
+        peak = run.report.peak.allocated_bytes
         if peak * 100 > base * (100 + percent):
             more = f"{100 * (peak - base) / base:.2f} %" if base else "from nothing"
-            found.append(
-                f"the allocated peak of {run['label']} is {peak} bytes, {more} above the {base} of {runs[0]['label']}"
-            )
+            found.append(f"the allocated peak of {run.label} is {peak} bytes, {more} above the {base} of {first.label}")
     return found
 
 
 def _check(run: Run) -> None:
     if run.report is None:
         return
-    peak = run.report["peak"]
-    parts = sum(peak["categories"].values())
-    if parts != peak["active_bytes"]:
+    peak = run.report.peak
+    parts = sum(peak.categories.values())
+    if parts != peak.active_bytes:
         raise InputError(
-            f"{run.label}: the report's categories come to {parts} bytes and its total to {peak['active_bytes']}; "
+            f"{run.label}: the report's categories come to {parts} bytes and its total to {peak.active_bytes}; "
             "it was changed by hand, or not written by memprof."
         )
-
-
-def _run(run: Run) -> dict[str, Any]:
-    entry: dict[str, Any] = {"label": run.label, "badge": run.badge, "report": run.report}
-    if run.published is not None:
-        entry["published"] = run.published
-    return entry
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    rows = []
-    for group in Group:
-        children = [] if group is Group.TOTAL else _categories(runs, group)
-        row = _row(
-            str(group), GROUP_LABELS[group], [_group_peak(r, group) for r in runs], [_group_own(r, group) for r in runs]
-        )
-        rows.append({**row, "categories": children})
-    return rows
+def _row(runs: Sequence[Run], group: Group) -> ComparedGroup:
+    at_peak = tuple(_group_peak(run, group) for run in runs)
+    return ComparedGroup(
+        id=group,
+        label=GROUP_LABELS[group],
+        at_peak=at_peak,
+        own_peak=tuple(_group_own(run, group) for run in runs),
+        difference=_differences(at_peak),
+        ratio=_ratios(at_peak),
+        categories=() if group is Group.TOTAL else tuple(_categories(runs, group)),
+    )
 
 
-def _row(identifier: str, label: str, at_peak: Figures, own_peak: Figures) -> dict[str, Any]:
-    return {"id": identifier, "label": label, "at_peak": at_peak, "own_peak": own_peak, **_change(at_peak)}
-
-
-def _change(figures: Figures) -> dict[str, Any]:
-    """Compare each figure with the first: the difference in bytes, and the ratio where the first is not zero."""
+def _differences(figures: Differences) -> Differences:
+    """Compare each figure with the first."""
     first = figures[0]
-    return {
-        "difference": [None, *[None if f is None or first is None else f - first for f in figures[1:]]],
-        "ratio": [None, *[None if f is None or not first else f / first for f in figures[1:]]],
-    }
+    return (None, *(None if f is None or first is None else f - first for f in figures[1:]))
+
+
+def _ratios(figures: Differences) -> Ratios:
+    """Divide each figure by the first; None where that is zero."""
+    first = figures[0]
+    return (None, *(None if f is None or not first else f / first for f in figures[1:]))
 
 
 def _group_peak(run: Run, group: Group) -> int | None:
     """Return a group's bytes at the peak, summed over its categories; the published figure for published rows."""
     if run.report is None:
-        published: int | None = (run.published or {}).get("groups", {}).get(str(group))
-        return published
-    categories = run.report["peak"]["categories"]
+        return None if run.published is None else run.published.groups.get(group)
     if group is Group.TOTAL:
-        return int(run.report["peak"]["active_bytes"])
-    return int(sum(categories.get(str(c), 0) for c in _members(group)))
+        return run.report.peak.active_bytes
+    return sum(run.report.peak.categories.get(c, 0) for c in _members(group))
 
 
 def _group_own(run: Run, group: Group) -> int | None:
     if run.report is None:
         # A published component is its own peak; the sum of such figures is the peak of no run.
         return None if group is Group.TOTAL else _group_peak(run, group)
-    known: int | None = (run.report.get("group_own_peaks") or {}).get(str(group))
-    if known is not None:
-        return known
+    own = run.report.group_own_peaks.get(group)
+    if own is not None:
+        return own
     if group is Group.TOTAL:
-        return int(run.report["peak"]["active_bytes"])
-    held = [n for c in _members(group) if (n := run.report["own_peaks"].get(str(c), 0))]
+        return run.report.peak.active_bytes
+    held = [n for c in _members(group) if (n := run.report.own_peaks.get(c, 0))]
     return sum(held) if len(held) < 2 else None
 
 
@@ -188,179 +201,194 @@ def _members(group: Group) -> list[Category]:
     return [category for category, of in GROUP_OF.items() if of is group]
 
 
-def _categories(runs: Sequence[Run], group: Group) -> list[dict[str, Any]]:
+def _categories(runs: Sequence[Run], group: Group) -> list[ComparedCategory]:
     rows = []
     for category in _members(group):
-        at_peak: Figures = [_of(run, "categories", category) for run in runs]
-        own: Figures = [None if run.report is None else run.report["own_peaks"].get(str(category), 0) for run in runs]
+        at_peak = tuple(None if r.report is None else r.report.peak.categories.get(category, 0) for r in runs)
+        own = tuple(None if r.report is None else r.report.own_peaks.get(category, 0) for r in runs)
         if any(at_peak) or any(own):
-            row = _row(str(category), CATEGORY_LABELS[category], at_peak, own)
-            rows.append({**row, "details": _details(runs, category)})
-    return sorted(rows, key=lambda row: -max(n or 0 for n in row["at_peak"]))
+            rows.append(
+                ComparedCategory(
+                    id=category,
+                    label=CATEGORY_LABELS[category],
+                    at_peak=at_peak,
+                    own_peak=own,
+                    difference=_differences(at_peak),
+                    ratio=_ratios(at_peak),
+                    details=tuple(_details(runs, category, at_peak)),
+                )
+            )
+    return sorted(rows, key=lambda row: -max(n or 0 for n in row.at_peak))
 
 
-def _of(run: Run, key: str, category: Category) -> int | None:
-    return None if run.report is None else int(run.report["peak"][key].get(str(category), 0))
-
-
-def _details(runs: Sequence[Run], category: Category) -> list[dict[str, Any]]:
+def _details(runs: Sequence[Run], category: Category, whole: Figures) -> list[ComparedDetail]:
     """List sub-ids and the bytes that no sub-id covers; only at the peak, where they are counted."""
-    per_run = [{} if r.report is None else r.report["peak"]["details"].get(str(category), {}) for r in runs]
-    names = list(dict.fromkeys(name for details in per_run for name, n in details.items() if n))
-    rows = []
-    for name in names:
-        figures: Figures = [
-            None if run.report is None else details.get(name, 0) for run, details in zip(runs, per_run, strict=True)
-        ]
-        rows.append({"id": name, "label": name.replace("_", " "), "at_peak": figures, **_change(figures)})
-    if rows:
-        rest: Figures = [
-            None if run.report is None else (_of(run, "categories", category) or 0) - sum(details.values())
-            for run, details in zip(runs, per_run, strict=True)
-        ]
-        if any(rest):
-            rows.append({"id": "", "label": "not broken down", "at_peak": rest, **_change(rest)})
-    return rows
+    per_run = [{} if run.report is None else run.report.peak.details.get(category, {}) for run in runs]
+    names = dict.fromkeys(name for details in per_run for name, n in details.items() if n)
+    rows = [
+        _detail(
+            name,
+            name.replace("_", " "),
+            tuple(_if_known(n, d.get(name, 0)) for n, d in zip(whole, per_run, strict=True)),
+        )
+        for name in names
+    ]
+    rest = tuple(_if_known(n, (n or 0) - sum(d.values())) for n, d in zip(whole, per_run, strict=True))
+    return [*rows, _detail("", "not broken down", rest)] if rows and any(rest) else rows
+
+
+def _if_known(whole: int | None, part: int) -> int | None:
+    return None if whole is None else part
+
+
+def _detail(identifier: str, label: str, at_peak: Differences) -> ComparedDetail:
+    return ComparedDetail(
+        id=identifier, label=label, at_peak=at_peak, difference=_differences(at_peak), ratio=_ratios(at_peak)
+    )
 
 
 # ---- beside the sum --------------------------------------------------------------------------------------------------
 
 
-def _beside(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _beside(runs: Sequence[Run]) -> list[ComparedLine]:
     """List the device peak, the phases' highest and host memory, shown below the total and never part of it.
 
     Unknown rows are left out. Phases stand there where the runs peak in different ones.
     """
     lines: list[tuple[str, str, Figures]] = [
-        ("device_peak", "Device peak", [_device_peak(run) for run in runs]),
-        ("reserved", "of which reserved by torch", [_device(run, "reserved_bytes") for run in runs]),
-        ("non_torch", "of which outside torch", [_device(run, "non_torch_bytes") for run in runs]),
+        ("device_peak", "Device peak", tuple(_device_peak(run) for run in runs)),
+        ("reserved", "of which reserved by torch", tuple(_reserved(run) for run in runs)),
+        ("non_torch", "of which outside torch", tuple(_non_torch(run) for run in runs)),
     ]
     for phase in _apart(runs):
-        lines.append((f"phase:{phase}", f"Highest in {phase_words(phase)}", [_highest_in(run, phase) for run in runs]))
-    lines += [(key, label, [_host(run, key) for run in runs]) for key, label in _HOST.items()]
+        highest = tuple(_highest_in(run, phase) for run in runs)
+        lines.append((f"phase:{phase}", f"Highest in {phase_words(phase)}", highest))
+    hosts = [None if run.report is None else run.report.host for run in runs]
+    lines += [(key, label, tuple(None if h is None else of(h) for h in hosts)) for key, (label, of) in _HOST.items()]
     return [
-        {"id": identifier, "label": label, "values": figures, **_change(figures)}
-        for identifier, label, figures in lines
-        if any(n is not None for n in figures)
+        ComparedLine(id=key, label=label, values=values, difference=_differences(values), ratio=_ratios(values))
+        for key, label, values in lines
+        if any(n is not None for n in values)
     ]
 
 
-def _apart(runs: Sequence[Run]) -> list[str]:
+def _apart(runs: Sequence[Run]) -> list[Phase]:
     """List the phases in which the runs peak, where these differ: peaks are then two moments that do not compare."""
-    found = dict.fromkeys(str(run.report["peak"]["phase"] or "") for run in runs if run.report is not None)
+    found = dict.fromkeys(run.report.peak.phase for run in runs if run.report is not None)
     return [phase for phase in found if phase] if len(found) > 1 else []
 
 
-def _highest_in(run: Run, phase: str) -> int | None:
+def _highest_in(run: Run, phase: Phase) -> int | None:
     """Return the highest active bytes in one phase; None for a run without it."""
     if run.report is None:
         return None
-    return max((int(p["peak_bytes"]) for p in run.report["phases"] if p["phase"] == phase), default=None)
+    return max((p.peak_bytes for p in run.report.phases if p.phase == phase), default=None)
 
 
-def _device(run: Run, key: str) -> int | None:
-    value: int | None = None if run.report is None else (run.report["device_peak"] or {}).get(key)
-    return value
+def _reserved(run: Run) -> int | None:
+    return None if run.report is None else run.report.device_peak.reserved_bytes
+
+
+def _non_torch(run: Run) -> int | None:
+    return None if run.report is None else run.report.device_peak.non_torch_bytes
 
 
 def _device_peak(run: Run) -> int | None:
-    reserved = _device(run, "reserved_bytes")
-    return None if reserved is None else reserved + (_device(run, "non_torch_bytes") or 0)
+    reserved = _reserved(run)
+    return None if reserved is None else reserved + (_non_torch(run) or 0)
 
 
 def _device_need(run: Run) -> int | None:
     """Return what a run needs of a device, plus a CUDA context where memory outside torch was not recorded."""
-    reserved = _device(run, "reserved_bytes")
-    return None if reserved is None else needed_bytes(reserved, _device(run, "non_torch_bytes"))
+    reserved = _reserved(run)
+    return None if reserved is None else needed_bytes(reserved, _non_torch(run))
 
 
-def _margin(run: Run, basis: str) -> float:
+def _margin(run: Run, basis: Basis) -> float:
     """Return the margin above a run's need: its own prediction's, or for a total that of a run never compared."""
-    told = (run.report or {}).get("expected_error") or {}
-    return float(told.get("margin", MARGIN if basis == "device_peak" else wide_margin()))
+    told = None if run.report is None else run.report.expected_error
+    if told is not None and told.margin is not None:
+        return told.margin
+    return MARGIN if basis == "device_peak" else wide_margin()
 
 
 def _fits(run: Run, capacity: int, need: int, margin: float) -> bool:
     """Judge a run by its own verdict on that card or, on the device that it was recorded on, by whether it ran out."""
-    report = run.report or {}
-    verdict = report.get("fit")
-    if verdict and verdict["total_bytes"] == capacity:
-        return bool(verdict["fits"])
-    if run.badge == "measured" and report["source"]["device_total_bytes"] == capacity:
-        return report["oom"] is None
+    report = run.report
+    if report is not None and report.fit is not None and report.fit.total_bytes == capacity:
+        return report.fit.fits
+    if report is not None and run.badge == "measured" and report.source.device_total_bytes == capacity:
+        return report.oom is None
     return fits(need, capacity, margin)
 
 
-def _host(run: Run, key: str) -> int | None:
-    value: object = None if run.report is None else (run.report.get("host") or {}).get(key)
-    return value if isinstance(value, int) else None
-
-
-def _capacity(runs: Sequence[Run], asked: int | None) -> dict[str, Any] | None:
+def _capacity(runs: Sequence[Run], asked: int | None) -> ComparedCapacity | None:
     """Tell which runs fit the device (:mod:`memprof.config.fits`): by the device peak where it is known, by the total
     otherwise, for which nothing tells what the allocator reserves.
     """
-    own = {run.report["source"]["device_total_bytes"] for run in runs if run.report and _device_peak(run) is not None}
+    own = {run.report.source.device_total_bytes for run in runs if run.report and _device_peak(run) is not None}
     own.discard(None)
     capacity = asked if asked is not None else own.pop() if len(own) == 1 else None
     if capacity is None:
         return None
     needs: list[int] = []
-    basis, kept = [], []
+    basis: list[Basis] = []
+    kept = []
     for run in runs:
         device = _device_need(run)
         needs.append(device if device is not None else needed_bytes(_group_peak(run, Group.TOTAL) or 0, None))
         basis.append("device_peak" if device is not None else "total")
         kept.append(_margin(run, basis[-1]))
-    return {
-        "bytes": capacity,
-        "from": "device" if asked is None else "option",
-        "needs": needs,
-        "basis": basis,
-        "left": [capacity - need for need in needs],
-        "margins": kept,
-        "fits": [_fits(run, capacity, need, more) for run, need, more in zip(runs, needs, kept, strict=True)],
-    }
+    return ComparedCapacity(
+        bytes=capacity,
+        source="device" if asked is None else "option",
+        needs=tuple(needs),
+        basis=tuple(basis),
+        left=tuple(capacity - need for need in needs),
+        margins=tuple(kept),
+        fits=tuple(_fits(run, capacity, need, more) for run, need, more in zip(runs, needs, kept, strict=True)),
+    )
 
 
 # ---- configuration ---------------------------------------------------------------------------------------------------
 
 
-def _config_diff(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _config_diff(runs: Sequence[Run]) -> list[ChangedSetting]:
     """List the settings that differ, those that memory depends on first, and then other differences of the runs.
 
     ``None`` stands for a missing setting. Runs without a configuration, such as published rows, are left out.
     """
-    configs = [(run.report or {}).get("source", {}).get("config") for run in runs]
-    known = [config for config in configs if config]
-    keys = sorted({key for config in known for key in config} - {"assumed"})
+    configs = [None if run.report is None else run.report.source.config for run in runs]
+    present = [config for config in configs if config]
+    keys = sorted({key for config in present for key in config} - {"assumed"})
     first = [k for k in _MATTERS if k in keys]
     settings = [*first, *[k for k in keys if k not in first]]
     found = [
-        {"setting": key, "of": "config", "matters": key in _MATTERS, "values": [(c or {}).get(key) for c in configs]}
+        ChangedSetting(
+            setting=key, of="config", matters=key in _MATTERS, values=tuple((c or {}).get(key) for c in configs)
+        )
         for key in settings
-        if _differ(config.get(key) for config in known)
+        if _differ(config.get(key) for config in present)
     ]
-    return found + [line for line in _circumstances(runs) if _differ(v for v in line["values"] if v is not None)]
+    return found + [line for line in _circumstances(runs) if _differ(v for v in line.values if v is not None)]
 
 
-def _differ(values: Iterable[Any]) -> bool:
+def _differ(values: Iterable[object]) -> bool:
     held = list(values)
     return any(value != held[0] for value in held[1:])
 
 
-def _circumstances(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _circumstances(runs: Sequence[Run]) -> list[ChangedSetting]:
     """List the device, versions and other circumstances of each recording."""
-    sources = [(run.report or {}).get("source", {}) for run in runs]
-    versions = [source.get("versions") or {} for source in sources]
+    sources = [None if run.report is None else run.report.source for run in runs]
+    versions = [{} if source is None else source.versions for source in sources]
     names = sorted({name for found in versions for name in found} - {"torch"})
     lines = [
-        {"setting": key, "of": "source", "matters": False, "values": [source.get(key) for source in sources]}
+        ChangedSetting(setting=key, of="source", matters=False, values=tuple(s and getattr(s, key) for s in sources))
         for key in ("kind", "device_name", "torch", "history", "world_size")
     ]
     lines += [
-        {"setting": name, "of": "versions", "matters": False, "values": [found.get(name) for found in versions]}
+        ChangedSetting(setting=name, of="versions", matters=False, values=tuple(found.get(name) for found in versions))
         for name in names
     ]
     return lines
@@ -369,37 +397,34 @@ def _circumstances(runs: Sequence[Run]) -> list[dict[str, Any]]:
 # ---- allocations -----------------------------------------------------------------------------------------------------
 
 
-def _only_in(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _only_in(runs: Sequence[Run]) -> list[OnlyIn]:
     """List, for the first run and each other one, the blocks that one holds at its peak and the other does not."""
     pairs = [(0, i) for i in range(1, len(runs)) if runs[0].held and runs[i].held]
     return [entry for a, b in pairs for entry in (_surplus(runs, b, a), _surplus(runs, a, b))]
 
 
-def _surplus(runs: Sequence[Run], here: int, there: int) -> dict[str, Any]:
+def _surplus(runs: Sequence[Run], here: int, there: int) -> OnlyIn:
     one, other = runs[here].held, runs[there].held
     assert one is not None
     assert other is not None
     found = surplus(one, other)
-    return {
-        "in": here,
-        "not_in": there,
-        "bytes": sum(s["bytes"] for s in found),
-        "above_bytes": max(one.cutoff, other.cutoff),
-        "allocations": found[:_MAX_ALLOCATIONS],
-    }
+    return OnlyIn(
+        in_run=here,
+        not_in_run=there,
+        bytes=sum(s.bytes for s in found),
+        above_bytes=max(one.cutoff, other.cutoff),
+        allocations=tuple(found[:_MAX_ALLOCATIONS]),
+    )
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    notes = []
-    for run in runs:
-        for note in (run.published or {}).get("notes", []):
-            notes.append(f"{run.label}: {note}")
-    silent = [run.label for run in runs if run.report is not None and not run.report["source"]["config"]]
+    notes = [f"{run.label}: {note}" for run in runs if run.published is not None for note in run.published.notes]
+    silent = [run.label for run in runs if run.report is not None and not run.report.source.config]
     if silent:
         verb = "carries" if len(silent) == 1 else "carry"
         notes.append(f"{', '.join(silent)} {verb} no configuration, so differences in settings are not known.")
-    kinds = {run.report["source"]["kind"] for run in runs if run.report is not None}
-    if "trace" in kinds and len(kinds) > 1:
+    kinds = {run.report.source.kind for run in runs if run.report is not None}
+    if Kind.TRACE in kinds and len(kinds) > 1:
         notes.append(
             "A tensor trace (a CPU run) counts requested bytes; the other runs count the allocator's larger blocks."
         )

@@ -6,7 +6,7 @@ A million events and eighteen categories would make 144 MB of curves, so each is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,13 +96,44 @@ def phase_maxima(timeline: Timeline, attribution: Attribution) -> dict[str, tupl
     return found
 
 
+@dataclass(frozen=True)
+class SeriesSpan:
+    """A stretch of a phase; ``start_point`` and ``end_point`` are indices of a series' points."""
+
+    phase: str
+    step: int | None
+    start_point: int
+    end_point: int
+
+
+@dataclass(frozen=True)
+class Series:
+    """Bytes at chosen instants, the same for every category.
+
+    Attributes:
+        instants: the number of events before each.
+        time_us: when, in microseconds.
+        spans: stretches of phases.
+        categories: bytes of each category.
+        reserved: reserved memory; ``None`` for a CPU recording.
+        peak_point: the index of the run's peak.
+    """
+
+    instants: list[int]
+    time_us: list[int]
+    spans: tuple[SeriesSpan, ...]
+    categories: dict[Category, list[int]]
+    reserved: list[int] | None
+    peak_point: int
+
+
 def build_series(
     timeline: Timeline,
     attribution: Attribution,
     max_points: int = 4000,
     peak: int | None = None,
     not_in_history: int = 0,
-) -> dict[str, Any]:
+) -> Series:
     """Return the bytes of each category at chosen instants, the same for every category.
 
     The instants are the first, highest, lowest and last of each bucket of events, the ends and peak of every
@@ -122,26 +153,23 @@ def build_series(
         unknown[peak_point] += not_in_history
         if reserved is not None:
             reserved[peak_point] = max(int(reserved[peak_point]), int(timeline.active[peak]) + not_in_history)
-    spans = [
-        {
-            "phase": span.phase,
-            "step": span.step,
-            "within": span.within,
-            "start_us": span.start_us,
-            "end_us": span.end_us,
-            "start_point": int(np.searchsorted(instants, span.start_event)),
-            "end_point": int(np.searchsorted(instants, span.end_event)),
-        }
+    spans = tuple(
+        SeriesSpan(
+            phase=span.phase,
+            step=span.step,
+            start_point=int(np.searchsorted(instants, span.start_event)),
+            end_point=int(np.searchsorted(instants, span.end_event)),
+        )
         for span in attribution.track.spans
-    ]
-    return {
-        "instant": instants.tolist(),
-        "time_us": [timeline.time_us(int(k)) for k in instants],
-        "phase_spans": spans,
-        "categories": {str(category): values.tolist() for category, values in sampled.items()},
-        "reserved": None if reserved is None else reserved.tolist(),
-        "peak_point": peak_point,
-    }
+    )
+    return Series(
+        instants=instants.tolist(),
+        time_us=[timeline.time_us(int(k)) for k in instants],
+        spans=spans,
+        categories={category: values.tolist() for category, values in sampled.items()},
+        reserved=None if reserved is None else reserved.tolist(),
+        peak_point=peak_point,
+    )
 
 
 def _instants(timeline: Timeline, attribution: Attribution, max_points: int, peak: int) -> I64:

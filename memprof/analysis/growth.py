@@ -8,42 +8,65 @@ stays once.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.attribution.result import Attribution
+from memprof.report.run import LeftBehind, StepGrowth, StepMemory
 from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category
 
+_CATEGORIES = list(Category)
+_MOST_LEFT_BEHIND = 10
 
-def growth(timeline: Timeline, attribution: Attribution, tokens: dict[int, int] | None = None) -> dict[str, Any]:
-    """Return how memory grows over the steps of one recording: a report's ``growth``.
+
+def growth(
+    timeline: Timeline,
+    attribution: Attribution,
+    tokens: Mapping[int, int],
+    stack_of: Callable[[int], Sequence[str]],
+    holders: Mapping[int, Sequence[str]],
+) -> StepGrowth:
+    """Return how memory grows over the steps of one recording.
 
     ``end_bytes_per_step`` is the growth of the bytes left at the ends of steps; ``None`` with fewer than three steps.
     ``peak_bytes_per_token`` is the slope of peaks over tokens, and ``explained_by_tokens`` the share of the peaks'
-    variance it accounts for (R²); both are ``None`` where tokens are not known or do not vary. What is
-    ``left_behind`` has the number of its stack and the timeline's ``rows``.
+    variance it accounts for (R²); both are ``None`` where tokens are not known or do not vary.
 
     Args:
         tokens: the tokens that a step trained on, by its number.
+        stack_of: returns a stack by its number, as lines.
+        holders: what referred to the allocation of a row when the recording ended.
     """
-    steps = _steps(timeline, attribution, tokens or {})
-    ends = np.array([s["end_bytes"] for s in steps], dtype=np.float64)
-    known = [s for s in steps if s["tokens"] is not None]
-    trained, peaks = (np.array([s[name] for s in known], dtype=np.float64) for name in ("tokens", "peak_bytes"))
+    steps = _steps(timeline, attribution, tokens)
+    ends = np.array([s.end_bytes for s in steps], dtype=np.float64)
+    trained = np.array([s.tokens for s in steps if s.tokens is not None], dtype=np.float64)
+    peaks = np.array([s.peak_bytes for s in steps if s.tokens is not None], dtype=np.float64)
     per_token, explained = _regress(trained, peaks)
-    return {
-        "steps": steps,
-        "end_bytes_per_step": float(np.polyfit(np.arange(len(ends)), ends, 1)[0]) if len(steps) >= 3 else None,
-        "peak_bytes_per_token": per_token,
-        "explained_by_tokens": explained,
-        "left_behind": _left_behind(timeline, attribution),
-    }
+    left = _left_behind(timeline, attribution)[:_MOST_LEFT_BEHIND]
+    return StepGrowth(
+        steps=tuple(steps),
+        end_bytes_per_step=float(np.polyfit(np.arange(len(ends)), ends, 1)[0]) if len(steps) >= 3 else None,
+        peak_bytes_per_token=per_token,
+        explained_by_tokens=explained,
+        left_behind=tuple(
+            LeftBehind(
+                bytes=stack.bytes,
+                bytes_per_step=stack.bytes / stack.steps,
+                steps=stack.steps,
+                category=stack.category,
+                held_by=tuple(sorted({who for row in stack.rows for who in holders.get(row, ())})),
+                stack=tuple(stack_of(stack.number)),
+            )
+            for stack in left
+        ),
+    )
 
 
-def _steps(timeline: Timeline, attribution: Attribution, tokens: dict[int, int]) -> list[dict[str, Any]]:
+def _steps(timeline: Timeline, attribution: Attribution, tokens: Mapping[int, int]) -> list[StepMemory]:
     marks = attribution.track.step
     starts = np.flatnonzero(np.diff(marks, prepend=-2))
     first_of: dict[int, int] = {}
@@ -56,7 +79,7 @@ def _steps(timeline: Timeline, attribution: Attribution, tokens: dict[int, int])
     for step in sorted(step for step in first_of if step >= 0):
         first, last = first_of[step], last_of[step]
         peak, end = int(timeline.allocated[first : last + 1].max()), int(timeline.allocated[last])
-        found.append({"step": step, "peak_bytes": peak, "end_bytes": end, "tokens": tokens.get(step)})
+        found.append(StepMemory(step=step, peak_bytes=peak, end_bytes=end, tokens=tokens.get(step)))
     return found
 
 
@@ -69,7 +92,18 @@ def _regress(x: np.ndarray, y: np.ndarray) -> tuple[float | None, float | None]:
     return float(slope), 1.0 - missed / spread if spread else None
 
 
-def _left_behind(timeline: Timeline, attribution: Attribution) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _LeavingStack:
+    """Hold a stack (its ``number``) that left ``bytes`` behind in several ``steps``, and its ``rows``."""
+
+    number: int
+    bytes: int
+    steps: int
+    category: Category
+    rows: list[int]
+
+
+def _left_behind(timeline: Timeline, attribution: Attribution) -> list[_LeavingStack]:
     """List the stacks that left bytes behind in at least two steps, without the last (unfinished) step."""
     steps = attribution.step
     if not len(steps) or steps.max() < 0:
@@ -84,10 +118,5 @@ def _left_behind(timeline: Timeline, attribution: Attribution) -> list[dict[str,
             continue
         total = int(timeline.size[of_stack].sum())
         category = int(attribution.category[of_stack[np.argmax(timeline.size[of_stack])]])
-        found.append(
-            {
-                "bytes": total, "bytes_per_step": total / n_steps, "steps": n_steps,
-                "category": str(list(Category)[category]), "stack": stack, "rows": of_stack.tolist(),
-            }
-        )  # fmt: skip
-    return sorted(found, key=lambda row: -row["bytes"])
+        found.append(_LeavingStack(stack, total, n_steps, _CATEGORIES[category], of_stack.tolist()))
+    return sorted(found, key=lambda left: -left.bytes)

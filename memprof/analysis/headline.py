@@ -6,15 +6,23 @@ Every renderer draws these sentences as they are and writes none of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from memprof.analysis.allocations.places import listed_places
 from memprof.analysis.peaks.next_step import next_step
 from memprof.config.gpus import size_words
 from memprof.config.trl_arguments import assumed_words
+from memprof.report import Report
+from memprof.report.advice import Advice, Headline, Place
+from memprof.report.allocations import Finding
+from memprof.report.base import known
+from memprof.report.comparison import ComparedCapacity, ComparedCategory, ComparedGroup, ComparedRun, Comparison
+from memprof.report.run import OutOfMemory, Source
+from memprof.report.simulation import Fit
 from memprof.units import GIB, amount, format_bytes, gib, percent
-from memprof.vocabulary import CATEGORY_LABELS, Category, phase_words
+from memprof.vocabulary import CATEGORY_LABELS, Category, History, Kind, Phase, phase_words
 
 # Categories that are held in every phase; the others come and go.
 _STANDING = {
@@ -27,9 +35,9 @@ _WORTH = 0.05
 _TELLING = 0.25
 # With this share of the card left a run fits with room: nothing has to change.
 _ROOMY = 0.25
-_LABELS = {str(category): label[:1].lower() + label[1:] for category, label in CATEGORY_LABELS.items()}
-_LABELS[str(Category.KV_CACHE)] = CATEGORY_LABELS[Category.KV_CACHE]
-_PEAK = {"trace": "Peak tensor memory", "simulated": "Simulated peak"}
+_LABELS = {category: label[:1].lower() + label[1:] for category, label in CATEGORY_LABELS.items()}
+_LABELS[Category.KV_CACHE] = CATEGORY_LABELS[Category.KV_CACHE]
+_PEAK = {Kind.TRACE: "Peak tensor memory", Kind.SIMULATED: "Simulated peak"}
 # A category that gives this share of what a change saves is named with it.
 _MUCH = 0.25
 # Name the memory that lies idle from this share of what is reserved on, where it is worth naming at all.
@@ -45,53 +53,51 @@ _UNKNOWN = 0.9
 _GUESSED = 0.5
 
 
-def with_headline(report: Mapping[str, Any]) -> dict[str, Any]:
+def with_headline(report: Report) -> Report:
     """Return the report with its headline written anew, as after its advice or its capacity changed."""
-    return {**report, "headline": headline_of(report)}
+    return replace(report, headline=headline_of(report))
 
 
-def headline_of(report: Mapping[str, Any], places: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Return the ``headline`` of a report: ``verdict``, ``cause``, ``places``, ``action``, ``assumed``.
+def headline_of(report: Report, places: Sequence[Place] | None = None) -> Headline:
+    """Return the headline of a report.
 
     Args:
-        report: ``memprof.report/1``, with its advice.
-        places: where :func:`named_category` was made (see
-            :mod:`memprof.analysis.allocations.places`); default: those of the report's headline, else of the
-            allocations that it lists.
+        report: the report, with its advice.
+        places: where :func:`named_category` was allocated (see :mod:`memprof.analysis.allocations.places`); default:
+            those of the report's headline, else of the allocations that it lists.
     """
-    peak = report["peak"]
+    peak = report.peak
     category = named_category(report)
     if places is None and category is not None:
-        whole = peak["categories"].get(category, 0)
-        known = (report.get("headline") or {}).get("places") or ()
+        whole = peak.categories.get(category, 0)
+        known = report.headline.places if report.headline is not None else ()
         # Another first change may name another category: a place's share tells which it is of.
-        if known and all(abs(place["bytes"] - place["share"] * whole) <= 1e-4 * whole for place in known):
+        if known and all(abs(place.bytes - place.share * whole) <= 1e-4 * whole for place in known):
             places = known
         else:
-            listed = peak["allocations"] if peak.get("largest") is None else peak["largest"]
-            places = listed_places(listed, category, whole)
-    places = [dict(place) for place in places or ()]
-    return {
-        "verdict": _verdict(report),
-        "cause": _cause(report, category, places),
-        "places": places,
-        "action": _action(report),
-        "assumed": _assumed(report),
-    }
+            places = listed_places(peak.largest or peak.allocations, category, whole)
+    places = tuple(places or ())
+    return Headline(
+        verdict=_verdict(report),
+        cause=_cause(report, category, places),
+        places=places,
+        action=_action(report),
+        assumed=tuple(_assumed(report)),
+    )
 
 
-def _assumed(report: Mapping[str, Any]) -> list[str]:
+def _assumed(report: Report) -> list[str]:
     """List what was assumed where a simulated run's settings leave it open, or to simulate a recorded run for its
     advice; last, what a card named by its size is taken for.
     """
-    words = list((report.get("unchanged") or {}).get("assumed") or ())
-    if report["source"]["kind"] == "simulated":
-        words = assumed_words(report["source"].get("config") or {})
-    sizes = dict.fromkeys(size_words(str((report.get(part) or {}).get("gpu"))) for part in ("fit", "combination"))
+    words = list(report.unchanged.assumed) if report.unchanged is not None else []
+    if report.source.kind == Kind.SIMULATED:
+        words = assumed_words(report.source.config or {})
+    sizes = dict.fromkeys(size_words(part.gpu) for part in (report.fit, report.combination) if part is not None)
     return [*words, *filter(None, sizes)]
 
 
-def named_category(report: Mapping[str, Any]) -> str | None:
+def named_category(report: Report) -> Category | None:
     """Return the category whose places the cause names: what the first change takes most of; without one, the largest
     that comes and goes, where that holds enough.
     """
@@ -103,134 +109,137 @@ def named_category(report: Mapping[str, Any]) -> str | None:
     passing = {c: n for c, n in held.items() if c not in _STANDING}
     largest = max(held, key=lambda c: held[c])
     found = max(passing, key=lambda c: passing[c], default=largest)
-    return found if held[found] >= _WORTH * report["peak"]["active_bytes"] else largest
+    return found if held[found] >= _WORTH * report.peak.active_bytes else largest
 
 
-def _held(report: Mapping[str, Any]) -> tuple[dict[str, int], str]:
+def _held(report: Report) -> tuple[dict[Category, int], str]:
     """Return the bytes of each category at the moment that the headline is about, and what to call that moment."""
     if (following := next_step(report)) is not None:
-        return dict(following["categories"]), f"these {gib(following['peak_bytes'])} GiB"
-    whole = "it" if _is_dump(report["source"]) else "the peak"
-    return {category: n for category, n in report["peak"]["categories"].items() if n}, whole
+        return dict(following.categories), f"these {gib(following.peak_bytes)} GiB"
+    whole = "it" if _is_dump(report.source) else "the peak"
+    return {category: n for category, n in report.peak.categories.items() if n}, whole
 
 
-def _taken(report: Mapping[str, Any], held: Mapping[str, int]) -> list[str]:
+def _taken(report: Report, held: Mapping[Category, int]) -> list[Category]:
     """Return the categories that the first change lowers much, the most last: the cause names the same bytes."""
-    takes = (report["advice"][0].get("takes") or {}) if report.get("advice") else {}
+    takes = (report.advice[0].takes or {}) if report.advice else {}
     much = [c for c, n in takes.items() if c in held and n >= _MUCH * sum(takes.values())]
     return sorted(much, key=lambda c: takes[c])
 
 
-def missing_bytes(oom: Mapping[str, Any]) -> int:
+def missing_bytes(oom: OutOfMemory) -> int:
     """Return what was missing when memory ran out, for the request or the whole step; 0 where only pieces were free."""
-    short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
-    if oom.get("device_free_bytes") is None or oom.get("requested_bytes") is None:
+    short = _short_bytes(oom)
+    if oom.device_free_bytes is None or oom.fits_defragmented:
         return short
-    if oom.get("fits_defragmented"):
-        return short
-    return max(short, int(oom["requested_bytes"]) - _room(oom))
+    return max(short, oom.requested_bytes - _room(oom))
 
 
-def _room(oom: Mapping[str, Any]) -> int:
+def _short_bytes(oom: OutOfMemory) -> int:
+    """Return what was missing for the whole step; 0 where that is not known."""
+    ahead = known(oom.ahead)
+    return 0 if ahead is None else ahead.short_bytes or 0
+
+
+def _room(oom: OutOfMemory) -> int:
     """Return the bytes that torch could still have taken: a limit of the process counts what it has reserved."""
-    free, limit = int(oom["device_free_bytes"] or 0), oom.get("limit_bytes")
+    free, limit = oom.device_free_bytes or 0, known(oom.limit_bytes)
     if limit is None:
-        return 0 if oom.get("limited") else free
-    return min(free, max(0, int(limit) - int(oom.get("reserved_bytes") or 0)))
+        return 0 if oom.limited else free
+    return min(free, max(0, limit - (known(oom.reserved_bytes) or 0)))
 
 
 # ---- verdict ---------------------------------------------------------------------------------------------------------
 
 
-def peak_words(source: Mapping[str, Any]) -> str:
+def peak_words(source: Source) -> str:
     """Name the peak by what was recorded; without a history it is not known how high memory went."""
     if _is_dump(source):
         return "Allocated at the dump"
-    return _PEAK.get(source["kind"], "Peak allocated memory")
+    return _PEAK.get(source.kind, "Peak allocated memory")
 
 
-def _is_dump(source: Mapping[str, Any]) -> bool:
+def _is_dump(source: Source) -> bool:
     """Tell whether only one instant is known; a dump of 2023 or 2024 may hold a single event, a block given back."""
-    history, events = str(source["history"]), int(source.get("events", 2))
-    return history == "none" or (history != "complete" and events < 2)
+    return source.history == History.NONE or (source.history != History.COMPLETE and source.events < 2)
 
 
-def peak_phase(report: Mapping[str, Any]) -> str | None:
+def peak_phase(report: Report) -> Phase | None:
     """Return the phase of the peak; None where nothing tells one phase from another."""
-    phase, known_by = report["peak"]["phase"], report["source"].get("phases_known_by")
-    told_apart = known_by == "marks" or any(p["phase"] != "other" for p in report["phases"])
-    return phase if phase != "other" or (told_apart and known_by != "none") else None
+    phase, known_by = report.peak.phase, report.source.phases_known_by
+    told_apart = known_by == "marks" or any(p.phase != Phase.OTHER for p in report.phases)
+    return phase if phase != Phase.OTHER or (told_apart and known_by != "none") else None
 
 
-def _where(phase: str | None, step: int | None) -> str:
+def _where(phase: Phase | None, step: int | None) -> str:
     known = phase_words(phase).lower() if phase else "an unknown phase"
     return f"{known}, step {step}" if step is not None else known
 
 
-def _in(phase: str | None, step: int | None) -> str:
+def _in(phase: Phase | None, step: int | None) -> str:
     """Write where something happened; "" where no phase is known."""
     return f" in {_where(phase, step)}" if phase else ""
 
 
-def _verdict(report: Mapping[str, Any]) -> str:
-    if oom := report.get("oom"):
+def _verdict(report: Report) -> str:
+    if oom := report.oom:
         return _out_of_memory(oom)
-    source, peak = report["source"], report["peak"]
-    if fit := report.get("fit"):
+    source, peak = report.source, report.peak
+    if fit := report.fit:
         return _judged(fit)
-    held = f"{amount(peak['allocated_bytes'])}{_in(peak_phase(report), peak['step'])}"
+    held = f"{amount(peak.allocated_bytes)}{_in(peak_phase(report), peak.step)}"
     words = f"{peak_words(source)}: {held}"
     capacity = _capacity(report)
-    words += f", {percent(peak['allocated_bytes'], capacity)} of the device" if capacity else ""
+    words += f", {percent(peak.allocated_bytes, capacity)} of the device" if capacity else ""
     if _is_dump(source):
         return f"{words}; the peak before it is not known"
-    most = (report.get("device_peak") or {}).get("reserved_bytes") or 0
-    if _idle(most, peak["active_bytes"]) and not _handed_back(report):
+    most = report.device_peak.reserved_bytes or 0
+    if _idle(most, peak.active_bytes) and not _handed_back(report):
         words += f"; {gib(most)} GiB reserved at most"
     return words + _from_the_next_step(report)
 
 
-def _from_the_next_step(report: Mapping[str, Any]) -> str:
+def _from_the_next_step(report: Report) -> str:
     """Say how high a phase rises in the next step, where the only step seen makes the optimizer's state."""
     if (following := next_step(report)) is None:
         return ""
-    phase, needed = following["phase"], following["peak_bytes"]
+    phase, needed = following.phase, following.peak_bytes
     return f"; about {amount(needed)} in {_where(phase, None)} from the next step on, beside the optimizer's state"
 
 
-def _judged(fit: Mapping[str, Any]) -> str:
+def _judged(fit: Fit) -> str:
     """Write a simulation's verdict, with its reason where the need alone does not explain it."""
-    need, total = int(fit["needed_bytes"]), int(fit["total_bytes"])
-    words = f"{fit['gpu']}: needs {gib(need)} of {gib(total)} GiB"
-    if fit["fits"]:
-        how = ", because cached memory is given back when the card is full" if fit["flushes"] else ""
+    need, total = fit.needed_bytes, fit.total_bytes
+    words = f"{fit.gpu}: needs {gib(need)} of {gib(total)} GiB"
+    if fit.fits:
+        how = ", because cached memory is given back when the card is full" if fit.flushes else ""
         return f"Fits {words}{how}"
     if need > total:
         return f"Does not fit {words}"
-    if need > fit["limit_bytes"]:
-        return f"Does not fit {words}, and {100 * fit['margin']:.0f} % are kept free"
-    host, variants = fit.get("host") or {}, fit.get("ensemble") or {}
-    if host.get("fits") is False:
-        return f"Does not fit: the host needs {gib(host['needed_bytes'])} of {gib(host['total_bytes'])} GiB"
-    if variants.get("failed"):
-        return f"Does not fit {words}, and {variants['failed']} of {variants['members']} variants of the run need more"
+    if need > fit.limit_bytes:
+        return f"Does not fit {words}, and {100 * fit.margin:.0f} % are kept free"
+    host, variants = fit.host, fit.ensemble
+    if host is not None and host.fits is False:
+        return f"Does not fit: the host needs {gib(host.needed_bytes)} of {gib(host.total_bytes or 0)} GiB"
+    if variants is not None and variants.failed:
+        return f"Does not fit {words}, and {variants.failed} of {variants.members} variants of the run need more"
     return f"Does not fit {words}"
 
 
-def _capacity(report: Mapping[str, Any]) -> int | None:
+def _capacity(report: Report) -> int | None:
     """Return the bytes of the card; None where it is not known, or for a tensor trace, which reserves nothing."""
-    known = report.get("capacity") or {"bytes": report["source"]["device_total_bytes"]}
-    return known["bytes"] if report["peak"]["reserved_bytes"] is not None else None
+    if report.peak.reserved_bytes is None:
+        return None
+    return report.capacity.bytes if report.capacity is not None else report.source.device_total_bytes
 
 
-def _out_of_memory(oom: Mapping[str, Any]) -> str:
-    where = _in(None if oom["phase"] == "other" else oom["phase"], oom["step"])
-    asked = format_bytes(oom["requested_bytes"]) if oom.get("requested_bytes") else ""
-    short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
+def _out_of_memory(oom: OutOfMemory) -> str:
+    where = _in(None if oom.phase == Phase.OTHER else oom.phase, oom.step)
+    asked = format_bytes(oom.requested_bytes) if oom.requested_bytes else ""
     if missing := missing_bytes(oom):
-        whole = " for the whole step" if missing == short else ""
+        whole = " for the whole step" if missing == _short_bytes(oom) else ""
         return f"Out by {amount(missing)}{whole}{where}"
-    if oom.get("fits_defragmented") and asked:
+    if oom.fits_defragmented and asked:
         return f"Out of memory{where}: {asked} would have fitted in one piece"
     return f"Out of memory{where}" + (f": {asked} did not fit" if asked else "")
 
@@ -238,16 +247,16 @@ def _out_of_memory(oom: Mapping[str, Any]) -> str:
 # ---- cause -----------------------------------------------------------------------------------------------------------
 
 
-def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Mapping[str, Any]]) -> str:
+def _cause(report: Report, category: Category | None, places: Sequence[Place]) -> str:
     """Say what explains most; then name the largest category, and the ones that the first change takes from."""
     held, whole = _held(report)
     if category is None:
         return "Nothing was allocated."
-    unknown = held.get(str(Category.UNATTRIBUTED), 0)
+    unknown = held.get(Category.UNATTRIBUTED, 0)
     if unknown > _UNKNOWN * sum(held.values()):
         where = f": {_places(places)}" if places else ""
         return f"What {amount(unknown)} ({percent(unknown, sum(held.values()))}) are for is not known{where}."
-    peak, active = report["peak"], sum(held.values())
+    peak, active = report.peak, sum(held.values())
     largest = max(held, key=lambda c: held[c])
     named = list(dict.fromkeys([largest, *_taken(report, held), category]))
     named = [c for c in named if c != category] + [category]
@@ -258,15 +267,15 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
     made = f"{whose}{_places(places)}" if places else ""
     more = f"; beside {'it' if len(named) < 2 else 'them'} {_and(parts[len(named) :])}" if beside else ""
     sentence = f"{_explained(report)}{_and(parts[: len(named)])}{made}{more}.{_known_beside(report, (*named, *beside))}"
-    counted = peak.get("guessed") or {}
-    told = [c for c in (*named, *beside) if c != str(Category.UNATTRIBUTED)]
+    counted = peak.guessed
+    told = [c for c in (*named, *beside) if c != Category.UNATTRIBUTED]
     if _handed_back(report):
         sentence += f" {_idle_words(report)}".rstrip()
     if guessed := [_label(c) for c in told if counted.get(c, 0) >= _GUESSED * held[c]]:
         sentence += f" Guessed: {_and(guessed)}."
-    if waiting := peak["pending_free_bytes"]:
+    if waiting := peak.pending_free_bytes:
         sentence += f" {gib(waiting)} GiB more were freed by the program and wait for a stream: phases, shares and the"
-        sentence += f" total, {gib(peak['active_bytes'])} GiB, count them."
+        sentence += f" total, {gib(peak.active_bytes)} GiB, count them."
     return sentence
 
 
@@ -274,76 +283,77 @@ def _and(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
-def _known_beside(report: Mapping[str, Any], told: Sequence[str]) -> str:
+def _known_beside(report: Report, told: Sequence[Category]) -> str:
     """Name the largest category whose lines are known, where all that is named of a dump is guessed."""
-    peak, counted = report["peak"], report["peak"].get("guessed") or {}
-    held = {c: n for c, n in peak["categories"].items() if n >= _KNOWN * peak["active_bytes"]}
+    peak, counted = report.peak, report.peak.guessed
+    held = {c: n for c, n in peak.categories.items() if n >= _KNOWN * peak.active_bytes}
     guessed = {c for c, n in held.items() if counted.get(c, 0) >= _GUESSED * n}
-    rest = sorted(set(held) - guessed - set(told) - {str(Category.UNATTRIBUTED)}, key=lambda c: -held[c])
-    if not rest or not guessed.issuperset(told) or not _is_dump(report["source"]):
+    rest = sorted(set(held) - guessed - set(told) - {Category.UNATTRIBUTED}, key=lambda c: -held[c])
+    if not rest or not guessed.issuperset(told) or not _is_dump(report.source):
         return ""
-    places = listed_places(peak.get("largest") or (), rest[0], held[rest[0]])
-    share = percent(held[rest[0]], peak["active_bytes"])
+    places = listed_places(peak.largest, rest[0], held[rest[0]])
+    share = percent(held[rest[0]], peak.active_bytes)
     return f" {amount(held[rest[0]])} of {_label(rest[0])} ({share}): {_places(places)}." if places else ""
 
 
-def _explained(report: Mapping[str, Any]) -> str:
+def _explained(report: Report) -> str:
     """Say what explains at least half of a category, or what the first change is about; "" where nothing does."""
-    peak, words = report["peak"], ""
-    first = report["advice"][0]["id"] if report.get("advice") else ""
-    for found in peak.get("findings") or ():
-        known = first in (found["kind"], "kept_by_passes")
-        if not known and found["bytes"] < peak["categories"].get(found["category"], 0) / 2:
+    peak, words = report.peak, ""
+    first = report.advice[0].id if report.advice else ""
+    for found in peak.findings:
+        is_first = first in (found.kind, "kept_by_passes")
+        if not is_first and found.bytes < peak.categories.get(found.category, 0) / 2:
             continue
-        words += _EXPLAINED[found["kind"]](found, percent(found["bytes"], peak["active_bytes"]))
+        words += _EXPLAINED[found.kind](found, percent(found.bytes, peak.active_bytes))
     return words + ("" if _handed_back(report) else _idle_words(report))
 
 
-def _idle_words(report: Mapping[str, Any]) -> str:
+def _idle_words(report: Report) -> str:
     """Say how much of what is reserved lies idle, where it is much: at a dump, or when most was reserved."""
-    peak, device = report["peak"], report.get("device_peak") or {}
-    if _is_dump(report["source"]):
-        if not (idle := _idle(peak["reserved_bytes"], peak["active_bytes"])):
+    peak, device = report.peak, report.device_peak
+    if _is_dump(report.source):
+        reserved = peak.reserved_bytes or 0
+        if not (idle := _idle(reserved, peak.active_bytes)):
             return ""
-        words = f"{gib(idle)} of the {gib(peak['reserved_bytes'])} GiB reserved are idle "
-        words += f"({percent(idle, peak['reserved_bytes'])}): more was held before, or requests do not fit the gaps. "
+        words = f"{gib(idle)} of the {gib(reserved)} GiB reserved are idle "
+        words += f"({percent(idle, reserved)}): more was held before, or requests do not fit the gaps. "
         return words
-    most, used = device.get("reserved_bytes"), device.get("active_bytes")
-    if most is None or used is None or not _idle(most, peak["active_bytes"]):
+    most, used = device.reserved_bytes, device.active_bytes
+    if most is None or used is None or not _idle(most, peak.active_bytes):
         return ""
     if _handed_back(report):
-        now = gib(peak["reserved_bytes"])
+        now = gib(peak.reserved_bytes or 0)
         return f"{gib(most)} GiB were reserved before the peak and handed back: {now} are reserved at it. "
     return f"Of the {gib(most)} GiB reserved at most, {gib(most - used)} were idle then. "
 
 
-def _handed_back(report: Mapping[str, Any]) -> bool:
+def _handed_back(report: Report) -> bool:
     """Tell whether torch gave much of the reserved memory back before the peak, so that it does not lie idle there."""
-    peak, device = report["peak"], report.get("device_peak") or {}
-    if device.get("reserved_bytes") is None or (device.get("time_us") or 0) >= (peak.get("time_us") or 0):
+    peak, device = report.peak, report.device_peak
+    if device.reserved_bytes is None or (device.time_us or 0) >= peak.time_us:
         return False
-    return _idle(device["reserved_bytes"], peak["reserved_bytes"] or 0) > 0
+    return _idle(device.reserved_bytes, peak.reserved_bytes or 0) > 0
 
 
-def _left_over(found: Mapping[str, Any], share: str) -> str:
-    place = ":".join(_file_and_line(found["frame"]))
-    passes = "the pass before" if found["passes"] == 1 else f"{found['passes']} passes"
-    words = f"{amount(found['bytes'])} of {_label(found['category'])} ({share}), made at {place}"
-    words += f"{' with what they hold' if found.get('holds_bytes') else ''}, are left from {passes}"
-    return f"{words}, freed only when the next had made its own. " if found["passes"] == 1 else f"{words}. "
+def _left_over(found: Finding, share: str) -> str:
+    place = ":".join(_file_and_line(found.frame))
+    passes = "the pass before" if found.passes == 1 else f"{found.passes} passes"
+    words = f"{amount(found.bytes)} of {_label(found.category)} ({share}), made at {place}"
+    words += f"{' with what they hold' if found.holds_bytes else ''}, are left from {passes}"
+    return f"{words}, freed only when the next had made its own. " if found.passes == 1 else f"{words}. "
 
 
-def _two_copies(found: Mapping[str, Any], share: str) -> str:
+def _two_copies(found: Finding, share: str) -> str:
     words = "Each size of weight is there an even number of times"
-    if found["frame"]:
-        place = ":".join(_file_and_line(found["frame"]))
-        each = f"ran once for each of two copies, {amount(found['bytes'])} each. "
+    if found.frame:
+        place = ":".join(_file_and_line(found.frame))
+        each = f"ran once for each of two copies, {amount(found.bytes)} each. "
         return f"{words}, made by the same line: {place} {each}"
-    return f"{words}: these may be two copies of one model (or one and its gradients), {amount(found['bytes'])} each. "
+    return f"{words}: these may be two copies of one model (or one and its gradients), {amount(found.bytes)} each. "
 
 
-def _brief_workspace(found: Mapping[str, Any], share: str) -> str:
-    return f"{amount(found['bytes'])} ({share}) are workspace that a convolution's plan takes while it runs. "
+def _brief_workspace(found: Finding, share: str) -> str:
+    return f"{amount(found.bytes)} ({share}) are workspace that a convolution's plan takes while it runs. "
 
 
 _EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies, "brief_workspace": _brief_workspace}
@@ -355,9 +365,9 @@ def _idle(reserved: int | None, active: int) -> int:
     return idle if idle >= _IDLE_BYTES and idle > _IDLE * (reserved or 0) else 0
 
 
-def _to_half(held: Mapping[str, int], named: Sequence[str], active: int) -> list[str]:
+def _to_half(held: Mapping[Category, int], named: Sequence[Category], active: int) -> list[Category]:
     """Return up to two of the next largest categories, where those named hold less than half of the peak."""
-    found: list[str] = []
+    found: list[Category] = []
     for category in sorted(held, key=lambda c: -held[c]):
         if sum(held[c] for c in (*named, *found)) >= active / 2 or len(found) == 2:
             break
@@ -366,18 +376,18 @@ def _to_half(held: Mapping[str, int], named: Sequence[str], active: int) -> list
     return found
 
 
-def _label(category: str) -> str:
-    return _LABELS.get(category, category.replace("_", " "))
+def _label(category: Category) -> str:
+    return _LABELS[category]
 
 
-def _places(places: Sequence[Mapping[str, Any]]) -> str:
+def _places(places: Sequence[Place]) -> str:
     """Write ``38 % from models.py:174, 31 % from :181``: a file is named once where places follow each other in it."""
-    if sum(place["share"] for place in places) < _TELLING:
-        return f"from many places, at most {100 * places[0]['share']:.0f} % from one"
+    if sum(place.share for place in places) < _TELLING:
+        return f"from many places, at most {100 * places[0].share:.0f} % from one"
     words, before = [], ""
     for place in places:
-        file, line = _file_and_line(place["frame"])
-        words.append(f"{100 * place['share']:.0f} % from {'' if file == before else file}:{line}")
+        file, line = _file_and_line(place.frame)
+        words.append(f"{100 * place.share:.0f} % from {'' if file == before else file}:{line}")
         before = file
     return ", ".join(words)
 
@@ -391,42 +401,41 @@ def _file_and_line(frame: str) -> tuple[str, str]:
 # ---- action ----------------------------------------------------------------------------------------------------------
 
 
-def _action(report: Mapping[str, Any]) -> str:
+def _action(report: Report) -> str:
     """Name the change to begin with, row 1 of the advice; where the run fits easily, say that nothing has to change."""
-    advice = report.get("advice") or []
-    if not advice:
+    if not report.advice:
         return _nothing_to_change(report)
     if spare := _to_spare(report):
         return spare
-    first = advice[0]
-    how = "simulated" if first["basis"] == "simulated" else "an estimate"
-    stays = "gradients stay" if report["own_peaks"].get("gradients") else "results stay"
+    first = report.advice[0]
+    how = "simulated" if first.basis == "simulated" else "an estimate"
+    stays = "gradients stay" if report.own_peaks.get(Category.GRADIENTS) else "results stay"
     # One of two changes is right, and the other is not: nothing is promised of both, and the saving is the first's.
-    either = first["action"].startswith("If this run only infers")
-    same = f"; {stays} the same" if first["exact"] and not either else ""
-    action = first["action"][:1].lower() + first["action"][1:]
-    enough = f" {first['enough_words']}" if first.get("enough_words") else ""
-    most = "at most " if first["id"] == "brief_workspace" else ""
-    saves = most + amount(first["saves_bytes"]) + _of_whole_step(first, report)
-    how_to = str(first.get("setting") or "").split("  #")[0].removesuffix(": ...")
+    either = first.action.startswith("If this run only infers")
+    same = f"; {stays} the same" if first.exact and not either else ""
+    action = first.action[:1].lower() + first.action[1:]
+    enough = f" {first.enough_words}" if first.enough_words else ""
+    most = "at most " if first.id == "brief_workspace" else ""
+    saves = most + amount(first.saves_bytes) + _of_whole_step(first, report)
+    how_to = (first.setting or "").split("  #")[0].removesuffix(": ...")
     setting = f" How: {how_to}." if how_to else ""
     it = "In inference it" if either else "It"
     words = f"First thing to change: {action}. {it} saves {saves} ({how}{same}).{enough}{setting}"
-    return _from_a_dump(report, words) if _is_dump(report["source"]) else words
+    return _from_a_dump(report, words) if _is_dump(report.source) else words
 
 
-def _nothing_to_change(report: Mapping[str, Any]) -> str:
+def _nothing_to_change(report: Report) -> str:
     """Say that a peak of workspaces is the libraries' own; "" elsewhere."""
-    peak = report["peak"]
-    if peak["categories"].get(str(Category.WORKSPACE), 0) < _FIXED * max(1, peak["active_bytes"]):
+    peak = report.peak
+    if peak.categories.get(Category.WORKSPACE, 0) < _FIXED * max(1, peak.active_bytes):
         return ""
     return "Nothing to change: libraries such as cuBLAS take these once, in a fixed size, whatever the program holds."
 
 
-def _from_a_dump(report: Mapping[str, Any], words: str) -> str:
+def _from_a_dump(report: Report, words: str) -> str:
     """Add how to give back what lies idle, and how to see the peak that a dump does not show."""
-    peak = report["peak"]
-    free = peak["cached_bytes"] if _idle(peak["reserved_bytes"], peak["active_bytes"]) else 0
+    peak = report.peak
+    free = peak.cached_bytes if _idle(peak.reserved_bytes, peak.active_bytes) else 0
     first = f"torch.cuda.empty_cache() gives {gib(free)} GiB back to the device at once. " if free else ""
     return (
         f"{first}{words} To see the peak, call torch.cuda.memory._record_memory_history(max_entries=100000) before the "
@@ -434,33 +443,33 @@ def _from_a_dump(report: Mapping[str, Any], words: str) -> str:
     )
 
 
-def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+def _of_whole_step(entry: Advice, report: Report) -> str:
     """Say what a step needs in all, where the saving counts from that and not from the peak: of one that ran out of
     memory, and of the next one after a first.
     """
-    after = entry.get("peak_after_bytes")
-    if after is None or entry["basis"] != "estimated":
+    after = entry.peak_after_bytes
+    if after is None or entry.basis != "estimated":
         return ""
-    whole = int(entry["saves_bytes"] + after)
+    whole = entry.saves_bytes + after
     if next_step(report) is not None:
         return f" of the {gib(whole)} GiB that the next step needs"
-    if not (report.get("oom") or {}).get("ahead"):
+    if report.oom is None or known(report.oom.ahead) is None:
         return ""
-    return f" of the {gib(whole)} GiB that the step needs in all" if whole > report["peak"]["allocated_bytes"] else ""
+    return f" of the {gib(whole)} GiB that the step needs in all" if whole > report.peak.allocated_bytes else ""
 
 
-def _to_spare(report: Mapping[str, Any]) -> str:
+def _to_spare(report: Report) -> str:
     """Say that a run fits its card with room to spare, as far as it was seen; else return ""."""
-    capacity, device, fit = _capacity(report), report.get("device_peak") or {}, report.get("fit")
-    if not capacity or report.get("oom") or (fit and not fit["fits"]):
+    capacity, device, fit = _capacity(report), report.device_peak, report.fit
+    if not capacity or report.oom or (fit and not fit.fits):
         return ""
-    held = (device.get("reserved_bytes") or 0) + (device.get("non_torch_bytes") or 0)
-    left = capacity - max(held, report["peak"]["active_bytes"])
+    held = (device.reserved_bytes or 0) + (device.non_torch_bytes or 0)
+    left = capacity - max(held, report.peak.active_bytes)
     if fit:  # the verdict's own figures
-        capacity, left = fit["total_bytes"], fit["headroom_bytes"]
+        capacity, left = fit.total_bytes, fit.headroom_bytes
     if left < _ROOMY * capacity:
         return ""
-    if not fit and not any(phase["phase"] == "optimizer_step" for phase in report["phases"]):
+    if not fit and not any(phase.phase == Phase.OPTIMIZER_STEP for phase in report.phases):
         return f"{gib(left)} of {gib(capacity)} GiB were left in what was seen; no optimizer step is in it."
     return f"Nothing has to change: {gib(left)} of {gib(capacity)} GiB are left."
 
@@ -468,39 +477,40 @@ def _to_spare(report: Mapping[str, Any]) -> str:
 # ---- a comparison ----------------------------------------------------------------------------------------------------
 
 
-def headline_of_comparison(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``headline`` of ``memprof.compare/1``: how large each run is beside the first, what differs most and
-    the places of it, and who fits the capacity asked about.
+def headline_of_comparison(comparison: Comparison) -> Headline:
+    """Return the headline of a comparison: how large each run is beside the first, what differs most and the places of
+    it, and who fits the capacity asked about.
 
     A place's ``bytes`` are of listed blocks that one run alone holds; its ``share`` is of the category in that run.
     """
-    labels, total = [run["label"] for run in data["runs"]], data["rows"][-1]["at_peak"]
-    what = "comes to" if any(run["report"] is None for run in data["runs"]) else "holds at its peak"
-    verdicts, causes, places = [], [], []
+    labels, total = [run.label for run in comparison.runs], comparison.rows[-1].at_peak
+    what = "comes to" if any(run.report is None for run in comparison.runs) else "holds at its peak"
+    verdicts, causes = [], []
+    places: list[Place] = []
     for i, other in enumerate(total[1:], 1):
         if total[0] is None or other is None:
             continue
         than = _beside_words(change_words(total[0], other))
         verdicts.append(f"{labels[i]} {what} {gib(other)} GiB, {than} {labels[0]} ({gib(total[0])} GiB)")
-        largest = _most_different(data["rows"][:-1], i)
+        largest = _most_different(comparison.rows[:-1], i)
         if largest is None:
             continue
-        found = _alone(data, largest, i)
-        holder = labels[i if largest["difference"][i] > 0 else 0]
+        found = _alone(comparison, largest, i)
+        difference = largest.difference[i] or 0
         of = f"Largest difference of {labels[i]}" if len(labels) > 2 else "Largest difference"
-        causes.append(f"{of}: {_difference(largest, i, holder, found)}")
+        causes.append(f"{of}: {_difference(largest.label, difference, labels[i if difference > 0 else 0], found)}")
         places += found if len(labels) == 2 else []
-    capacity = data["capacity"]
-    if capacity and capacity["from"] == "option":
+    capacity = comparison.capacity
+    if capacity is not None and capacity.source == "option":
         told = "; ".join(f"{label}: {fit_words(capacity, i)}" for i, label in enumerate(labels))
-        verdicts.append(f"Does it fit {gib(capacity['bytes'])} GiB? {told}")
-    return {
-        "verdict": ". ".join(verdicts),
-        "cause": " ".join([*causes, *_peaks_apart(data["runs"])]),
-        "places": places,
-        "action": "",
-        "assumed": [],
-    }
+        verdicts.append(f"Does it fit {gib(capacity.bytes)} GiB? {told}")
+    return Headline(
+        verdict=". ".join(verdicts),
+        cause=" ".join([*causes, *_peaks_apart(comparison.runs)]),
+        places=tuple(places),
+        action="",
+        assumed=(),
+    )
 
 
 def _beside_words(change: str) -> str:
@@ -510,54 +520,56 @@ def _beside_words(change: str) -> str:
     return "as much as" if change == "same" else f"{change.removesuffix(' as much')} as much as"
 
 
-def _most_different(rows: Sequence[Mapping[str, Any]], index: int) -> Mapping[str, Any] | None:
+_Compared = ComparedCategory | ComparedGroup
+
+
+def _most_different(rows: Iterable[ComparedGroup], index: int) -> _Compared | None:
     """Return what differs most between the first run and another: a category, or a group where none is known."""
-    lines: list[Mapping[str, Any]] = []
+    lines: list[_Compared] = []
     for row in rows:
-        known = [line for line in row.get("categories") or () if line["difference"][index] is not None]
-        lines += known or ([row] if row["difference"][index] is not None else [])
-    largest = max(lines, key=lambda line: abs(line["difference"][index]), default=None)
-    return largest if largest is not None and largest["difference"][index] else None
+        categories = [line for line in row.categories if line.difference[index] is not None]
+        lines += categories or ([row] if row.difference[index] is not None else [])
+    largest = max(lines, key=lambda line: abs(line.difference[index] or 0), default=None)
+    return largest if largest is not None and largest.difference[index] else None
 
 
-def _alone(data: Mapping[str, Any], largest: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
+def _alone(comparison: Comparison, largest: _Compared, index: int) -> list[Place]:
     """List the two largest places of the listed blocks that the run with more of a category holds alone."""
-    here, there = (index, 0) if largest["difference"][index] > 0 else (0, index)
-    entries = [e for e in data["allocations_only_in"] if (e["in"], e["not_in"]) == (here, there)]
-    groups = [group for entry in entries for group in entry["allocations"]]
-    return listed_places(groups, largest["id"], largest["at_peak"][here])[:2]
+    here, there = (index, 0) if (largest.difference[index] or 0) > 0 else (0, index)
+    entries = [e for e in comparison.allocations_only_in if (e.in_run, e.not_in_run) == (here, there)]
+    groups = [group for entry in entries for group in entry.allocations]
+    return listed_places(groups, largest.id, largest.at_peak[here] or 0)[:2]
 
 
-def _difference(line: Mapping[str, Any], index: int, holder: str, places: Sequence[Mapping[str, Any]]) -> str:
-    label, difference = line["label"], line["difference"][index]
+def _difference(label: str, difference: int, holder: str, places: Sequence[Place]) -> str:
     inside = label if label[1:2].isupper() else label[:1].lower() + label[1:]
     words = f"{inside}, {'+' if difference >= 0.005 * GIB else ''}{gib(difference)} GiB"
     if not places:
         return f"{words}."
-    made = [f"{amount(place['bytes'])} from {':'.join(_file_and_line(place['frame']))}" for place in places]
+    made = [f"{amount(place.bytes)} from {':'.join(_file_and_line(place.frame))}" for place in places]
     return f"{words}; {holder} alone holds {' and '.join(made)}."
 
 
-def _peaks_apart(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _peaks_apart(runs: Sequence[ComparedRun]) -> list[str]:
     """Say where each run peaks, where they peak in different phases: rows at the peak then compare two moments."""
-    peaks = [(run["label"], run["report"]["peak"]) for run in runs if run["report"] and run["report"]["peak"]["phase"]]
-    if len({peak["phase"] for _, peak in peaks}) < 2:
+    peaks = [(run.label, run.report.peak) for run in runs if run.report is not None and run.report.peak.phase]
+    if len({peak.phase for _, peak in peaks}) < 2:
         return []
-    where = "; ".join(f"{label} in {_where(peak['phase'], peak['step'])}" for label, peak in peaks)
+    where = "; ".join(f"{label} in {_where(peak.phase, peak.step)}" for label, peak in peaks)
     return [f"The peaks are at different moments: {where}. What one holds at its peak is compared with that."]
 
 
-def fit_words(capacity: Mapping[str, Any], index: int) -> str:
+def fit_words(capacity: ComparedCapacity, index: int) -> str:
     """Say whether a run of a comparison fits, and by how much: ``yes, 3.10 GiB free``."""
-    left, need, total = (capacity["left"][index], capacity["needs"][index], capacity["bytes"])
-    margin = (capacity.get("margins") or [0] * len(capacity["fits"]))[index]
-    fits = capacity["fits"][index]
+    left, need, total = capacity.left[index], capacity.needs[index], capacity.bytes
+    margin = capacity.margins[index] if capacity.margins else 0
+    fits = capacity.fits[index]
     words = f"no, {gib(-left)} GiB too much" if left < 0 else f"no, only {gib(left)} GiB free, {margin:.0%} kept"
     if fits:
         words = f"yes, {gib(left)} GiB free" if left >= 0 else "yes, it ran there"
     elif need >= 2 * total:
         words = f"no, {gib(need)} GiB, {need / total:.1f}× the device"
-    return words + ("" if capacity["basis"][index] == "device_peak" else ", by its total")
+    return words + ("" if capacity.basis[index] == "device_peak" else ", by its total")
 
 
 def change_words(

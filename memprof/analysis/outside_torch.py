@@ -9,15 +9,16 @@ the number of NCCL groups bounds what one group holds; a context that the driver
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from memprof.config.gpus import CONTEXT_BYTES
+from memprof.report.run import NonTorchMemory, OtherProcess, Switch
 from memprof.snapshot.recorded_run import EngineSwitch, MemorySample, OutsideTorch
+from memprof.vocabulary import Phase
 
 _MOST_PROCESSES = 64
 
 
-def outside_report(noted: OutsideTorch | None, samples: Iterable[MemorySample]) -> dict[str, Any] | None:
+def outside_report(noted: OutsideTorch | None, samples: Iterable[MemorySample]) -> NonTorchMemory | None:
     """Return the ``outside`` part of a report, sizes in bytes; None where the recording did not ask the driver.
 
     Args:
@@ -39,52 +40,52 @@ def outside_report(noted: OutsideTorch | None, samples: Iterable[MemorySample]) 
     groups = noted.process_groups
     grown = None if at_first is None or highest is None else max(0, highest - at_first)
     processes = _processes(noted)
-    contexts = sum(p["bytes"] is None for p in processes) + (highest is None)
-    return {
-        "reason": noted.reason or None,
-        "mig": noted.mig,
-        "capacity_bytes": noted.capacity_bytes,
-        "highest_used_bytes": used,
-        "own_bytes": own,
-        "others_bytes": others,
-        "unnamed_bytes": unnamed,
-        "at_start_bytes": at_first,
-        "highest_bytes": highest,
-        "grown_bytes": grown,
-        "estimated_bytes": CONTEXT_BYTES * contexts or None,
-        "process_groups": groups,
-        "group_at_most_bytes": grown // groups if grown is not None and groups else None,
-        "allocators": list(noted.allocators),
-        "processes": processes,
-    }
+    contexts = sum(process.bytes is None for process in processes) + (highest is None)
+    return NonTorchMemory(
+        reason=noted.reason or None,
+        mig=noted.mig,
+        capacity_bytes=noted.capacity_bytes,
+        highest_used_bytes=used,
+        own_bytes=own,
+        others_bytes=others,
+        unnamed_bytes=unnamed,
+        at_start_bytes=at_first,
+        highest_bytes=highest,
+        grown_bytes=grown,
+        estimated_bytes=CONTEXT_BYTES * contexts or None,
+        process_groups=groups,
+        group_at_most_bytes=grown // groups if grown is not None and groups else None,
+        allocators=noted.allocators,
+        processes=tuple(processes),
+    )
 
 
-def _processes(noted: OutsideTorch) -> list[dict[str, Any]]:
+def _processes(noted: OutsideTorch) -> list[OtherProcess]:
     """Return the other processes on the device when it was fullest, the largest first."""
     others = [process for process in noted.processes if process.pid != noted.this_process]
     largest = sorted(others, key=lambda process: -(process.bytes or 0))[:_MOST_PROCESSES]
-    return [{"pid": process.pid, "bytes": process.bytes} for process in largest]
+    return [OtherProcess(pid=process.pid, bytes=process.bytes) for process in largest]
 
 
-def switches_report(switches: Iterable[EngineSwitch]) -> list[dict[str, Any]]:
+def switches_report(switches: Iterable[EngineSwitch]) -> tuple[Switch, ...]:
     """List the switches between rollout and training, in order, with torch's figures and the resident bytes after each.
 
     ``resident_bytes`` is torch's reserved (allocated, where there is no allocator) bytes minus the pages that an
     engine has given back and torch still counts.
     """
-    found = []
-    for switch in switches:
-        counted = switch.allocated_bytes if switch.reserved_bytes is None else switch.reserved_bytes
-        unmapped = switch.unmapped_bytes or 0
-        row = {
-            "time_us": switch.time_us,
-            "phase": switch.phase,
-            "step": switch.step,
-            "allocated_bytes": switch.allocated_bytes,
-            "reserved_bytes": switch.reserved_bytes,
-            "unmapped_bytes": unmapped,
-            "resident_bytes": None if counted is None else max(0, counted - unmapped),
-            "device_used_bytes": switch.device_used_bytes,
-        }
-        found.append(row)
-    return found
+    return tuple(map(_switch, switches))
+
+
+def _switch(switch: EngineSwitch) -> Switch:
+    counted = switch.allocated_bytes if switch.reserved_bytes is None else switch.reserved_bytes
+    unmapped = switch.unmapped_bytes or 0
+    return Switch(
+        time_us=switch.time_us,
+        phase=Phase(switch.phase),
+        step=switch.step,
+        allocated_bytes=switch.allocated_bytes,
+        reserved_bytes=switch.reserved_bytes,
+        unmapped_bytes=unmapped,
+        resident_bytes=None if counted is None else max(0, counted - unmapped),
+        device_used_bytes=switch.device_used_bytes,
+    )

@@ -6,24 +6,48 @@ their source, the badge ``published``, and this remark.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from memprof.errors import UsageError
 from memprof.files import read_toml
+from memprof.report.comparison import Published
 from memprof.units import GIB
 from memprof.vocabulary import Group
 
 _SUM = "The published figures add components, each at its own peak; the sum is not a peak anybody measured."
 
 
-def published_tables() -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class _Column:
+    """Hold one run of a table: its label, its remarks, and GiB by group."""
+
+    label: str
+    notes: tuple[str, ...]
+    gib: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Hold a published table: its ``source``, the run's ``setting``, and its columns."""
+
+    source: str
+    setting: str
+    columns: tuple[_Column, ...]
+
+
+def published_tables() -> dict[str, Table]:
     """Return every table by its name."""
-    return read_toml(Path(__file__).with_suffix(".toml"))
+    tables = read_toml(Path(__file__).with_suffix(".toml"))
+    return {
+        name: Table(rows["source"], rows["setting"], tuple(_Column(**column) for column in rows["columns"]))
+        for name, rows in tables.items()
+    }
 
 
-def published_columns(name: str) -> list[dict[str, Any]]:
-    """Return a table's columns: ``label``, ``set`` (``name``), ``source``, ``setting``, ``groups`` in bytes, ``notes``.
+def published_columns(name: str) -> list[Published]:
+    """Return a table's columns.
 
     Raises:
         UsageError: there is no such table.
@@ -31,17 +55,17 @@ def published_columns(name: str) -> list[dict[str, Any]]:
     tables = published_tables()
     if name not in tables:
         raise UsageError(f"--published {name!r}: there is {', '.join(sorted(tables))}.")
-    rows, found = tables[name], []
-    for column in rows["columns"]:
-        groups = {group: round(gib * GIB) for group, gib in column["gib"].items()}
-        found.append(
-            {
-                "label": column["label"],
-                "set": name,
-                "source": rows["source"],
-                "setting": rows["setting"],
-                "groups": {**groups, str(Group.TOTAL): sum(groups.values())},
-                "notes": [_SUM, *column["notes"]],
-            }
-        )
-    return found
+    table = tables[name]
+    return [_published(name, table, column) for column in table.columns]
+
+
+def _published(name: str, table: Table, column: _Column) -> Published:
+    groups = {Group(group): round(gib * GIB) for group, gib in column.gib.items()}
+    return Published(
+        label=column.label,
+        set=name,
+        source=table.source,
+        setting=table.setting,
+        groups={**groups, Group.TOTAL: sum(groups.values())},
+        notes=(_SUM, *column.notes),
+    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.analysis.allocations.alike import largest_groups
+from memprof.analysis.allocations.alike import TimedGroup, largest_groups
 from memprof.analysis.allocations.stacks import ReadableStacks, outermost_calls
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
@@ -22,11 +22,15 @@ from memprof.analysis.peaks.counter_check import (
 )
 from memprof.attribution.result import Attribution
 from memprof.errors import UsageError, did_you_mean
+from memprof.report.allocations import Allocation
 from memprof.snapshot import Snapshot
 from memprof.snapshot.model import I64, signed, unsigned
 from memprof.timeline.idle_memory import idle_memory
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Group, Kind, Phase
+
+if TYPE_CHECKING:
+    from memprof.analysis.curves import Series
 
 _PHASES = list(Phase)
 _CATEGORIES = list(Category)
@@ -38,7 +42,7 @@ class ReservedGrowth:
     """Hold the bytes by which one stack (interned id, 0 unknown) raised the device peak in one phase."""
 
     bytes: int
-    phase: str
+    phase: Phase
     stack: int
 
 
@@ -55,7 +59,7 @@ class DevicePeak:
     non_torch_bytes: int | None
     instant: int
     time_us: int
-    phase: str
+    phase: Phase
     step: int | None
     grown_by: list[ReservedGrowth]
 
@@ -124,24 +128,26 @@ class Views:
         ]
 
     @cached_property
-    def own_peaks(self) -> dict[str, int]:
+    def own_peaks(self) -> dict[Category, int]:
         """Return the highest bytes of each category over the run; these peaks need not coincide."""
-        peaks = {str(c): peak for c, (peak, _) in own_peaks(self.timeline, self.attribution).items()}
-        return self._with_unseen(peaks, str(Category.UNATTRIBUTED))
-
-    def _with_unseen(self, peaks: dict[str, int], unattributed: str) -> dict[str, int]:
-        """Raise ``unattributed`` to its highest at a peak that the history does not show whole."""
-        most = max((b.categories[unattributed] for b in (self.peak, *self.phases) if b.not_in_history_bytes), default=0)
-        if most:
-            peaks[unattributed] = max(most, peaks.get(unattributed, 0))
+        peaks = {c: peak for c, (peak, _) in own_peaks(self.timeline, self.attribution).items()}
+        if most := self._unattributed_and_unseen:
+            peaks[Category.UNATTRIBUTED] = max(most, peaks.get(Category.UNATTRIBUTED, 0))
         return peaks
 
+    @property
+    def _unattributed_and_unseen(self) -> int:
+        """Return the highest unattributed bytes at a peak that the history does not show whole."""
+        partly = (b for b in (self.peak, *self.phases) if b.not_in_history_bytes)
+        return max((b.categories[Category.UNATTRIBUTED] for b in partly), default=0)
+
     @cached_property
-    def group_own_peaks(self) -> dict[str, int]:
+    def group_own_peaks(self) -> dict[Group, int]:
         """Return the highest bytes of each group over the run; ``total`` is the active peak."""
-        peaks = {str(group): peak for group, peak in group_peaks(self.timeline, self.attribution).items()}
-        peaks[str(Group.TOTAL)] = max(int(self.timeline.active.max()), self.peak.active_bytes)
-        return self._with_unseen(peaks, str(Group.UNATTRIBUTED))
+        peaks = group_peaks(self.timeline, self.attribution)
+        peaks[Group.TOTAL] = max(int(self.timeline.active.max()), self.peak.active_bytes)
+        peaks[Group.UNATTRIBUTED] = max(self._unattributed_and_unseen, peaks[Group.UNATTRIBUTED])
+        return peaks
 
     @property
     def max_requested(self) -> int:
@@ -178,12 +184,12 @@ class Views:
         """List by phase and stack who raised the running maximum of ``reserved`` up to the instant ``peak``."""
         highest = np.maximum.accumulate(reserved[: peak + 1])
         raised = np.diff(highest, prepend=0)
-        bytes_by: dict[tuple[str, int], int] = {}
+        bytes_by: dict[tuple[Phase, int], int] = {}
         trace = self.snapshot.traces.get(self.timeline.device)
         for instant in np.flatnonzero(raised):
             before = instant == 0 or trace is None or not len(trace)
             phase = Phase.LOAD if before else _PHASES[self.attribution.track.phase[instant - 1]]
-            key = (str(phase), 0 if before or trace is None else int(trace.stack[instant - 1]))
+            key = (phase, 0 if before or trace is None else int(trace.stack[instant - 1]))
             bytes_by[key] = bytes_by.get(key, 0) + int(raised[instant])
         found = [ReservedGrowth(n, phase, stack) for (phase, stack), n in bytes_by.items()]
         return sorted(found, key=lambda growth: -growth.bytes)
@@ -198,30 +204,30 @@ class Views:
                 found[row] = list(holder.names)
         return found
 
-    def allocation(self, row: int) -> dict[str, Any]:
-        """Return all that is known of one allocation, as it is written to JSON."""
+    def allocation(self, row: int) -> Allocation:
+        """Return all that is known of one allocation."""
         line, found = self.timeline, self.attribution
         died = int(line.died_us[row])
         step = int(found.step[row])
-        return {
-            "address": unsigned(line.address[row]),
-            "bytes": int(line.size[row]),
-            "requested_bytes": int(line.requested[row]),
-            "category": str(_CATEGORIES[found.category[row]]),
-            "detail": found.details[found.detail[row]] or None,
-            "name": found.names[found.name[row]] or None,
-            "evidence": str(_EVIDENCE[found.evidence[row]]),
-            "rule": found.rules[found.rule[row]] or None,
-            "alternatives": list(found.alternative_sets[found.alternatives[row]]),
-            "phase": str(_PHASES[found.phase[row]]),
-            "step": None if step < 0 else step,
-            "born_us": int(line.born_us[row]) if line.alloc_event[row] >= 0 else None,
-            "died_us": None if died < 0 else died,
-            "retained": bool(found.retained[row]),
-            "held_by": self.holders.get(row, []),
-            "tag": self.snapshot.metadata[line.metadata[row]] or None,
-            "stack": self.stacks.of(int(line.stack[row])),
-        }
+        return Allocation(
+            address=unsigned(line.address[row]),
+            bytes=int(line.size[row]),
+            requested_bytes=int(line.requested[row]),
+            category=_CATEGORIES[found.category[row]],
+            detail=found.details[found.detail[row]] or None,
+            name=found.names[found.name[row]] or None,
+            evidence=_EVIDENCE[found.evidence[row]],
+            rule=found.rules[found.rule[row]] or None,
+            alternatives=tuple(found.alternative_sets[found.alternatives[row]]),
+            phase=_PHASES[found.phase[row]],
+            step=None if step < 0 else step,
+            born_us=int(line.born_us[row]) if line.alloc_event[row] >= 0 else None,
+            died_us=None if died < 0 else died,
+            retained=bool(found.retained[row]),
+            held_by=tuple(self.holders.get(row, ())),
+            tag=self.snapshot.metadata[line.metadata[row]] or None,
+            stack=tuple(self.stacks.of(int(line.stack[row]))),
+        )
 
     def instant_of(self, at: str) -> int:
         """Return the instant that ``--at`` names: ``peak``, ``device-peak``, ``phase:NAME`` or microseconds.
@@ -260,22 +266,21 @@ class Views:
 
     def explain(
         self, at: str = "peak", category: str | None = None, top: int | None = None, address: int | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[Allocation, ...]:
         """List allocations alive at an instant, largest first (see :meth:`instant_of`, :meth:`allocation`).
 
         ``address`` picks the block that contains it; ``top`` limits the number.
         """
-        return [self.allocation(int(row)) for row in self._largest(self._alive(at, category, address), top)]
+        return tuple(self.allocation(int(row)) for row in self._largest(self._alive(at, category, address), top))
 
     def largest(
         self, top: int | None = 10, at: str = "peak", category: str | None = None, address: int | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[TimedGroup, ...]:
         """List what is alive at an instant as :meth:`explain` does, alike allocations folded, the largest sum first.
 
-        Everything alive is folded before the ``top`` are taken, so the sums are those of the categories. For the
-        entries see :func:`memprof.analysis.allocations.alike.largest_groups`.
+        Everything alive is folded before the ``top`` are taken, so the sums are those of the categories.
         """
-        return largest_groups(self, self._alive(at, category, address), top)
+        return tuple(largest_groups(self, self._alive(at, category, address), top))
 
     def _alive(self, at: str, category: str | None, address: int | None) -> I64:
         """Return the rows alive at an instant, of one category or around one address where that is asked for."""
@@ -288,7 +293,7 @@ class Views:
             rows = rows[(line.address[rows] <= place) & (place < line.address[rows] + line.size[rows])]
         return rows
 
-    def explain_phases(self, each: int = 12, spans: int = 8) -> list[dict[str, Any]]:
+    def explain_phases(self, each: int = 12, spans: int = 8) -> tuple[Allocation, ...]:
         """List the ``each`` largest allocations at phases' peaks that are not alive at the run's peak, largest first.
 
         For every phase, the ``spans`` stretches with the highest peaks are examined.
@@ -302,13 +307,13 @@ class Views:
                 found.update(int(row) for row in self._largest(breakdown.rows, each))
         found.difference_update(int(row) for row in self.peak.rows)
         rows = np.array(sorted(found), dtype=np.int64)
-        return [self.allocation(int(row)) for row in self._largest(rows, None)]
+        return tuple(self.allocation(int(row)) for row in self._largest(rows, None))
 
     def _largest(self, rows: I64, top: int | None) -> I64:
         order = np.argsort(-self.timeline.size[rows], kind="stable")
         return rows[order[:top]]
 
-    def series(self, max_points: int = 4000) -> dict[str, Any]:
+    def series(self, max_points: int = 4000) -> Series:
         """Return the stacked timeline at about ``max_points`` instants (see :mod:`memprof.analysis.curves`)."""
         from memprof.analysis.curves import build_series
 

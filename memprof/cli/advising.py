@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from msgspec.structs import replace
 
 from memprof.analysis.headline import with_headline
+from memprof.report import Report
 
 
 def check_card(gpu: str | None) -> None:
-    """Refuse (UsageError) a card that is neither a known name nor a size, before anything is read."""
+    """Refuse (UsageError) a GPU that is neither a known name nor a size, before anything is read."""
     if gpu is not None:
         from memprof.config.gpus import find_gpu
 
         find_gpu(gpu)
 
 
-def estimated(report: Mapping[str, Any], gpu: str | None = None, why: str = "") -> dict[str, Any]:
-    """Return the report with its advice estimated from recorded sizes, whatever advice it had; ``gpu`` is the card that
+def estimated(report: Report, gpu: str | None = None, why: str = "") -> Report:
+    """Return the report with its advice estimated from recorded sizes, whatever advice it had; ``gpu`` is the GPU that
     the run is to fit, ``why`` says in the report's notes why nothing is simulated."""
     from memprof.advice.estimate import estimated_advice
-    from memprof.advice.simulated_advice import estimated_parts
+    from memprof.advice.simulated_advice import with_estimated_combination
 
-    return with_headline({**report, "advice": estimated_advice(report), **estimated_parts(report, gpu, why)})
+    report = replace(report, advice=estimated_advice(report))
+    return with_headline(with_estimated_combination(report, gpu, why))
 
 
 def simulated(
-    report: Mapping[str, Any], gpu: str | None, seconds: float, workers: int | None = None, use_cache: bool = True
-) -> dict[str, Any]:
-    """Return the report with its advice simulated for at most ``seconds``; a note says why where it cannot be."""
-    from memprof.advice.simulated_advice import simulated_parts
+    report: Report, gpu: str | None, seconds: float, workers: int | None = None, use_cache: bool = True
+) -> Report:
+    """Return the report with its advice simulated for at most ``seconds``; a note says why if it cannot be."""
+    from memprof.advice.simulated_advice import with_simulated_advice
     from memprof.cli.progress import progress
     from memprof.plan.cache import cache_folder
 
     with progress() as told:
-        found = simulated_parts(
+        found = with_simulated_advice(
             report, cache_folder() / "models", gpu=gpu, seconds=seconds, workers=workers, use_cache=use_cache,
             progress=told,
         )  # fmt: skip
-    return with_headline({**report, **found})
+    return with_headline(found)
 
 
-def fits_asked_card(report: Mapping[str, Any]) -> bool:
+def fits_asked_card(report: Report) -> bool:
     """Tell whether changes that make the run fit ``--gpu`` were found; True without ``--gpu``."""
-    return "combination" not in report or bool(report["combination"]["fits"])
+    return report.combination is None or report.combination.fits

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
+from memprof.report import Report
+from memprof.report.base import Model
+from memprof.report.comparison import Comparison
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
     from memprof.reports.document.model import Document
 
+_M = TypeVar("_M", bound=Model)
 # Fewer than in a page of one run: several timelines share a page.
 _EXACT_EVENTS = 100_000
 
 
 def report_answer(
-    kind: str, report: dict[str, Any], analysis: Analysis | None = None, *, redact: bool = False
+    kind: str, report: Report, analysis: Analysis | None = None, *, redact: bool = False
 ) -> Answer:
     """Make the answer of a command that reports one run.
 
@@ -38,11 +42,13 @@ def report_answer(
     return Answer(kind, report, document, None if analysis is None else page)
 
 
-def comparison_answer(data: dict[str, Any], documents: Sequence[Document | None]) -> Answer:
-    """Make the answer of ``memprof.compare/1``; ``documents`` are the runs' own, where their timelines are known."""
+def comparison_answer(comparison: Comparison, documents: Sequence[Document | None]) -> Answer:
+    """Make the answer of a comparison; ``documents`` are the runs' own, if their timelines are known."""
     from memprof.reports.document.comparison import build_comparison
 
-    return Answer("compare", data, lambda: build_comparison(data), lambda: build_comparison(data, documents))
+    return Answer(
+        "compare", comparison, lambda: build_comparison(comparison), lambda: build_comparison(comparison, documents)
+    )
 
 
 def compared_document(analysis: Analysis | None, page: bool, redact: bool = False) -> Document | None:
@@ -54,13 +60,26 @@ def compared_document(analysis: Analysis | None, page: bool, redact: bool = Fals
     return document_of(analysis, redact=redact, exact=_EXACT_EVENTS)
 
 
-def redacted(data: Any, redact: bool, analysis: Analysis | None = None) -> Any:
-    """Return plain data ready to share: where ``--redact`` asks, a copy without paths, names and tokens, and without
-    those of machines and users that the snapshot of ``analysis`` gives away."""
+def redacted(answer: _M, redact: bool, analysis: Analysis | None = None) -> _M:
+    """Return an answer ready to share: with ``--redact``, a copy without paths, names and tokens, and without those of
+    machines and users that the snapshot of ``analysis`` gives away."""
     if not redact:
-        return data
+        return answer
+    from memprof.report import redacted as without_names
+
+    return without_names.redacted(answer, _told(analysis))
+
+
+def redacted_parts(parts: Sequence[_M], redact: bool, analysis: Analysis | None = None) -> tuple[_M, ...]:
+    """Return parts of an answer ready to share, as :func:`redacted` does."""
+    if not redact:
+        return tuple(parts)
+    from memprof.report import redacted as without_names
+
+    return without_names.redacted_parts(parts, _told(analysis))
+
+
+def _told(analysis: Analysis | None) -> object:
     from msgspec import to_builtins
 
-    from memprof.redact import redact as without_names
-
-    return without_names(data, None if analysis is None else to_builtins(analysis.snapshot.run))
+    return None if analysis is None else to_builtins(analysis.snapshot.run)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memprof.cli.progress import working
-from memprof.errors import InputError
+from memprof.report import Report
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
-
-_REPORT = "memprof.report/1"
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class GivenRun:
     """A run's report; ``analysis`` is what it was made of, None where only the report's JSON is there."""
 
     path: Path
-    report: dict[str, Any]
+    report: Report
     analysis: Analysis | None
 
 
@@ -32,12 +30,12 @@ class GivenRun:
 
 
 def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
-    """Read the snapshot at ``path`` and attribute it; a large one is read once (:mod:`memprof.analysis.cache`).
-    InputError where a file cannot be used, UsageError where the snapshot holds nothing of ``device``."""
-    from memprof.advice.analyze_with_advice import ReportOf, analyze_once
+    """Read the snapshot at ``path`` and attribute it. InputError if a file cannot be used, UsageError if the snapshot
+    has nothing of ``device``."""
+    from memprof.advice.analyze_with_advice import ReportBuilder
 
     with working(f"Reading {path.name}"):
-        return analyze_once(path, device) if rules is None else ReportOf(device, rules).analysis(path)
+        return ReportBuilder(device, rules).analysis(path)
 
 
 def read_run(path: Path, device: int | None = None) -> GivenRun:
@@ -50,17 +48,12 @@ def read_run(path: Path, device: int | None = None) -> GivenRun:
     if report is not None:
         return GivenRun(path, report, None)
     analysis = analysed(path, device)
-    return GivenRun(path, analysis.to_dict(), analysis)
+    return GivenRun(path, analysis.report, analysis)
 
 
-def known_report(path: Path) -> dict[str, Any] | None:
-    """Read a report's JSON; None where the file is a snapshot. InputError for another answer of memprof's, or what is
-    not as its schema says."""
-    from memprof.analysis.report_files import read_memprof_json
+def known_report(path: Path) -> Report | None:
+    """Read a report's JSON; None if the file is a snapshot. InputError for another answer of memprof's, or if it is not
+    as its schema says."""
+    from memprof.report.files import read_report
 
-    data = read_memprof_json(path)
-    if data is None:
-        return None
-    if data["schema"] != _REPORT:
-        raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or {_REPORT}.")
-    return data
+    return read_report(path)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import dataclasses
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from memprof.cli.answers import compared_document, comparison_answer
 from memprof.cli.emit import Output
@@ -14,6 +17,10 @@ from memprof.cli.simulating import emit_simulated
 from memprof.cli.simulation_options import names_of, value_of
 from memprof.cli.unused_options import refuse_unused
 from memprof.errors import InputError, UsageError, did_you_mean
+from memprof.report.advice import Unchanged
+from memprof.report.codec import to_builtins
+from memprof.report.comparison import Comparison
+from memprof.vocabulary import Kind
 
 if TYPE_CHECKING:
     from memprof.config.gpus import Gpu
@@ -29,14 +36,15 @@ _GENERATION = (9, 0)
 
 def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: Output) -> None:
     """Simulate the run at ``like`` unchanged and with ``changes``, and put measured and simulated side by side."""
+    from memprof.analysis.headline import headline_of_comparison
     from memprof.config.from_recording import place_model, ran_on, settings_like
     from memprof.config.gpus import find_gpu
     from memprof.plan.cache import cache_folder
-
     card = find_gpu(gpu) if gpu is not None else None
     given = read_run(like)
+    source, kind = to_builtins(given.report.source), given.report.source.kind
     try:
-        likeness = settings_like(given.report["source"])
+        likeness = settings_like(source)
     except InputError as error:
         raise InputError(f"{given.path}: {error}.") from None
     settings = place_model(likeness, cache_folder() / "models")
@@ -44,11 +52,11 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
     if card is not None and changed.device == "cpu":
         raise UsageError("this run was recorded on a CPU; to ask whether it fits a GPU, add --set device=cuda.")
     same = changed == settings
-    here = ran_on(given.report["source"], settings)
+    here = ran_on(source, settings)
     its_own = _the_card(here) if here is not None else None
-    measured = given.report["source"]["kind"] != "simulated"
+    measured = kind != Kind.SIMULATED
     # A simulation for another card, or for none, also differs by the card.
-    elsewhere = not measured and card is not None and given.report["source"]["device_total_bytes"] != card.total_bytes
+    elsewhere = not measured and card is not None and given.report.source.device_total_bytes != card.total_bytes
     unchanged = None
     if measured or same or elsewhere:
         unchanged = _evaluated("as it was", settings, card, its_own)
@@ -57,8 +65,8 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
     page = output.page is not None and output.page.suffix == ".html"
     first = None if elsewhere and not same else given
     answer, documents = _compared(first, unchanged, None if same else outcome, changes, page)
-    answer |= _unchanged(given, unchanged, likeness.words())
-    answer["headline"] = {**answer["headline"], "assumed": likeness.words(changed)}
+    headline = replace(answer.headline or headline_of_comparison(answer), assumed=tuple(likeness.words(changed)))
+    answer = replace(answer, unchanged=_unchanged(given, unchanged, likeness.words()), headline=headline)
     emit_simulated(comparison_answer(answer, documents), outcome, output)
 
 
@@ -67,7 +75,7 @@ def _the_card(here: str) -> Gpu:
     from memprof.config.gpus import find_gpu, known_gpus
 
     card = find_gpu(here)
-    return card if card in known_gpus() else replace(card, capability=_GENERATION)
+    return card if card in known_gpus() else dataclasses.replace(card, capability=_GENERATION)
 
 
 def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
@@ -124,9 +132,9 @@ def _plain(value: Any) -> str:
 
 def _compared(
     given: GivenRun | None, unchanged: Outcome | None, changed: Outcome | None, changes: dict[str, Any], page: bool
-) -> tuple[dict[str, Any], list[Document | None]]:
-    """Compare what was recorded, where it is given, with what was simulated; returns ``memprof.compare/1`` and each
-    run's document.
+) -> tuple[Comparison, list[Document | None]]:
+    """Compare what was recorded, if it is given, with what was simulated; returns the comparison and each run's
+    document.
     """
     from memprof.analysis.allocations.differences import holdings_of_analysis, holdings_of_report
     from memprof.analysis.compare import Run, badge_of, compare
@@ -134,27 +142,26 @@ def _compared(
     runs: list[Run] = []
     documents: list[Document | None] = []
     if given is not None:
-        held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(given.report)
-        word = badge_of(given.report)
-        runs.append(Run(word if word == "measured" else "as it was", word, given.report, held=held))
+        report = given.report
+        held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(report)
+        word = badge_of(report)
+        runs.append(Run(word if word == "measured" else "as it was", word, report, held=held))
         documents.append(compared_document(given.analysis, page))
     for label, outcome in (("as it was", unchanged), (_named(changes), changed)):
         if outcome is None:
             continue
         analysis = outcome.analysis
-        runs.append(Run(label, "simulated", analysis.to_dict(), held=holdings_of_analysis(analysis)))
+        runs.append(Run(label, "simulated", analysis.report, held=holdings_of_analysis(analysis)))
         documents.append(compared_document(analysis, page))
     return compare(runs), documents
 
 
-def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: list[str]) -> dict[str, Any]:
+def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: list[str]) -> Unchanged | None:
     """Say how far off the simulator is on the measured run; return nothing for a simulated one."""
-    if unchanged is None or given.report["source"]["kind"] == "simulated":
-        return {}
-    return {
-        "unchanged": {
-            "measured_bytes": int(given.report["peak"]["allocated_bytes"]),
-            "simulated_bytes": unchanged.analysis.peak.allocated_bytes,
-            "assumed": assumed,
-        }
-    }
+    if unchanged is None or given.report.source.kind == Kind.SIMULATED:
+        return None
+    return Unchanged(
+        measured_bytes=given.report.peak.allocated_bytes,
+        simulated_bytes=unchanged.analysis.peak.allocated_bytes,
+        assumed=tuple(assumed),
+    )

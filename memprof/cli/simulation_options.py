@@ -74,6 +74,25 @@ def given_settings(config_file: Path | None, given: Mapping[str, Any]) -> dict[s
     return {**values, **{name: value for name, value in given.items() if value is not None}}
 
 
+def with_gpu_count(
+    gpu: str | None, config_file: Path | None, given: dict[str, Any]
+) -> tuple[str | None, dict[str, Any]]:
+    """Split ``8xH100`` into the GPU and ``--gpus 8``; return the GPU and ``given`` with the number. UsageError where
+    ``--gpus`` gives another number, or the text is no GPU."""
+    from memprof.config.gpus import find_gpu, split_count
+
+    if gpu is None:
+        return None, given
+    count, single = split_count(gpu)
+    find_gpu(single)
+    if count == 1:
+        return single, given
+    asked = given_settings(config_file, given).get("gpus")
+    if asked not in (None, count):
+        raise UsageError(f"--gpu {gpu} means {count} GPUs, and --gpus is {asked}: give one of them.")
+    return single, {**given, "gpus": count}
+
+
 def settings_of(
     config_file: Path | None, given: Mapping[str, Any], *, device: str = "cuda", open_names: Collection[str] = ()
 ) -> Settings:

@@ -31,6 +31,9 @@ LOSS = Target(
     _TRAINER, "Trainer.compute_loss", "(self, model, inputs, *args, **kwargs)", needed_by=_SIMULATED,
     optional_for=("callback",), consequence="phase forward cannot be marked",
 )  # fmt: skip
+LOSS_CONTEXT = replaced(
+    _TRAINER, "Trainer.compute_loss_context_manager", "(self)", needed_by=_LEAN, used_in="Trainer.training_step"
+)
 COUNTED_FLOS = replaced(
     _TRAINER, "Trainer.floating_point_ops", "(self, inputs)", needed_by=_SIMULATED, used_in="Trainer._run_epoch"
 )

@@ -53,15 +53,33 @@ class Gpu:
         return max(0, self.total_bytes - self.context_bytes)
 
 
-# What a card is sold as is this much more, at most, than what its driver reports.
-_SIZES_APART = 0.1
+# What the driver reports is at least this share of the size a GPU is sold with (22.0 of 24 GiB on an A10G), at most
+# a little more.
+_SOLD = (0.915, 1.02)
 # A device with less is a number that lacks its unit.
 _LEAST_BYTES = 2**20
 # What drivers and shops add to the names of cards.
 _NOT_IN_NAMES = re.compile(
     r"nvidia|geforce|tesla|amd instinct|intel|data center gpu|\((?:r|tm|emulated)\)|graphics|generation|pcie|sxm\d?"
-    r"|hbm\d?e?|[\s_-]+"
+    r"|hbm\d?e?|\bgpu\b|[\s_-]+"
 )
+# A GPU's memory: a number, then its unit. A bare T would make "3090 T" a size.
+_SIZE = re.compile(r"\s*\d+(?:\.\d+)?\s*(?:B|[KMGT]i?B|[MG]i?)\s*", re.IGNORECASE)
+_NUMBER = re.compile(r"\s*\d+(?:\.\d+)?\s*")
+# A name with its memory, such as "4060 Ti 16GB", without spaces; where the name ends is found by looking it up.
+_NAME_AND_SIZE = re.compile(r"(.+\d)gi?b?")
+# Several GPUs: 8xH100, 8 x H100, 2*4090; H100x8, H100 x 8, H100:8.
+_COUNTED = (re.compile(r"(?P<n>\d+)\s*[x×*]\s*(?P<name>\S.*)"), re.compile(r"(?P<name>.*\S)\s*[x×*:]\s*(?P<n>\d+)"))
+# Devices that are no GPU of CUDA, ROCm or XPU.
+_OTHER_DEVICES = re.compile(
+    r"\b(?:mac(?:book|\s?mini|\s?studio|\s?pro)?|imac|apple|mps|metal|m[1-9](?:\s?(?:pro|max|ultra))?|[tn]pu|cpu|"
+    r"trainium|inferentia|gaudi)\b",
+    re.IGNORECASE,
+)
+# No GPU has as much memory.
+_MOST_BYTES = 4 * 2**40
+# A size as GPUs are sold.
+_SOLD_SIZE = re.compile(r"\s*(\d+)\s*GB?\s*", re.IGNORECASE)
 # Threads that one multiprocessor holds, by compute capability, where they are not 2048 (CUDA's programming guide).
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 
@@ -87,22 +105,97 @@ def known_gpus() -> list[Gpu]:
 
 
 def find_gpu(text: str) -> Gpu:
-    """Find a GPU by name (``H100``, ``rtx 4090``, ``4090``, ``NVIDIA A100-SXM4-80GB``) or size (``24GB``, ``24GiB``);
-    UsageError for what is neither."""
-    names = {_key(gpu.name): gpu for gpu in known_gpus()}
-    wanted = _key(text)
-    wanted = _key(_cards()["aliases"].get(wanted, wanted))
-    for name in (wanted, "rtx" + wanted):
-        if name in names:
-            return names[name]
-    if re.match(r"\s*\d", text):
-        if not (size := parse_size(text)):
-            raise UsageError(f"{text}: no card has no memory; give a size such as 24GB.")
+    """Find a GPU by its name or its memory.
+
+    Args:
+        text: a name (``H100``, ``rtx 4090``, ``4060 Ti 16GB``, ``NVIDIA A100-SXM4-80GB``), or a number with its unit
+            (``24GB``, ``24GiB``). Names are matched first.
+
+    Raises:
+        UsageError: the text is neither, or names several GPUs (:func:`split_count`).
+    """
+    if (named := _named(text)) is not None:
+        return named
+    count, single = split_count(text)
+    if count > 1:
+        raise UsageError(f"{text!r} means {count} GPUs; give one GPU here: {single}.")
+    if text.strip().startswith("-") and _SIZE.fullmatch(text.strip()[1:]):
+        raise UsageError(f"{text!r}: GPU memory must be greater than zero, e.g. 24GB.")
+    if _SIZE.fullmatch(text) or _NUMBER.fullmatch(text):
+        size = parse_size(text)
+        if not size:
+            raise UsageError(f"{text!r}: GPU memory must be greater than zero, e.g. 24GB.")
+        if size > _MOST_BYTES:
+            raise UsageError(f"{text!r}: no GPU has this much memory; give the memory of one GPU, e.g. 24GB.")
         return Gpu(text.strip(), size)
-    meant = did_you_mean(wanted, {key: gpu.name for key, gpu in names.items()})
-    known = f"{text!r} is not a size and no card that is known{meant}"
-    listed = "" if meant else f", or one of {', '.join(_cards()['cards'])}"
-    raise UsageError(f"{known}: give a size such as 24GB{listed}.")
+    if (other := _OTHER_DEVICES.search(text)) is not None:
+        hint = " To follow the CPU's code paths, use --device cpu." if other[0].lower() == "cpu" else ""
+        supported = "memprof simulates only CUDA (NVIDIA), ROCm (AMD) and XPU (Intel) devices."
+        raise UsageError(f"{text!r} is not supported: {supported}{hint}")
+    raise UsageError(_unknown(text))
+
+
+def split_count(text: str) -> tuple[int, str]:
+    """Split ``8xH100``, ``2x 4090`` or ``H100:8`` into a number of GPUs and one GPU; other texts are one GPU."""
+    if _named(text) is not None:
+        return 1, text
+    for pattern in _COUNTED:
+        if (counted := pattern.fullmatch(text.strip())) and (n := int(counted["n"])) > 0:
+            single = counted["name"]
+            if _SIZE.fullmatch(single) or _named(single) is not None:
+                return n, single
+    return 1, text
+
+
+def _named(text: str) -> Gpu | None:
+    """Find a GPU by its name, which may end in its memory; None for an unknown name, and for a size."""
+    names = {_key(gpu.name): gpu for gpu in known_gpus()}
+    key = _key(text)
+    if (found := _of_key(key, names)) is not None:
+        return found
+    with_size = _NAME_AND_SIZE.fullmatch(key.replace("(", "").replace(")", ""))
+    if with_size is None:
+        return None
+    other: tuple[Gpu, str] | None = None
+    for digits in (3, 2, 1):
+        name, gib = with_size[1][:-digits], with_size[1][-digits:]
+        if not gib.isdigit() or gib.startswith("0"):
+            continue
+        if (exact := _of_key(f"{name}{gib}gb", names)) is not None:
+            return exact
+        if (found := _of_key(name, names)) is not None and _is_sold_as(found, int(gib)):
+            return found
+        if other is None and found is not None:
+            other = (found, gib)
+    if other is not None:
+        named, size = other
+        has = format_gib(named.total_bytes)
+        raise UsageError(
+            f"{text!r}: no {named.name} with {size} GB is known (it has {has} GiB). Give the memory alone: {size}GB."
+        )
+    return None
+
+
+def _of_key(key: str, names: Mapping[str, Gpu]) -> Gpu | None:
+    key = key.replace("mobile", "laptop").replace("notebook", "laptop").replace("maxq", "laptop")
+    aliases = _cards()["aliases"]
+    for name in (key, "rtx" + key, "gtx" + key):
+        if (found := names.get(_key(aliases.get(name, name)))) is not None:
+            return found
+    return None
+
+
+def _is_sold_as(gpu: Gpu, gib: int) -> bool:
+    """Tell whether a GPU is sold with so many GB of memory, of which its driver reports a little less."""
+    low, high = _SOLD
+    return low <= gpu.total_bytes / (gib * GIB) <= high
+
+
+def _unknown(text: str) -> str:
+    names = {_key(gpu.name): gpu.name for gpu in known_gpus()}
+    meant = did_you_mean(_key(text), names)
+    listed = "" if meant else f" Known GPUs: {', '.join(_cards()['cards'])}."
+    return f"{text!r} is not a known GPU{meant}. For another GPU, give its memory, such as 24GB.{listed}"
 
 
 def capacity_bytes(capacity: str | int) -> int:
@@ -143,7 +236,7 @@ def note_of(gpu: Gpu) -> str | None:
 
 def size_words(name: str) -> str:
     """Say how many GiB a size such as ``24GB`` is, beside a card that is sold so; empty for a card's name or GiB."""
-    sold = re.fullmatch(r"\s*(\d+)\s*GB?\s*", name, re.IGNORECASE)
+    sold = _SOLD_SIZE.fullmatch(name)
     if sold is None:
         return ""
     words = f"{name.strip()} is {format_gib(parse_size(name))} GiB"
@@ -162,14 +255,16 @@ def older_note(gpu: Gpu) -> str | None:
     """Say which cards without flash attention are of this size; None for a card with a name, or of another size."""
     if not gpu.name[:1].isdigit():
         return None
+    sold = _SOLD_SIZE.fullmatch(gpu.name)
     older = [
         card.name
         for card in known_gpus()
-        if card.before_ampere and abs(card.total_bytes / gpu.total_bytes - 1) < _SIZES_APART
+        if card.before_ampere and _is_sold_as(card, int(sold[1]) if sold else round(gpu.total_bytes / GIB))
     ]
     if not older:
         return None
-    names = f"{' and '.join(older)} {'is' if len(older) == 1 else 'are'}"
+    listed = f"{', '.join(older[:-1])} and {older[-1]}" if len(older) > 1 else older[0]
+    names = f"{listed} {'is' if len(older) == 1 else 'are'}"
     return (
         f"{gpu.name} is taken for a card from Ampere on. {names} of this size too, with no flash kernel, and may hold "
         f"attention's weights of tokens x tokens. Name the card (--gpu {older[0]})."
@@ -182,7 +277,7 @@ _EMULATED = (
 )
 # Seen on an emulated T4 with TRL 1.16 and torch 2.13, by recipe.
 _REFUSED = {
-    "trl": " TRL accepts bf16 there, and its loss then fails: \"gemm input type at::BFloat16 and output type float is "
+    "trl": ' TRL accepts bf16 there, and its loss then fails: "gemm input type at::BFloat16 and output type float is '
     'only supported for CUDA devices with compute capability 8.0 or higher".',
     "lean": " The lean trainer refuses bf16 there, because its loss sums such products in float32.",
 }

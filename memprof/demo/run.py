@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memprof.demo.data import Questions
     from memprof.demo.model import Checkpoint
     from memprof.demo.training import Recipe, Scale, Trained
+    from memprof.report import Report
     from memprof.reports.document.model import Document
 
 _QUESTIONS = 8
@@ -35,7 +36,7 @@ class RunResult:
     snapshot: Path
     json: Path
     html: Path
-    report: dict[str, Any]
+    report: Report
     trained: Trained
     document: Document = field(repr=False)
     held: Holdings = field(repr=False)
@@ -156,17 +157,18 @@ def _board(folder: Path) -> list[Any]:
 def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> RunResult:
     from memprof.advice.analyze_with_advice import analyze
     from memprof.analysis.allocations.differences import holdings_of_analysis
+    from memprof.report.files import write_answer
     from memprof.reports.document.build import document_of
     from memprof.reports.html.report import write_html
     from memprof.reports.terminal.report import print_document
     from memprof.snapshot import load_snapshot
 
     analysis = analyze(load_snapshot(snapshot))
-    report = analysis.to_dict()
+    report = analysis.report
     document = document_of(analysis, label=f"{model}: {recipe.title}")
     html, data = snapshot.with_suffix(".html"), snapshot.with_suffix(".json")
     write_html(document, html)
-    _write_json(report, data)
+    write_answer(report, data)
     print_document(document)
     held = holdings_of_analysis(analysis)
     return RunResult(recipe.name, recipe.title, snapshot, data, html, report, trained, document, held)
@@ -187,7 +189,7 @@ def _compared(runs: tuple[RunResult, ...], page: Path) -> Path:
     return page
 
 
-def _write_json(data: dict[str, Any], path: Path) -> None:
+def _write_json(data: Mapping[str, object], path: Path) -> None:
     from memprof.files import write_text
 
     write_text(path, json.dumps(data, indent=1) + "\n")

@@ -86,19 +86,22 @@ def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> A
     return model.eval().requires_grad_(False)
 
 
-class HostReference(torch.nn.Module):
-    """Take the place of ``trainer.ref_model``: ``module`` is in host memory unless a pass runs, and computes on
-    ``device``.
+class HostReference:
+    """Run the reference policy on ``device`` while its weights stay in host memory.
+
+    ``module``, the trainer's ``ref_model``, is the model itself. Log-probabilities pass its layers over the device one
+    by one. A call of the model, of its body or of ``generate`` copies all weights to the device for that call, and
+    computes no gradient.
 
     Before its first pass one sequence is run both ways, as layers one by one and by the model's own forward. Where the
     two differ, or layers cannot be run so, all of it moves to the device for good, and the log says why.
     """
 
     def __init__(self, module: Any, device: torch.device) -> None:
-        super().__init__()
         self.module, self.device = module, device
         self._stream = WeightStream(device)
         self._looked, self._on_device = False, False
+        self._is_running = False  # a pass, which brings the weights that it needs
         self._fault: str | None = None
         try:
             self.layers = decoder_layers(module)
@@ -106,20 +109,37 @@ class HostReference(torch.nn.Module):
             self.layers, self._fault = [], "its layers are not all decoder layers with attention"
         inside = {id(tensor) for layer in self.layers for tensor in _tensors(layer)}
         self._around = [tensor for tensor in _tensors(module) if id(tensor) not in inside]
+        for called in {id(called): called for called in (module, module.base_model)}.values():
+            replace_forward(called, self._called)
+        module.generate = self._generate
 
-    @property
-    def config(self) -> Any:
-        return self.module.config
+    def _called(self, _: Any, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a forward that somebody else than :meth:`logps` asks for."""
+        if self._is_running or self._on_device:
+            return inner(*args, **kwargs)
+        given = (*args, *kwargs.values())
+        if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
+            raise UsageError(
+                "The reference policy is in host memory and computes no gradient with respect to its inputs. "
+                "Set reference='device'."
+            )
+        with torch.no_grad(), self.whole():
+            return inner(*args, **kwargs)
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.whole() as module:
+            return type(module).generate(module, *args, **kwargs)
 
     @torch.no_grad()
     def logps(self, step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
         """Return log-probabilities ``[B, T]`` of the rows' completions, 0 where there is no token."""
         live = [row for row in rows if row.completion]
-        if live and not self._looked:
-            self._look(step, inputs, min(live, key=lambda row: row.length))
-        if self._on_device:
-            return score_without_graph(step, self.module, inputs, rows, want_entropy=False)[0]
-        return self._by_layers(step, inputs, rows)
+        with self._running():
+            if live and not self._looked:
+                self._look(step, inputs, min(live, key=lambda row: row.length))
+            if self._on_device:
+                return score_without_graph(step, self.module, inputs, rows, want_entropy=False)[0]
+            return self._by_layers(step, inputs, rows)
 
     def _look(self, step: StepContext, inputs: Mapping[str, Any], row: Row) -> None:
         """Find out with one ``row`` whether layers can be run one by one; else move to the device, and say why."""
@@ -178,12 +198,18 @@ class HostReference(torch.nn.Module):
 
     @contextmanager
     def whole(self) -> Iterator[Any]:
-        """Hold all of the model on the device, for inputs that cannot be cut into pieces."""
-        if self._on_device:
+        """Copy the whole model to the device, for inputs that cannot be cut into pieces and for others' calls."""
+        tensors = [] if self._is_running or self._on_device else _tensors(self.module)
+        with self._running(), self._here(tensors):
             yield self.module
-            return
-        with self._here(list(_tensors(self.module))):
-            yield self.module
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        before, self._is_running = self._is_running, True
+        try:
+            yield
+        finally:
+            self._is_running = before
 
     def _start(
         self, step: StepContext, inputs: Mapping[str, Any], pieces: Sequence[Sequence[Row]]

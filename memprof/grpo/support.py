@@ -171,6 +171,22 @@ def steps_elsewhere(kind: type) -> bool:
     return any(not is_librarys(method) for method in methods)
 
 
+def is_overridden(trainer: Any, kind: type, name: str) -> bool:
+    """Return whether a subclass, or an attribute of ``trainer``, replaces a method of ``kind``.
+
+    Wrappers that memprof's recording sets on the trainer call the method they wrap, and don't count.
+    """
+    method = getattr(kind, name)
+    if getattr(type(trainer), name) is not method:
+        return True
+    own = vars(trainer).get(name)
+    while own is not None and getattr(own, "__func__", own) is not method:
+        if not str(getattr(own, "__globals__", {}).get("__name__", "")).startswith("memprof."):
+            return True
+        own = getattr(own, "__wrapped__", None)
+    return False
+
+
 def is_librarys(function: Any) -> bool:
     """Tell whether a function belongs to one of the libraries that are known to go with pieces."""
     return str(getattr(function, "__module__", "")).startswith(_LIBRARIES)

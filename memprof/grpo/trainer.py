@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +29,8 @@ from memprof.grpo.step.micro_batch import PiecewiseStep
 from memprof.grpo.step.objective import Handover, Objective
 from memprof.grpo.step.optimizer_step import SurvivingStep
 from memprof.grpo.step.out_of_memory import Adaptation, say_where
-from memprof.grpo.step.piece_sizes import PieceSizes
-from memprof.grpo.step.pieces import fits_one_piece
+from memprof.grpo.step.own_loss import StepLoss
+from memprof.grpo.step.pieces import PieceSizes, fits_one_piece
 from memprof.grpo.step.probe import Answer, ask
 from memprof.grpo.step.ranks import Ranks
 from memprof.grpo.step.schemes import LossTerms, scheme_of
@@ -74,7 +74,9 @@ class LeanTrainer(_Trainer):
         self._generation = Generation()
         self._coupling: list[Any] = []  # losses that were seen to couple sequences
         self._whole_batch_reason: str | None = None
-        self._in_step = False
+        self._step_loss: StepLoss | None = None  # of the training step that runs
+        self._has_stepped = False
+        self._host_reference: HostReference | None = None
         self._surviving: Any = None  # the optimizer whose step lives through memory that runs out
         support.check_supported(lean, known_loss=self._loss_is_trls)
         support.check_parking_of(lean, model, chosen.get("quantization_config"))
@@ -146,8 +148,8 @@ class LeanTrainer(_Trainer):
     def _place_reference(self, place: str, why_device: str, quantization_config: Any) -> None:
         if place == "host":
             self.beta = self.args.beta
-            module = load_reference(self.model, self.args, quantization_config)
-            self.ref_model = HostReference(module, self.accelerator.device)
+            self.ref_model = load_reference(self.model, self.args, quantization_config)
+            self._host_reference = HostReference(self.ref_model, self.accelerator.device)
             self._once_log.say("the reference stays in host memory and passes over the device layer by layer")
         elif place == "device":
             if self.ref_model is not None:
@@ -179,7 +181,7 @@ class LeanTrainer(_Trainer):
             head=self._lean_head,
             loss=self._loss_terms(
                 is_trls=self._loss_is_trls,
-                is_wrapped=type(self).compute_loss is not LeanTrainer.compute_loss,
+                is_wrapped=support.is_overridden(self, LeanTrainer, "compute_loss"),
                 couples=any(loss is getattr(type(self), trl.LOSS.name) for loss in self._coupling),
                 balances=self._balancing is not None,
             ),
@@ -218,38 +220,51 @@ class LeanTrainer(_Trainer):
             raise
 
     def training_step(self, *args: Any, **options: Any) -> Any:
-        """Take TRL's step; an override that does not call this one has its micro-batches in one piece."""
-        self._in_step = True
+        """Run TRL's training step. Only the loss that it computes itself goes in pieces."""
+        self._step_loss = step_loss = StepLoss()
         try:
-            return super().training_step(*args, **options)
+            found = super().training_step(*args, **options)
         finally:
-            self._in_step = False
+            self._step_loss = None
+        step_loss.check_backward()
+        return found
+
+    def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
+        """Return TRL's context, in which the training step computes its loss."""
+        context: AbstractContextManager[Any] = super().compute_loss_context_manager()
+        return context if self._step_loss is None else self._step_loss.computing(context)
 
     @_profiled
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Compute the loss of a micro-batch. In training, all pieces but the last have had their backward then.
+        """Compute the loss of a micro-batch.
 
-        The result carries the graph of the last piece and the value of the whole: its backward is the step's last.
+        In a training step, all pieces but the last have their backward here. The result has the value of the whole
+        loss and the graph of the last piece: its backward is the step's last. Anywhere else, with gradients on, this is
+        TRL's ``compute_loss``: one graph of the whole micro-batch, and nothing is added to ``.grad``.
         """
-        rows = None if return_outputs else self._rows(inputs)
+        step_loss, has_graph = self._step_loss, torch.is_grad_enabled()
+        # transformers divides RLOO's loss in its training step, and nowhere else.
+        divisor = self._divisor if step_loss is not None and step_loss.is_computing else 1
+        is_whole = return_outputs or (has_graph and not self._is_steps_loss())
+        rows = None if is_whole else self._rows(inputs)
         if rows is None:
             whole: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            return whole / self._divisor if self._divisor > 1 else whole
-        if not torch.is_grad_enabled():
+            return whole / divisor if divisor > 1 else whole
+        if step_loss is None or not has_graph:
             plain: torch.Tensor = trl.LOSS.of(self)(model, inputs)  # its log-probabilities come in pieces
             return plain
         step = self._step_context()
         one_piece = step.loss.balances and fits_one_piece(step, rows)
         scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients, one_piece=one_piece)
         self._once_log.say(f"pieces by the scheme {scheme.name!r}: {scheme.why}")
-        objective = Objective(self, self._handover, model, inputs, is_trls=step.loss.is_trls, divisor=self._divisor)
+        objective = Objective(self, self._handover, model, inputs, is_trls=step.loss.is_trls, divisor=divisor)
         pieces = PiecewiseStep(step, objective, model, inputs, rows, scheme)
         loss = pieces.run()
         if pieces.couples:
             self._coupling.append(getattr(type(self), trl.LOSS.name))
-        return loss
+        return step_loss.follow(loss)
 
     @_profiled
     def _get_per_token_logps_and_entropies(
@@ -275,8 +290,9 @@ class LeanTrainer(_Trainer):
         }
         unknown = compute_aux_loss and self._balancing is None
         rows = None if torch.is_grad_enabled() or unknown else self._rows(inputs)
-        if rows is None and isinstance(model, HostReference):
-            with model.whole() as module:
+        host = self._host_reference if self._host_reference and model is self._host_reference.module else None
+        if rows is None and host is not None:
+            with host.whole() as module:
                 return super()._get_per_token_logps_and_entropies(
                     module, input_ids, attention_mask, logits_to_keep, batch_size, **more
                 )
@@ -284,8 +300,8 @@ class LeanTrainer(_Trainer):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss, **more
             )
-        if isinstance(model, HostReference):
-            return model.logps(self._step_context(), inputs, rows), None, None
+        if host is not None:
+            return host.logps(self._step_context(), inputs, rows), None, None
         step = self._step_context()
         logps, entropies, routed = score_without_graph(
             step, model, inputs, rows, compute_entropy, balances=compute_aux_loss
@@ -344,13 +360,20 @@ class LeanTrainer(_Trainer):
             self._once_log.warn("TRL's own step is used for batches whose attention masks have holes.")
         return rows
 
+    def _is_steps_loss(self) -> bool:
+        """Return whether the loss that is asked for with gradients on is the training step's own; log it if not."""
+        if self._step_loss is not None and self._step_loss.take():
+            self._has_stepped = True
+            return True
+        if not self._has_stepped and not support.is_librarys(self.training_step):
+            self._use_trls_step("an overridden training_step has a backward of its own")
+        else:
+            self._once_log.say("compute_loss outside a training step computes TRL's loss, in one graph")
+        return False
+
     def _is_whole_now(self) -> bool:
-        """Tell whether hooks or an overridden ``training_step`` need one backward of the whole batch."""
-        why = None
-        if torch.is_grad_enabled() and self.model.training:
-            if not self._in_step and not support.is_librarys(self.training_step):
-                why = "an overridden training_step has a backward of its own"
-            why = why or support.hooked(self.model)
+        """Return whether hooks need one backward of the whole batch."""
+        why = support.hooked(self.model) if torch.is_grad_enabled() and self.model.training else None
         if why is not None:
             self._use_trls_step(why)
         return why is not None

@@ -245,7 +245,7 @@ class Attachment:
         if path is None:
             return None
         written = Door("worker", f"the report of {path}")(write_report, path)
-        return None if written is None else written[1]
+        return None if written is None else written.to_dict()
 
     @way_in
     def detach(self, dump: bool = True) -> Path | None:

@@ -44,22 +44,25 @@ def collect(workers: Sequence[Any], output_dir: str | os.PathLike[str], role: st
         ) from None
     from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
     from memprof.analysis.ranks.summary import rank_summary
+    from memprof.report import Report
+    from memprof.report.codec import from_builtins, to_builtins
+    from memprof.report.files import write_answer
     from memprof.reports.document.build import build_document
     from memprof.reports.html.report import write_html
-    from memprof.reports.json import write_json
 
-    answers = [a for a in ray.get([w.__ray_call__.remote(_answer, role) for w in workers]) if a is not None]
+    told = ray.get([w.__ray_call__.remote(_answer, role) for w in workers])
+    answers = [from_builtins(answer, Report) for answer in told if answer is not None]
     if not answers:
         raise InputError("no worker has anything attached: call memprof.attach(...) in each of them.")
-    reports = {int(a["source"]["rank"]): a for a in answers}
+    reports = {a.source.rank or 0: a for a in answers}
     summaries = [rank_summary(report, rank) for rank, report in reports.items()]
-    world = world_size_of([r["source"]["world_size"] for r in answers], reports)
+    world = world_size_of([a.source.world_size for a in answers], reports)
     whole = merged(reports[fullest(summaries)], summaries, world, missing_ranks(reports, world))
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(whole, folder / "ranks.json")
+    write_answer(whole, folder / "ranks.json")
     write_html(build_document(whole), folder / "report.html")
-    return whole
+    return to_builtins(whole)
 
 
 def _answer(_worker: Any, role: str | None) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes, parts_of
-from memprof.oom.evidence import scope_of
+from memprof.oom.facts import facts_of
 from memprof.oom.failure import Failure
 from memprof.oom.framework_settings import Names, names_for_program, names_in, plain_in
 from memprof.oom.judge import judge
@@ -95,7 +95,7 @@ def _explained(failure: Failure) -> dict[str, Any]:
     parts = parts_of(failure)
     logits, names = makes_logits(failure.frames), _names(failure)
     phase = _phase(failure, names)
-    verdict, tried = judge(failure, scope_of(failure, parts, phase, logits, names))
+    verdict, tried = judge(failure, facts_of(failure, parts, phase, logits, names))
     return {
         "kind": failure.kind,
         "form": failure.form.id,

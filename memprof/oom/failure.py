@@ -25,7 +25,7 @@ class Failure:
     ``processes`` are (process id, bytes in use) of those that are not said to be this one; ``frames`` of the
     traceback around it, outermost first; ``facts`` what else its form reads, by name;
     ``actor`` the process of Ray's or an engine's that a log names before the line, with its process id;
-    ``around`` the lines around it, ``head`` the log's first.
+    ``around`` the lines around it, ``around_lines`` their numbers, ``head`` the log's first lines.
     """
 
     form: Form = field(repr=False)
@@ -50,4 +50,5 @@ class Failure:
     frames: tuple[Frame, ...] = field(default=(), repr=False)
     facts: dict[str, int | float | str] = field(default_factory=dict)
     around: str = field(default="", repr=False)
+    around_lines: tuple[int, ...] = field(default=(), repr=False)
     head: str = field(default="", repr=False)

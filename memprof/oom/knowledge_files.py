@@ -1,10 +1,12 @@
-"""Read the knowledge files: ``memprof/oom/knowledge/*.toml``."""
+"""Read the knowledge files (``memprof/oom/knowledge/*.toml``) into typed rules; a key that no rule has is an error."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from memprof.files import read_toml
 
@@ -13,8 +15,143 @@ _FOLDER = Path(__file__).parent / "knowledge"
 #: Files of messages. Of two that match the same words, the one in the earlier file (or higher up in it) is taken.
 MESSAGE_FILES = ("engines", "libraries", "accelerators", "host")
 
+#: One template, or several of which the first fits whose names are all known.
+Texts = str | tuple[str, ...]
+#: Names of facts (``facts.toml``).
+Names = tuple[str, ...]
+#: What to try: a remedy's id, or what to do and why.
+Tries = tuple[str | tuple[Texts, Texts], ...]
+_T = TypeVar("_T")
+
+
+class _Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What rules have in common: all facts of ``when``, one of ``any`` and none of ``unless`` must hold."""
+
+    when: Names = ()
+    any: Names = ()
+    unless: Names = ()
+
+
+class FactRule(_Rule, frozen=True, kw_only=True):
+    """How a fact is told from frames, the message and the lines around it; ``facts.toml`` explains the keys."""
+
+    says: str = ""
+    all: Names = ()
+    frames: str = ""
+    near: str = ""
+    inner: str = ""
+    last: str = ""
+    code: str = ""
+    message: str = ""
+    around: str = ""
+    log: str = ""
+    text: str = ""
+
+
+class FactsFile(msgspec.Struct, frozen=True):
+    """``facts.toml``: facts, and regular expressions of settings that are on, of texts and of numbers, by name."""
+
+    fact: dict[str, FactRule]
+    setting: dict[str, str]
+    capture: dict[str, str]
+    number: dict[str, str]
+
+
+class Remedy(_Rule, frozen=True, kw_only=True):
+    """What would help; ``remedies.toml`` explains the keys."""
+
+    do: Texts
+    why: Texts = ""
+    do_when: tuple[Names, ...] = ()
+    why_when: tuple[Names, ...] = ()
+    already: str = ""
+    frees: str = ""
+    help: float = 0.8
+    help_when: Names = ()
+    help_then: float = 0.0
+    price: int = 1
+
+
+class Cause(_Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
+    """Why it failed, by numbers (``causes.toml``) or by the message alone (an ``answer`` beside it)."""
+
+    because: Texts = ""
+    because_when: tuple[Names, ...] = ()
+    reason: str = ""
+    cause: str = ""
+    tries: Tries = ()
+    certainty: float = 0.9
+    work: float = 0.0
+    same_as: str = ""
+
+
+class Circumstance(_Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
+    """What frames and lines around a message add; ``causes.toml`` explains the keys."""
+
+    id: str
+    says: Texts
+    certainty: float
+    group: str = ""
+    only_causes: Names | None = None
+    instead_of: Names = ()
+    instead_when: Names = ()
+    cause: str = ""
+    leads: bool = False
+    tries: Tries = ()
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A remedy as advice for a recording words it (``remedies.toml``)."""
+
+    remedy: str
+    action: str
+    setting: str
+    costs: str
+    exact: bool
+    toll: str
+
 
 @cache
 def table(name: str) -> dict[str, Any]:
     """Return one file as it stands."""
     return read_toml(_FOLDER / f"{name}.toml")
+
+
+def typed(name: str, key: str, kind: type[_T]) -> _T:
+    """Return one table of a file as ``kind``.
+
+    Raises:
+        msgspec.ValidationError: it has a key or a value that ``kind`` does not.
+    """
+    return msgspec.convert(table(name).get(key, {}), kind)
+
+
+@cache
+def facts_file() -> FactsFile:
+    """Return ``facts.toml``."""
+    return msgspec.convert(table("facts"), FactsFile)
+
+
+@cache
+def causes() -> tuple[Cause, ...]:
+    """Return the causes by numbers, in the order in which they are tried."""
+    return typed("causes", "cause", tuple[Cause, ...])
+
+
+@cache
+def circumstances() -> tuple[Circumstance, ...]:
+    """Return what surroundings can add, in order."""
+    return typed("causes", "circumstance", tuple[Circumstance, ...])
+
+
+@cache
+def answers() -> dict[str, Cause]:
+    """Return what is said of each message, by its id, its event or the answer that it shares."""
+    return {key: row for name in MESSAGE_FILES for key, row in typed(name, "answer", dict[str, Cause]).items()}
+
+
+@cache
+def remedies() -> dict[str, Remedy]:
+    """Return every remedy by its id; of two with one id that of ``remedies.toml``."""
+    files = (*reversed(MESSAGE_FILES), "remedies")
+    return {key: row for name in files for key, row in typed(name, "remedy", dict[str, Remedy]).items()}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memprof.oom.knowledge_files import MESSAGE_FILES, table
+from msgspec.structs import replace
+
+from memprof.oom.knowledge_files import MESSAGE_FILES, Cause, answers, table
 from memprof.oom.message_form import Form, form
 
 # What is not the form itself: what tests and docs read.
@@ -29,20 +31,16 @@ NOT_MEMORY = _forms("elsewhere")
 TRIGGERS: tuple[str, ...] = tuple(
     word for name in (*MESSAGE_FILES, "torch", "elsewhere") for word in table(name).get("triggers", ())
 )
-#: What is said of each message, by its id, its event or the answer that it shares.
-ANSWERS: dict[str, dict[str, Any]] = {
-    key: answer for name in MESSAGE_FILES for key, answer in table(name).get("answer", {}).items()
-}
 
 
-def answer_of(row: Form) -> dict[str, Any]:
+def answer_of(row: Form) -> Cause:
     """Return a form's own answer, else its event's.
 
     Raises:
         LookupError: it has no answer.
     """
     for key in (row.id, row.event):
-        if (found := ANSWERS.get(key)) is not None:
-            shared = ANSWERS[found["same_as"]] if "same_as" in found else {}
-            return {**shared, **found}
+        if (found := answers().get(key)) is not None:
+            shared = answers()[found.same_as] if found.same_as else found
+            return replace(shared, **{name: own for name in ("because", "tries") if (own := getattr(found, name))})
     raise LookupError(f"no answer for {row.id}")

@@ -1,58 +1,63 @@
-"""Fill the templates of the knowledge files: ``{name}``, ``{name|else}``, ``{name:spec}``, ``[[ falls away ]]``."""
+"""Fill the templates of the knowledge files.
+
+``{name}``, ``{name|else}``, ``{name:spec}``; ``[[ falls away ]]`` where a name in it is unknown; ``{?fact}`` stands for
+nothing, and is unknown where the fact does not hold.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from memprof.oom.expressions import Scope, evaluate
+from memprof.oom.facts import Facts, Value
+from memprof.oom.knowledge_files import Texts
 from memprof.units import format_bytes
-
-#: One template, or several of which the first fits whose names are all known.
-Texts = str | Sequence[str]
 
 #: Names whose values are bytes, written with their unit.
 SIZES = frozenset(
     {
         "asked", "total", "free", "allowed", "in_use", "allocated", "cached", "idle", "reserved", "outside", "others",
-        "other", "missing", "unexplained", "private_pools", "piece", "mine", "held_by_torch", "gaps",
+        "other", "missing", "unexplained", "private_pools", "piece", "held_by_torch", "gaps",
     }
 )  # fmt: skip
 _OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.S)
-_NAME = re.compile(r"\{([a-z_]+(?:\.[a-z_]+)?)(?::([^{}|]*))?(?:\|([^{}]*))?\}")
+_NAME = re.compile(r"\{(\??[a-z_0-9]+(?:\.[a-z_]+)?)(?::([^{}|]*))?(?:\|([^{}]*))?\}")
 
 
 class _Unknown(Exception):
     """A name of the template is not known."""
 
 
-def choose(texts: Texts, scope: Scope, conditions: Sequence[str] = ()) -> str | None:
-    """Return the first text whose condition holds and whose names are all known, filled in; None where none is."""
-    options = [texts] if isinstance(texts, str) else texts
+def choose(texts: Texts, facts: Facts, conditions: Sequence[Sequence[str]] = ()) -> str | None:
+    """Return the first text whose facts hold and whose names are all known, filled in; None where none is."""
+    options = (texts,) if isinstance(texts, str) else texts
     for i, text in enumerate(options):
-        if i < len(conditions) and not evaluate(conditions[i], scope):
+        if i < len(conditions) and not all(map(facts.has, conditions[i])):
             continue
-        if (filled := fill(text, scope)) is not None:
+        if (filled := fill(text, facts)) is not None:
             return filled
     return None
 
 
-def fill(text: str, scope: Scope) -> str | None:
+def fill(text: str, facts: Facts) -> str | None:
     """Return a template with its names filled in, None where one that may not fall away is unknown."""
 
     def optional(match: re.Match[str]) -> str:
-        return fill(match[1], scope) or ""
+        return fill(match[1], facts) or ""
 
     try:
-        return _NAME.sub(lambda match: _said(match, scope), _OPTIONAL.sub(optional, text))
+        return _NAME.sub(lambda match: _said(match, facts), _OPTIONAL.sub(optional, text))
     except _Unknown:
         return None
 
 
-def _said(match: re.Match[str], scope: Scope) -> str:
+def _said(match: re.Match[str], facts: Facts) -> str:
     name, spec, otherwise = match.groups()
-    value = scope[name.replace(".", "_")]
+    if name.startswith("?"):
+        if facts.has(name[1:]):
+            return ""
+        raise _Unknown(name)
+    value = facts.value(name.replace(".", "_"))
     if value is None or value == "":
         if otherwise is None:
             raise _Unknown(name)
@@ -60,9 +65,9 @@ def _said(match: re.Match[str], scope: Scope) -> str:
     return _formatted(name, value, spec or "")
 
 
-def _formatted(name: str, value: Any, spec: str) -> str:
-    if isinstance(value, str):
-        return value
+def _formatted(name: str, value: Value, spec: str) -> str:
+    if isinstance(value, str) or value is None:
+        return value or ""
     if spec == "size" or (not spec and name in SIZES):
         return format_bytes(int(value))
     if spec == "mib":

@@ -19,7 +19,7 @@ from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.owners import OwnerBook
 from memprof.recording.phase_peaks import PhasePeaks
 from memprof.recording.phases import PhaseLog, PhaseMark
-from memprof.recording.recorder import DeviceInfo, Recorder, Tags, WindowPeaks
+from memprof.recording.recorder import DeviceInfo, Recorded, Recorder, Tags, WindowPeaks
 from memprof.recording.referrers import holders_of, largest_tensors
 from memprof.recording.system.engine_sleep import SWITCHES, Residency
 from memprof.recording.system.host import host_section, node_name, rss_bytes, versions
@@ -87,6 +87,7 @@ class Session:
         self._residency = Residency()
         self._outside: Outside | None = None
         self._sampler: Sampler | None = None
+        self._host: dict[str, Any] | None = None  # as it was when the recording ended
         self._started = False
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class Session:
 
     def start(self) -> None:
         """Begin to record. Raise what goes wrong, with everything undone: nothing runs yet."""
-        self._started = True
+        self._started, self._host = True, None
         self.door.stay_behind()
         self.door.when_shut(self.stop)
         try:
@@ -133,6 +134,10 @@ class Session:
             self._close(mark)
         self._count_between()
         self._sample()
+        self._host = self._host_now()
+
+    def _host_now(self) -> dict[str, Any]:
+        return {**host_section(), "offloaded": self.owners.elsewhere()}
 
     def _unhook(self) -> None:
         handles, self._handles = self._handles, []
@@ -347,17 +352,17 @@ class Session:
             "kind": self.recorder.kind.value,
             "versions": versions(),
             "device": dict(vars(device)),
-            "devices": [dict(vars(d)) for d in self._devices(raw)],
+            "devices": self._device_rows(raw, recorded),
             "rank": self.rank,
             "world_size": self.world_size,
             "node": self._node(),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "config": _plain(self.config) if self.config else None,
             "setup": self._setup(),
-            "recorded": dict(vars(recorded)),
-            "phases": self.phases.to_plain(recorded.start_us, recorded.stop_us),
+            "recorded": recorded.to_plain(),
+            "phases": self.phases.to_plain(recorded.earliest_us, recorded.stop_us),
             "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
-            "owners": self.owners.rows(recorded.start_us),
+            "owners": self.owners.rows(recorded.earliest_us),
             "holders": self._holders,
             "own_folders": [list(row) for row in own_folders()],
             "buckets": self.owners.bucket_bytes(),
@@ -365,7 +370,7 @@ class Session:
             "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
             "switches": list(self._residency.rows),
             "outside": None if self._outside is None else self._outside.to_plain(),
-            "host": {**host_section(), "offloaded": self.owners.elsewhere()},
+            "host": self._host or self._host_now(),
             "oom": self._oom(),
             "survived": list(self._survived),
             "non_torch_bytes": self._non_torch(),
@@ -380,6 +385,17 @@ class Session:
         error = self.door.failure
         cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
         return [*cut, *self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
+
+    def _device_rows(self, raw: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any]]:
+        """Describe every device that the snapshot holds something of, and how complete the others' histories are."""
+        histories = {one.index: one for one in recorded.others}
+        rows = []
+        for device in self._devices(raw):
+            row = dict(vars(device))
+            if (one := histories.get(device.index)) is not None:
+                row |= {"history": one.history.value, "start_us": one.start_us}
+            rows.append(row)
+        return rows
 
     def _devices(self, raw: Mapping[str, Any]) -> list[DeviceInfo]:
         """Return every device that the snapshot holds something of."""

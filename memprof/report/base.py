@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from memprof.vocabulary import Category, Group
+from memprof.vocabulary import Category, Evidence, Group
 
 #: A size in bytes, up to 2**63 - 1.
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -26,8 +26,16 @@ Settings = dict[str, Any]
 #: A stack, innermost first, each frame ``file:line function``.
 Stack = tuple[str, ...]
 
-ByCategory = Mapping[Category, Bytes]
-ByGroup = Mapping[Group, Bytes]
+
+def _named(definition: str) -> msgspec.Meta:
+    """Describe the keys of a mapping in the JSON Schema, which msgspec leaves out."""
+    return msgspec.Meta(extra_json_schema={"propertyNames": {"$ref": f"#/$defs/{definition}"}})
+
+
+ByCategory = Annotated[Mapping[Category, Bytes], _named("Category")]
+ByGroup = Annotated[Mapping[Group, Bytes], _named("Group")]
+ByEvidence = Annotated[Mapping[Evidence, Bytes], _named("Evidence")]
+DetailsByCategory = Annotated[Mapping[Category, Mapping[str, Bytes]], _named("Category")]
 
 _T = TypeVar("_T")
 
@@ -40,3 +48,8 @@ def written(value: _T) -> _T:
     """Return a field's default that appears in the JSON, which leaves out other defaults; ``value`` is immutable."""
     default: _T = msgspec.field(default_factory=lambda: value)
     return default
+
+
+def known(value: _T | msgspec.UnsetType | None) -> _T | None:
+    """Return the value of a field that may be missing, ``None`` if it is missing."""
+    return None if isinstance(value, msgspec.UnsetType) else value

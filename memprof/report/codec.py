@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from inspect import cleandoc
 from typing import Any, TypeVar
@@ -28,13 +28,24 @@ _M = TypeVar("_M", bound=Model)
 
 def to_json(answer: Model, indent: int | None = 1) -> str:
     """Return standard JSON, ASCII only, that ends in a newline; numbers that JSON lacks become strings."""
-    return dumps(to_builtins(answer), indent)
+    return dumps(msgspec.to_builtins(answer), indent)
 
 
 def to_builtins(answer: Model) -> dict[str, Any]:
     """Return the answer as JSON's own types, for a caller who wants a dictionary."""
-    plain: dict[str, Any] = msgspec.to_builtins(answer)
+    plain: dict[str, Any] = _lists(msgspec.to_builtins(answer))
     return plain
+
+
+def plain_entries(entries: Iterable[Model]) -> list[dict[str, Any]]:
+    """Return parts of an answer as JSON's own types."""
+    return [to_builtins(entry) for entry in entries]
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def dumps(plain: Mapping[str, Any], indent: int | None = 1) -> str:
@@ -75,22 +86,40 @@ def parse(text: bytes) -> Model | str | None:
         InputError: it is not what its schema says.
     """
     try:
-        plain = _clean(msgspec.json.decode(text), _MAX_DEPTH)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(_reason(error)) from None
+        plain = _clean(_decoded(text), _MAX_DEPTH)
+    except RecursionError:
+        raise ValueError("nested deeper than any report") from None
     name = plain.get("schema") if isinstance(plain, dict) else None
     if not isinstance(name, str) or not name.startswith("memprof."):
         return None
     return from_builtins(plain, ANSWERS[name]) if name in ANSWERS else name
 
 
+class _TooMuch(ValueError):
+    """A value that no report has: too deep, too long or not finite."""
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        # Half a surrogate pair, as in the path of a file whose name is not UTF-8, is text to Python's parser.
+        return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON's")
+
+
 def _clean(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return clean_text(value)
-    if isinstance(value, int) and abs(value) >> 64:
-        raise RecursionError(f"an integer of {len(str(value))} digits")
+    if isinstance(value, int) and abs(value) >= 10**20:
+        raise _TooMuch(f"an integer of {len(str(value))} digits")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _TooMuch("a number that is not finite")
     if isinstance(value, (dict, list)) and not depth:
-        raise RecursionError("nested deeper than any report")
+        raise _TooMuch("nested deeper than any report")
     if isinstance(value, dict):
         return {clean_text(key): _clean(item, depth - 1) for key, item in value.items()}
     if isinstance(value, list):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -53,6 +53,10 @@ class ComparedRun(Model, frozen=True, kw_only=True):
     badge: Literal["measured", "simulated", "published"]
     report: Report | None
     published: Published | None = None
+
+    def __post_init__(self) -> None:
+        if self.report is None and self.published is None:
+            raise ValueError("a run without a report and without a published table")
 
 
 class ComparedDetail(Model, frozen=True, kw_only=True):
@@ -205,7 +209,7 @@ class Comparison(Model, tag_field="schema", tag="memprof.compare/1", frozen=True
         unchanged: with ``memprof simulate --like``, the recorded run beside its own simulation.
     """
 
-    runs: tuple[ComparedRun, ...]
+    runs: Annotated[tuple[ComparedRun, ...], msgspec.Meta(min_length=2)]
     rows: tuple[ComparedGroup, ...]
     beside: tuple[ComparedLine, ...]
     capacity: ComparedCapacity | None

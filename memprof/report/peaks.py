@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from memprof.report.allocations import Allocation, AllocationGroup, Finding
-from memprof.report.base import ByCategory, ByGroup, Bytes, Model, Stack, written
-from memprof.vocabulary import Category, Evidence, Phase
+from memprof.report.base import ByCategory, ByEvidence, ByGroup, Bytes, DetailsByCategory, Model, Stack, written
+from memprof.vocabulary import Group, Phase
 
 
 class Peak(Model, frozen=True, kw_only=True):
@@ -59,9 +60,9 @@ class Peak(Model, frozen=True, kw_only=True):
     phase: Phase | None
     categories: ByCategory
     categories_requested: ByCategory
-    details: Mapping[Category, Mapping[str, Bytes]]
-    groups: ByGroup
-    evidence: Mapping[Evidence, Bytes]
+    details: DetailsByCategory
+    groups: Annotated[ByGroup, msgspec.Meta(extra_json_schema={"required": [str(group) for group in Group]})]
+    evidence: ByEvidence
     guessed: ByCategory = written({})
     rounding_bytes: int
     pending_free_bytes: Bytes
@@ -76,6 +77,11 @@ class Peak(Model, frozen=True, kw_only=True):
     pass_returned: bool = written(False)
     allocations: tuple[Allocation, ...]
     largest: tuple[AllocationGroup, ...] = written(())
+
+    def __post_init__(self) -> None:
+        missing = [str(group) for group in Group if group not in self.groups]
+        if missing:
+            raise ValueError(f"groups without {missing[0]}")
 
 
 class Growth(Model, frozen=True, kw_only=True):

@@ -103,10 +103,10 @@ class Host(Model, frozen=True, kw_only=True):
         growth: growth over the steps of the run, if it grows.
     """
 
-    pinned_bytes: Bytes | None = None
-    pinned_requested_bytes: Bytes | None = None
-    managed_bytes: Bytes | None = None
-    rss_bytes: Bytes | None = None
+    pinned_bytes: Bytes | None = written(None)
+    pinned_requested_bytes: Bytes | None = written(None)
+    managed_bytes: Bytes | None = written(None)
+    rss_bytes: Bytes | None = written(None)
     offloaded: ByCategory | None = None
     growth: HostGrowth | None = None
 

@@ -17,8 +17,7 @@ import numpy as np
 from memprof.allocator import replay
 from memprof.allocator.model import OutOfMemory
 from memprof.allocator.replay import Program
-from memprof.allocator.rounding import AllocatorSettings
-from memprof.allocator.settings import parse_settings, settings_of
+from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.config.fits import MARGIN, room_bytes
 from memprof.config.gpus import Gpu, workspace_bytes, workspaces_of
 from memprof.simulate.shortcut_switches import shortcut
@@ -62,7 +61,7 @@ def ensemble_of(analysis: Analysis, gpu: Gpu) -> Ensemble:
     A run of the lengths that were asked for must leave the margin free, whatever its workspaces; one of other
     lengths need only live.
     """
-    settings = allocator_of(analysis)
+    settings = allocator_of(analysis, gpu)
     reserved, failed, flushes = [], 0, False
     for variant in variants_of(analysis, gpu):
         room = _room_of(variant, analysis, gpu)
@@ -79,7 +78,7 @@ def all_fit(analysis: Analysis, gpu: Gpu, program: Program, lengths: tuple[int, 
 
     ``lengths``: tokens of its prompts and of its completions.
     """
-    settings = allocator_of(analysis)
+    settings = allocator_of(analysis, gpu)
     return all(
         fits_within(variant.program, settings, _room_of(variant, analysis, gpu))
         for variant in variants_of(analysis, gpu, program, lengths)
@@ -96,11 +95,9 @@ def margin_kept(analysis: Analysis) -> float:
     return MARGIN if error is None or error.margin is None else error.margin
 
 
-def allocator_of(analysis: Analysis) -> AllocatorSettings:
-    """Return the allocator's settings of a simulated run."""
-    recorded = settings_of(analysis.snapshot.settings)
-    told = _config(analysis).get("alloc_conf")
-    return replace(parse_settings(str(told)), oldest_first=recorded.oldest_first) if told else recorded
+def allocator_of(analysis: Analysis, gpu: Gpu) -> AllocatorSettings:
+    """Return the allocator's settings of a simulated run on a GPU."""
+    return settings_of(analysis.snapshot.settings).on_device(gpu.total_bytes)
 
 
 def reserved_within(program: Program, settings: AllocatorSettings, room: int | None) -> int:

@@ -79,7 +79,8 @@ def _judged(
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
     room = room_bytes(gpu, margin_kept(analysis))
-    if int(analysis.timeline.active.max()) > room:
+    limited = raw["memprof"]["oom"] is not None  # by the process's own memory fraction: the GPU had no limit
+    if limited or int(analysis.timeline.active.max()) > room:
         return _outcome(raw, analysis, verdict_of(analysis, gpu, fits=False, flushes=False))
     ensemble = ensemble_of(analysis, gpu)
     own = analysis.device_peak.reserved_bytes <= room
@@ -89,7 +90,7 @@ def _judged(
     if own or ensemble.failed:
         return _outcome(raw, analysis, verdict)
     if not again:
-        reserved = reserved_within(analysis.timeline.program(), allocator_of(analysis), room)
+        reserved = reserved_within(analysis.timeline.program(), allocator_of(analysis, gpu), room)
         return _outcome(raw, analysis, verdict.squeezed(reserved))
     squeezed_raw = run(room)
     if squeezed_raw["memprof"]["oom"] is not None:
@@ -158,19 +159,20 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
     phases: dict[str, int] = {}
     alive: dict[str, dict[str, int]] = {}
     for breakdown in analysis.phases:
-        if breakdown.allocated_bytes > phases.get(breakdown.phase, -1):
-            phases[breakdown.phase] = breakdown.allocated_bytes
-            alive[breakdown.phase] = {name: size for name, size in breakdown.categories.items() if size}
+        phase = str(breakdown.phase)
+        if breakdown.allocated_bytes > phases.get(phase, -1):
+            phases[phase] = breakdown.allocated_bytes
+            alive[phase] = {str(name): size for name, size in breakdown.present.items()}
     host, verdict = outcome.raw["memprof"]["host"], outcome.verdict
     reserved = None if analysis.device_peak is None else analysis.device_peak.reserved_bytes
     time = outcome.raw["memprof"].get("estimated_time")
     return {
         "peak_bytes": analysis.peak.allocated_bytes,
-        "peak_phase": analysis.peak.phase,
+        "peak_phase": str(analysis.peak.phase),
         "device_peak_bytes": reserved if verdict is None else verdict.needed_bytes,
         "host_bytes": int(host["pinned_bytes"] + host["managed_bytes"]),
-        "largest_category": max(categories, key=lambda name: categories[name]),
-        "categories": {name: size for name, size in categories.items() if size},
+        "largest_category": str(max(categories, key=lambda name: categories[name])),
+        "categories": {str(name): size for name, size in analysis.peak.present.items()},
         "phases": phases,
         "phase_categories": alive,
         "verdict": verdict.to_dict() if verdict is not None else None,

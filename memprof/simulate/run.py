@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.allocator.rounding import OLDEST_FIRST_SINCE
-from memprof.allocator.settings import not_modelled, parse_settings
+from memprof.allocator.settings import parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
 from memprof.compat.versions import installed, release
@@ -79,12 +79,12 @@ def simulate(
 
     cuda = device == "cuda"
     oldest_first = release(torch_release or installed("torch") or "") >= OLDEST_FIRST_SINCE
-    settings = replace(parse_settings(alloc_conf), oldest_first=oldest_first)
+    total = gpu.total_bytes if gpu is not None else capacity
+    settings = replace(parse_settings(alloc_conf), oldest_first=oldest_first).on_device(total)
     native = shortcut("native") if shortcuts else None
     model = native.allocator if native is not None else CachingAllocator
     heap = model(settings, capacity) if cuda else PlainHeap()
     name = gpu.name if gpu is not None else "no device: simulated"
-    total = gpu.total_bytes if gpu is not None else capacity
     recorder = FakeRecorder(heap, DeviceInfo(0, device, name, total), cuda=cuda, stacks="python" if stacks else None)
     if cuda:
         recorder.kernels.workspace = workspace_bytes(gpu)
@@ -92,7 +92,7 @@ def simulate(
             recorder.kernels.processors = Processors(gpu.multiprocessors, gpu.threads_per_processor)
             recorder.work.wanted = speed_of(gpu.name) is not None
     session = FakeSession(recorder, config or {}, world_size=world_size)
-    session.notes += [*missing("simulate.world"), *not_modelled(alloc_conf)]
+    session.notes += [*missing("simulate.world"), *settings.notes]
     if gpu is not None and cuda:
         session.notes += filter(None, (note_of(gpu), bfloat16_note(gpu, config or {})))
     session.non_torch = gpu.context_bytes if gpu is not None else None

@@ -165,7 +165,7 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensem
         kept=words_of(kept_for(analysis.snapshot.run.config or {}, gpu)),
         fits=fits,
         flushes=flushes,
-        phase=peak.phase,
+        phase=str(peak.phase),
         phases=_needs(analysis, gpu, flushes),
         ensemble=ensemble,
         generation=None

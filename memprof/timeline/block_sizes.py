@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from memprof.allocator.rounding import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
-from memprof.allocator.settings import settings_of
+from memprof.allocator.rounding import MIN_BLOCK, SMALL_LIMIT
+from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.snapshot.model import I64, Snapshot, order_of
 from memprof.timeline.lifetimes import Rows
 from memprof.timeline.reserved import Regions
@@ -26,14 +26,16 @@ _PAIRS_EACH, _PAIRS_FREE = 64, 1_000_000
 _MAX_STEPS = 40_960
 
 
-def row_sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]) -> tuple[I64, I64]:
+def row_sizes(
+    rows: Rows, kind: Kind, settings: AllocatorSettings, regions: Regions, notes: list[str]
+) -> tuple[I64, I64]:
     """Return requested and block bytes of every row.
 
     The sizes in a trace are requested bytes in some files and block bytes in others. The blocks that
     are still there at the end show which. Blocks freed in the trace get their size from the allocator's rules.
     """
     ended, known = rows.trace_size >= 0, rows.block_size >= 0
-    if snapshot.kind is Kind.TRACE:
+    if kind is Kind.TRACE:
         size = np.where(ended, rows.trace_size, rows.block_requested)
         return size, size
     both = ended & known
@@ -43,7 +45,6 @@ def row_sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]
     if as_block > as_requested:
         notes.append("the trace holds block sizes: the requested bytes of blocks freed in it are not known")
         return requested, np.where(known, rows.block_size, rows.trace_size)
-    settings = settings_of(snapshot.settings)
     if not settings.expandable_segments and np.any(regions.page > 0):
         settings = replace(settings, expandable_segments=True)
     size, derived = block_sizes(rows, requested, regions, settings)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memprof.allocator.rounding import SMALL_SEGMENT
+from memprof.allocator.settings import AllocatorSettings
 from memprof.snapshot.model import I32, I64, Action, Segments, Trace, distinct
 from memprof.timeline.lifetimes import Rows
 
-_PAGE_SMALL, _PAGE_LARGE = 2 * 2**20, 20 * 2**20
 # In a hostile file every unmap can span every map; real files stay near one stretch per event.
 _STRETCHES_EACH, _STRETCHES_FREE = 8, 1_000_000
 
@@ -41,11 +42,11 @@ class Regions:
         return np.flatnonzero((self.begin_event < instant) & (instant <= self.end_event))
 
 
-def regions_of(trace: Trace, segments: Segments | None) -> Regions:
+def regions_of(trace: Trace, segments: Segments | None, settings: AllocatorSettings) -> Regions:
     """Return every region that existed between the first event and the last."""
     final = segments if segments is not None else _no_segments()
-    whole = _lifetimes(trace, final, Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, expandable=False)
-    paged = _lifetimes(trace, final, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP, expandable=True)
+    whole = _lifetimes(trace, final, Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, None)
+    paged = _lifetimes(trace, final, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP, settings)
     parts = [np.concatenate([a, b]) for a, b in zip(whole, paged, strict=True)]
     order = np.lexsort((parts[2], parts[0]))
     address, size, begin, end, pool, page = (part[order] for part in parts)
@@ -58,10 +59,13 @@ def _no_segments() -> Segments:
 
 
 def _lifetimes(
-    trace: Trace, final: Segments, gain: Action, loss: Action, *, expandable: bool
+    trace: Trace, final: Segments, gain: Action, loss: Action, paged: AllocatorSettings | None
 ) -> tuple[I64, I64, I64, I64, I64, I64]:
-    """Return the address, size, begin, end, pool and page of all regions of one kind."""
-    count = len(trace)
+    """Return the address, size, begin, end, pool and page of all regions of one kind.
+
+    ``paged``: the settings by which expandable segments grow; None for ordinary segments.
+    """
+    count, expandable = len(trace), paged is not None
     event = np.flatnonzero((trace.action == gain) | (trace.action == loss))
     last = np.flatnonzero(final.expandable == expandable)
     # One entry per event, and one at the end of the trace per segment that is still there.
@@ -70,7 +74,7 @@ def _lifetimes(
     when = np.concatenate([event, np.full(len(last), count)])
     rises = np.concatenate([trace.action[event] == gain, np.ones(len(last), np.bool_)])
     pool = np.concatenate([trace.pool[event], final.pool[last]]).astype(np.int64)
-    large = np.concatenate([size[: len(event)] > _PAGE_SMALL, final.large[last]])
+    large = np.concatenate([size[: len(event)] > SMALL_SEGMENT, final.large[last]])
     if expandable:
         entry, start, size = _stretches(start, size)
         when, rises, pool, large = when[entry], rises[entry], pool[entry], large[entry]
@@ -92,7 +96,9 @@ def _lifetimes(
     # A row that is there at the end takes the final segment's pool, because old traces name no pools.
     last_entry = np.where(same[1:][born] & (when[following] == count), following, born)
     pool, large = pool[last_entry], large[last_entry]
-    page = np.where(large, _PAGE_LARGE, _PAGE_SMALL) if expandable else np.zeros(len(born), np.int64)
+    page = np.zeros(len(born), np.int64)
+    if paged is not None:
+        page = np.where(large, paged.page_size(small=False), paged.page_size(small=True))
     return start[born], size[born], begin, end, pool, page
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.allocator.replay import Program
+from memprof.allocator.settings import settings_of
 from memprof.errors import InputError
 from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace, distinct, signed
 from memprof.timeline.block_sizes import row_sizes
@@ -149,13 +150,15 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     trace = snapshot.traces.get(device) or _no_events()
     blocks, segments = snapshot.blocks.get(device), snapshot.segments.get(device)
     notes: list[str] = []
+    settings = settings_of(snapshot.settings)
+    notes += settings.notes
     rows = pair_blocks(trace, blocks, segments, notes)
-    regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments)
+    regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments, settings)
     add_pools(rows, trace, regions)
-    sizes = row_sizes(rows, snapshot, regions, notes)
+    sizes = row_sizes(rows, snapshot.kind, settings, regions, notes)
     _note_strays(rows, blocks, len(trace), notes)
     timeline = _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
-    timeline = replace(timeline, history=_history(snapshot, trace, rows))
+    timeline = replace(timeline, history=_history(snapshot, device, trace, rows))
     _note_capacity(timeline, snapshot, notes)
     return timeline
 
@@ -271,21 +274,23 @@ def _reserved(trace: Trace, segments: Segments | None) -> I64:
     return reserved
 
 
-def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
+def _history(snapshot: Snapshot, device: int, trace: Trace, rows: Rows) -> History:
     """Tell how much of the run the snapshot's events cover.
 
-    The recorder's own note wins. Without one: ``none`` where there are no events; ``complete`` where no block is
-    older than the first event; ``truncated`` where the number of events is that of a full ring buffer (the oldest
-    were overwritten); otherwise ``started_late``, as recording began with memory in use.
+    The recorder's own note about that device wins. Without one: ``none`` where there are no events; ``complete`` where
+    no block is older than the first event; ``truncated`` where the number of the device's events is that of a full ring
+    buffer (the oldest were overwritten); otherwise ``started_late``, as recording began with memory in use.
     """
-    if snapshot.run.recorded.history is not None:
-        return snapshot.run.recorded.history
+    recorded = snapshot.device_facts(device).history
+    if recorded is None and snapshot.recorder_asked_about(device):
+        recorded = snapshot.run.recorded.history
+    if recorded is not None:
+        return recorded
     if not np.any(trace.action <= Action.FREE_COMPLETED):
         return History.NONE
     if not np.any(rows.alloc_event < 0):
         return History.COMPLETE
-    longest = max(len(t) for t in snapshot.traces.values())
-    return History.TRUNCATED if _is_ring_size(longest) else History.STARTED_LATE
+    return History.TRUNCATED if _is_ring_size(len(trace)) else History.STARTED_LATE
 
 
 def _is_ring_size(count: int) -> bool:

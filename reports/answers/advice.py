@@ -1,42 +1,43 @@
-"""What would lower a peak: the set that fits where a card was asked about, and every change."""
+"""What would lower a peak: the set that fits the GPU of ``--gpu``, and every change."""
 
 from __future__ import annotations
 
-from memprof.reports.document.advice import NOTHING_KNOWN
+from memprof.reports.document.advice import NOTHING_KNOWN, advice_basis, advice_words
 from memprof.reports.document.blocks import Block, Code, Column, Line, Notes, Said, Sheet, Table, Words, table
-from memprof.reports.document.model import Advice, Advised, Document
+from memprof.reports.document.model import Document
+from memprof.reports.document.page_title import subtitle_of
 
+from memprof.report import Report
+from memprof.report.advice import Advice
 from memprof.units import gib
 
 
 def advice(document: Document) -> Sheet:
     """Show the headline and the changes, and nothing else of the report."""
-    *sections, last = advice_sections(document.advice, "tm", nothing="tm")
+    *sections, last = advice_sections(document.report, "tm", nothing="tm")
     notes = Notes(document.notes) if document.notes else None
-    return Sheet(((), *sections, (*last, notes)), document.title, document.subtitle, document.headline)
+    return Sheet(((), *sections, (*last, notes)), document.title, subtitle_of(document.report), document.headline)
 
 
-def advice_sections(advised: Advised, on: str, nothing: str) -> tuple[tuple[Block | None, ...], ...]:
-    """Show the set that fits, then every change; where there is none, say so on the ``nothing`` screens."""
-    together = advised.combination
+_COLUMNS = (Column("Saves", right=True), "Basis", "What would lower the peak", "Setting", "Same gradients", "Costs")
+
+
+def advice_sections(report: Report, on: str, nothing: str) -> tuple[tuple[Block | None, ...], ...]:
+    """Show the set that fits, then every change; if there is none, say so on the ``nothing`` screens."""
+    together = report.combination
     first: tuple[Block, ...] = ()
     if together is not None:
-        code = (Code(together.settings, indent=2, on=on),) if together.settings else ()
+        settings = tuple(change.setting for change in together.changes)
+        code = (Code(settings, indent=2, on=on),) if settings else ()
         first = (Said(together.sentence, tone="strong", on=on), *code)
-    if not advised.changes:
+    if not report.advice:
         return first, (Said(NOTHING_KNOWN, on=nothing),)
-    title = f"What would lower the peak, {advised.basis}"
-    columns = Column("", right=True), Column(title, wraps=True)
-    lines = tuple(line for change in advised.changes for line in _listed(change))
+    basis = advice_basis(report)
+    columns = Column("", right=True), Column(f"What would lower the peak, {basis}", wraps=True)
+    lines = tuple(line for change in report.advice for line in _listed(change))
     listed = Table(columns, lines, on=on.replace("m", ""))
-    heads = "Saves>|Basis|What would lower the peak|Setting|Same gradients|Costs"
-    rows = table(heads, [_row(change) for change in advised.changes], on=on.replace("t", ""))
-    basis = f"{advised.basis[:1].upper()}{advised.basis[1:]}."
-    return first, (listed, rows, Said(basis, on=on.replace("t", "")))
-
-
-def _words(change: Advice) -> str:
-    return " ".join(words for words in (change.costs, change.limit, change.also) if words)
+    rows = table(_COLUMNS, [_row(change) for change in report.advice], on=on.replace("t", ""))
+    return first, (listed, rows, Said(f"{basis[:1].upper()}{basis[1:]}.", on=on.replace("t", "")))
 
 
 def _listed(change: Advice) -> list[Line]:
@@ -44,10 +45,10 @@ def _listed(change: Advice) -> list[Line]:
     exact = ", same gradients" if change.exact else ""
     name = Words(f"{change.action} ({change.basis}{exact})", "strong")
     setting = [Line(("", change.setting))] if change.setting else []
-    return [Line((f"{gib(change.saves_bytes)} GiB", name)), *setting, Line(("", Words(_words(change), "muted")))]
+    return [Line((f"{gib(change.saves_bytes)} GiB", name)), *setting, Line(("", Words(advice_words(change), "muted")))]
 
 
 def _row(change: Advice) -> Line:
     setting = Words(change.setting, "code") if change.setting else ""
     exact = "yes" if change.exact else "no"
-    return Line((change.saves_bytes, change.basis, change.action, setting, exact, _words(change)))
+    return Line((change.saves_bytes, change.basis, change.action, setting, exact, advice_words(change)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memprof.reports.document.blocks import Bars, Block, Notes, Said, Sheet
-from memprof.reports.document.comparison import Comparison, OnlyIn
+from memprof.reports.document.comparison import ComparisonDocument, OnlyInTable
 
 from memprof.units import gib
 
@@ -13,7 +13,7 @@ from memprof.units import gib
 _FEW_SETTINGS, _FEW_BLOCKS, _FEWER_BLOCKS, _BLOCKS_IN_MARKDOWN = 6, 6, 3, 8
 
 
-def comparison(found: Comparison) -> Sheet:
+def comparison(found: ComparisonDocument) -> Sheet:
     """Show settings, bars, rooms, rows, and the largest allocations that one run has and the other has not."""
     rooms = [(column.label, column.room) for column in found.columns if column.room is not None]
     far = "how far from out of memory"
@@ -30,7 +30,7 @@ def comparison(found: Comparison) -> Sheet:
     return Sheet(sections, found.title, headline=found.headline)
 
 
-def _settings(found: Comparison) -> tuple[Block | None, ...]:
+def _settings(found: ComparisonDocument) -> tuple[Block | None, ...]:
     """Show the settings that matter; where none does, the first others beside few runs."""
     shown, others = found.settings, found.others
     rest = len(others.lines) if others else 0
@@ -46,7 +46,7 @@ def _settings(found: Comparison) -> tuple[Block | None, ...]:
     )
 
 
-def _bars(found: Comparison) -> tuple[Block | None, ...]:
+def _bars(found: ComparisonDocument) -> tuple[Block | None, ...]:
     capacity = found.capacity_bytes
     bars = [
         (column.label, column.parts, "–" if total is None else gib(total))
@@ -56,7 +56,7 @@ def _bars(found: Comparison) -> tuple[Block | None, ...]:
     return Bars(tuple(bars), max(found.scale_bytes, capacity or 0), capacity), end
 
 
-def _rooms(found: Comparison) -> tuple[Block | None, ...]:
+def _rooms(found: ComparisonDocument) -> tuple[Block | None, ...]:
     """Show how far each run was from out of memory, on one scale."""
     rooms = [(column.label, column.room) for column in found.columns if column.room is not None]
     if not rooms:
@@ -67,7 +67,7 @@ def _rooms(found: Comparison) -> tuple[Block | None, ...]:
     return Said("", lead="How far from out of memory", on="t"), Bars(bars, scale, ends=ends), *said
 
 
-def _only_in(entry: OnlyIn, most: int) -> tuple[Block, ...]:
+def _only_in(entry: OnlyInTable, most: int) -> tuple[Block, ...]:
     listed = entry.allocations
     first, more = replace(listed.part(0, most), on="t"), replace(listed.part(0, _BLOCKS_IN_MARKDOWN), on="m")
     return Said("", lead=entry.title, after=f"  {entry.note}"), first, more

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memprof.reports.document.blocks import Block, Headline, Line, Notes, Said, Sheet, Words, table
+from memprof.reports.document.blocks import Block, Column, Headline, Line, Notes, Said, Sheet, Words, table
 from memprof.reports.document.text import plain
 
 from memprof.units import format_bytes
 
 _MOST_LISTED = 8
+_NUMBERS = Column("Figure", whole=True), Column("Size", right=True, whole=True), Column("What it is", wraps=True)
+_TRIED = "", Column("Try, in this order", wraps=True), Column("Why", on="m")
 
 
 def failures(answer: Mapping[str, Any]) -> Sheet:
@@ -29,10 +31,10 @@ def _failure(failure: Mapping[str, Any]) -> tuple[Block | None, ...]:
         tried.append(Line((f"{i}.", action, why), on="m"))
     return (
         Headline(plain(found["verdict"]), plain(found["cause"])),
-        table("Figure!|Size>!|What it is+", [*numbers, *_processes(failure)]),
+        table(_NUMBERS, [*numbers, *_processes(failure)]),
         Said(f"{failure['sum']}.") if failure["sum"] else None,
         *(Said(f"Contradiction: {plain(words)}.") for words in failure["contradictions"]),
-        table("|Try, in this order+|Why@m", tried),
+        table(_TRIED, tried),
     )
 
 

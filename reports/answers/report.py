@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from memprof.reports.answers.advice import advice_sections
 from memprof.reports.document.blocks import (
@@ -22,10 +21,16 @@ from memprof.reports.document.blocks import (
     Words,
     table,
 )  # fmt: skip
-from memprof.reports.document.model import Allocation, Document, RankRow, Ranks
-from memprof.reports.document.tables import component_table
+from memprof.reports.document.build import growth_words, has_trend, oom_sentence
+from memprof.reports.document.model import AllocationRow, Document, RankRow, Ranks, Room
+from memprof.reports.document.outside_torch import outside_facts
+from memprof.reports.document.page_title import subtitle_of
+from memprof.reports.document.prediction import lengths_table, needs_table
+from memprof.reports.document.ranks import recordings_table
+from memprof.reports.document.tables import component_table, evidence_bytes, phase_table
 from memprof.reports.document.text import short_path, thousands
 
+from memprof.report import Report
 from memprof.units import gib, percent
 
 # Of more ranks the fullest are listed on a terminal; Markdown lists so many.
@@ -50,26 +55,25 @@ def report_and_changes(document: Document) -> Sheet:
 def short_report(document: Document) -> Sheet:
     """Show the peak, its bar and the rows: what a training run ends with."""
     rows = component_table(document.rows, document.summary.moment)
-    return Sheet((*_summary(document, facts=False), (rows,)), **_head(document))
+    return _headed(document, (*_summary(document, facts=False), (rows,)))
 
 
 def _sheet(document: Document, changes: str) -> Sheet:
-    moment = document.summary.moment
-    sections = [*_summary(document), *_prediction(document), (component_table(document.rows, moment),)]
+    found, moment = document.report, document.summary.moment
+    sections = [*_summary(document), *_prediction(found), (component_table(document.rows, moment),)]
     listed = largest(document.allocations, moment)
-    sections += [_recordings(document.recordings), (document.phases,), (listed,)]
-    advice = advice_sections(document.advice, changes, nothing="t" if "t" in changes else "")
-    if "t" in changes:
-        return Sheet((*sections, _closing(document), *advice), **_head(document))
-    return Sheet((*sections, *advice, _closing(document)), **_head(document))
+    sections += [_recordings(recordings_table(found)), (phase_table(found),), (listed,)]
+    advice = advice_sections(found, changes, nothing="t" if "t" in changes else "")
+    closing = (_closing(document), *advice) if "t" in changes else (*advice, _closing(document))
+    return _headed(document, (*sections, *closing))
 
 
-def _head(document: Document) -> dict[str, Any]:
-    return {"title": document.title, "subtitle": document.subtitle, "headline": document.headline}
+def _headed(document: Document, sections: tuple[Section, ...]) -> Sheet:
+    return Sheet(sections, document.title, subtitle_of(document.report), document.headline)
 
 
 def _summary(document: Document, facts: bool = True) -> tuple[Section, ...]:
-    summary, room = document.summary, document.room
+    summary, room, failed = document.summary, document.room, document.report.oom
     parts = (*summary.bar, *summary.rest)
     guessed = (summary.guessed,) if summary.guessed else ()
     blocks: list[Block | None] = []
@@ -83,29 +87,26 @@ def _summary(document: Document, facts: bool = True) -> tuple[Section, ...]:
     blocks.append(Facts(guessed, on="t") if guessed else None)
     if room is not None:
         blocks.append(Said(room.sentence, lead="How far from out of memory: "))
-        drawn = facts or document.oom is not None
-        blocks.append(_room_bar(document) if drawn else None)
+        blocks.append(_room_bar(room) if facts or failed else None)
     if facts:
         blocks += [Facts(summary.facts, on="t"), Facts((*summary.facts, *guessed), on="m")]
-    oom = Said(document.oom.sentence, tone="quote") if document.oom else None
+    oom = Said(oom_sentence(failed), tone="quote") if failed else None
     if document.ranks is None:
         return ((oom, *blocks),)
     return ((oom,), _ranks(document.ranks), (Said("", lead=f"{document.ranks.in_full}:"), *blocks))
 
 
-def _room_bar(document: Document) -> Bars:
-    room = document.room
-    assert room is not None
+def _room_bar(room: Room) -> Bars:
     return Bars((("", room.parts, ""),), room.scale_bytes, room.capacity_bytes, figures=True)
 
 
-def _prediction(document: Document) -> tuple[Section, ...]:
+def _prediction(report: Report) -> tuple[Section, ...]:
     """Show what each phase needs, and what other lengths need."""
-    found = document.prediction
-    if found is None:
+    fit, lengths, error = report.fit, report.lengths, report.expected_error
+    if not (fit or lengths or error):
         return ()
-    said = Said(found.lengths_sentence) if found.lengths_sentence else None
-    return (found.needs,), (said, found.lengths, Said(found.error, on="m") if found.error else None)
+    said = (Said(lengths.sentence), lengths_table(lengths.points)) if lengths else ()
+    return (needs_table(fit),), (*said, Said(error.sentence, on="m") if error else None)
 
 
 def _ranks(ranks: Ranks) -> Section:
@@ -155,34 +156,39 @@ def _recordings(dumps: Table | None) -> Section:
     return first, Said(more, tone="muted", on="t") if rest > 0 else None, replace(dumps, on="m")
 
 
-def largest(allocations: Sequence[Allocation], moment: str = "peak") -> Table | None:
+def largest(allocations: Sequence[AllocationRow], moment: str = "peak") -> Table | None:
     """Show the largest allocations: sizes, evidence and line numbers are never cut, names give way."""
     shown = allocations[:_MOST_ALLOCATIONS]
-    site = "|Made at=1@t" if any(a.site for a in shown) else ""
-    heads = f"Largest alive at the {moment}<|Category@m|GiB>|Known by!@t|How it is known@m{site}|Made at@m"
-    found = table(heads, [_allocation(a, bool(site)) for a in shown])
-    if found is None:
-        return None
-    first, *others = found.columns
-    return replace(found, columns=(first._replace(short="Largest alive", least=16), *others))
+    sited = any(row.site for row in shown)
+    columns = (
+        Column(f"Largest alive at the {moment}", short="Largest alive", least=16, cut_left=True),
+        Column("Category", on="m"), Column("GiB", right=True), Column("Known by", whole=True, on="t"),
+        Column("How it is known", on="m"), *((Column("Made at", keeps_first=True, rank=1, on="t"),) if sited else ()),
+        Column("Made at", on="m"),
+    )  # fmt: skip
+    return table(columns, [_allocation(row, sited) for row in shown])
 
 
-def _allocation(a: Allocation, sited: bool) -> Line:
+def _allocation(a: AllocationRow, sited: bool) -> Line:
     badges = ((f"×{thousands(a.count)}",) if a.count > 1 else ()) + (("?",) if a.guessed else ())
-    name = Words(a.name or a.shape or a.detail or a.category_label.lower(), "code", badges, a.category)
+    name = Words(a.name or a.shape or a.detail or a.label.lower(), "code", badges, a.category)
     place = (short_path(a.site, 1),) if sited else ()
-    return Line((name, a.category_label, a.bytes, a.evidence, a.why, *place, Words(a.site, "code") if a.site else ""))
+    made = Words(a.site, "code") if a.site else ""
+    return Line((name, a.label, a.bytes, a.group.evidence, a.why, *place, made))
 
 
 def _closing(document: Document) -> Section:
-    known = ", ".join(f"{e.id} {100 * e.share:.1f} %" for e in document.evidence)
-    wrong = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in document.adds_up.checks if c.ok is False)
+    report, growth = document.report, document.report.growth
+    whole = report.peak.active_bytes or 1
+    known = ", ".join(f"{kind} {100 * n / whole:.1f} %" for kind, n in evidence_bytes(report.peak))
+    wrong = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in document.checks if c.ok is False)
     sums = Said(f"Does it add up? No: {wrong}.", tone="bad") if wrong else Said("Does it add up? Yes, to the byte.")
-    outside = tuple(fact._replace(label=f"Outside torch, {fact.label.lower()}") for fact in document.outside)
+    facts = outside_facts(report.outside)
+    outside = tuple(fact._replace(label=f"Outside torch, {fact.label.lower()}") for fact in facts)
     return (
         Said(f"How it is known: {known}") if known else None,
         sums,
-        Said(document.steps.sentence) if document.steps else None,
+        Said(growth_words(growth)) if growth and has_trend(growth) else None,
         Facts(outside) if outside else None,
         Notes(document.notes) if document.notes else None,
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memprof.reports.document.blocks import Block, Curve, Line, Part, Said, Sheet, Table, Words, table
+from memprof.reports.document.blocks import Block, Column, Curve, Line, Part, Said, Sheet, Table, Words, table
 from memprof.reports.document.text import category_label, phase_label, plain
 
 from memprof.analysis.host.growth import host_growth
@@ -23,6 +23,11 @@ _LEVELS = (
     ("host_pinned", "Host, pinned"),
 )  # fmt: skip
 
+_OF_RANKS = (
+    "Rank", Column("Step", right=True), Column("Peak reserved", right=True), Column("Peak allocated", right=True),
+    Column("Resident", right=True),
+)  # fmt: skip
+
 
 def counters(ranks: Sequence[Counters]) -> Sheet:
     """Show what is known now."""
@@ -31,7 +36,7 @@ def counters(ranks: Sequence[Counters]) -> Sheet:
     if run.newest is None:
         return Sheet(((*first, Said("No step has ended yet.")),))
     growth = host_growth(run.steps)
-    grown = Said(growth["sentence"]) if growth is not None else None
+    grown = Said(growth.sentence) if growth is not None else None
     return Sheet((first, (_levels(run),), (_ranks(ranks),), (_phases(run),), (grown,), (_categories(run),)))
 
 
@@ -69,14 +74,14 @@ def _levels(run: Counters) -> Table | None:
         known = [v for v in values if v is not None]
         if known:
             lines.append(Line((label, (run.newest or {}).get(name), max(known), Curve(values))))
-    return table("GiB|Newest>|Highest>|Of the run", lines)
+    return table(("GiB", Column("Newest", right=True), Column("Highest", right=True), "Of the run"), lines)
 
 
 def _ranks(ranks: Sequence[Counters]) -> Table | None:
     names = ("peak_reserved", "peak_allocated", "host_rss")
     rows = [(run.rank, run.newest or {}) for run in ranks] if len(ranks) > 1 else []
     lines = [Line((str(n), str(row.get("step", "–")), *(row.get(k) for k in names))) for n, row in rows]
-    return table("Rank|Step>|Peak reserved>|Peak allocated>|Resident>", lines)
+    return table(_OF_RANKS, lines)
 
 
 def _phases(run: Counters) -> Table | None:
@@ -92,7 +97,8 @@ def _phases(run: Counters) -> Table | None:
         for phase, peak in newest.items()
     ]
     step = rows[-1]["step"] if rows else ""
-    return table(f"Phase, step {step}|Peak>|Highest>|~", lines, scale=max(highest.values(), default=0))
+    columns = f"Phase, step {step}", Column("Peak", right=True), Column("Highest", right=True), Column("", wide=True)
+    return table(columns, lines, scale=max(highest.values(), default=0))
 
 
 def _categories(run: Counters) -> Table | None:
@@ -103,8 +109,9 @@ def _categories(run: Counters) -> Table | None:
         Line((Words(category_label(c), category=c), n, percent(n, total), (Part(c, category_label(c), n),)), path=(c,))
         for c, n in sorted(sizes.items(), key=lambda item: -item[1])
     ]
-    head = f"Category at the peak, step {row.get('step', '–')}|GiB>|Share>|~"
-    return table(head, [*lines, Line(("Total", total, "", ()), strong=True)], scale=total) if lines else None
+    head = f"Category at the peak, step {row.get('step', '–')}"
+    columns = head, Column("GiB", right=True), Column("Share", right=True), Column("", wide=True)
+    return table(columns, [*lines, Line(("Total", total, "", ()), strong=True)], scale=total) if lines else None
 
 
 def _time(row: Mapping[str, Any] | None, name: str = "time") -> float | None:

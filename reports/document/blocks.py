@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Union
 
-from memprof.reports.document.text import plain
+from memprof.report.advice import Headline as FoundHeadline
 
 #: What stands behind a guessed row where there is no pattern to draw.
 GUESS = " ?"
@@ -163,27 +163,12 @@ class Table:
         ]
 
 
-_MARKS = {
-    ">": "right", "~": "wide", "+": "wraps", "!": "whole", "<": "cut_left", "=": "keeps_first", "/": "folds",
-}  # fmt: skip
-
-
-def table(heads: str, lines: Sequence[Line], kind: str = "plain", scale: int = 1, on: str = "tmp") -> Table | None:
-    """Make a table of headings such as ``Phase|Peak>|Held by~p``; None without rows.
-
-    Behind a heading ``>`` sets figures to the right, ``~`` leaves it out of narrow screens, ``+`` lets words go over
-    several lines, ``!`` keeps them whole, ``<`` cuts their beginning, ``=`` keeps the first, ``/`` lets the heading
-    take two lines, a digit is its rank, and letters after ``@`` say what kinds of screens it is for.
-    """
-    columns = []
-    for head in heads.split("|"):
-        title, _, where = head.partition("@")
-        name = title.rstrip("".join(_MARKS) + "123456789")
-        marks = title[len(name) :]
-        rank = next((int(mark) for mark in marks if mark.isdigit()), 0)
-        flags = {_MARKS[mark]: True for mark in marks if mark in _MARKS}
-        columns.append(Column(name, on=where or "tmp", rank=rank, **flags))  # type: ignore[arg-type]
-    return Table(tuple(columns), tuple(lines), kind, scale=scale or 1, on=on) if lines else None
+def table(
+    columns: Sequence[Column | str], lines: Sequence[Line], kind: str = "plain", scale: int = 1, on: str = "tmp"
+) -> Table | None:
+    """Make a table; None without rows. A heading alone is a column of words."""
+    heads = tuple(Column(column) if isinstance(column, str) else column for column in columns)
+    return Table(heads, tuple(lines), kind, scale=scale or 1, on=on) if lines else None
 
 
 class Fact(NamedTuple):
@@ -266,12 +251,10 @@ class Headline(NamedTuple):
     on: str = "tmp"
 
     @classmethod
-    def of(cls, found: dict[str, object], *, bad: bool = False) -> Headline:
-        """Take a JSON's ``headline``."""
-        told = found["assumed"]
-        assumed = f"Assumed: {'; '.join(told)}." if isinstance(told, list) and told else ""
-        verdict, cause, action = (plain(found[name]) for name in ("verdict", "cause", "action"))
-        return cls(verdict, cause, action, plain(assumed), bad)
+    def of(cls, found: FoundHeadline, *, bad: bool = False) -> Headline:
+        """Take a report's ``headline``."""
+        assumed = f"Assumed: {'; '.join(found.assumed)}." if found.assumed else ""
+        return cls(found.verdict, found.cause, found.action, assumed, bad)
 
     @property
     def sentences(self) -> str:

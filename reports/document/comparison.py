@@ -1,27 +1,16 @@
-"""From a comparison's JSON to what the page, the terminal and markdown show of it: frozen, plain, in words where words
-are shown. Every string is one harmless line."""
+"""Lay out a comparison: a column a run, a line a component, what differs in settings, what only one run allocates."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from shlex import quote
 
-from memprof.reports.document.blocks import (
-    Cell,
-    Column,
-    Fact,
-    Figure,
-    Headline,
-    Line,
-    Part,
-    Table,
-    Words,
-    table,
-)  # fmt: skip
+from memprof.reports.document.blocks import Cell, Column, Fact, Figure, Headline, Line, Part, Table, Words, table
 from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document, Room
+from memprof.reports.document.page_title import base_name, subtitle_of
 from memprof.reports.document.summary import room_of
 from memprof.reports.document.tables import call_site, shown_stack, site_words
 from memprof.reports.document.text import (
@@ -29,35 +18,55 @@ from memprof.reports.document.text import (
     GROUP_WORDS,
     category_label,
     group_label,
-    plain,
+    humanise,
     short_path,
     signed_gib,
     size,
 )
+from msgspec.structs import replace
 
 from memprof._version import __version__
 from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
+from memprof.report.advice import Unchanged
+from memprof.report.comparison import (
+    ChangedSetting,
+    ComparedCapacity,
+    ComparedCategory,
+    ComparedDetail,
+    ComparedGroup,
+    ComparedLine,
+    ComparedRun,
+    Comparison,
+    OnlyIn,
+    Surplus,
+)
+from memprof.report.run import Capacity
 from memprof.units import amount, gib
+from memprof.vocabulary import Group
 
 
 @dataclass(frozen=True)
-class ComparedRun:
-    """One run. ``document`` is ``None`` for published rows; ``facts`` say what it is, ``parts`` what it is made of.
+class RunColumn:
+    """One run in a comparison.
 
-    ``room`` says how far it was from out of memory.
+    ``document`` is ``None`` for a published table; ``facts`` say what it is, ``parts`` what it is made of, ``room`` how
+    far it was from out of memory.
     """
 
-    label: str
-    badge: str
+    run: ComparedRun
     document: Document | None
     facts: tuple[str, ...]
     parts: tuple[Part, ...]
     room: Room | None = None
 
+    @property
+    def label(self) -> str:
+        return self.run.label
+
 
 @dataclass(frozen=True)
-class OnlyIn:
-    """What one run holds at its peak and the other does not: blocks of one stack and size in a line."""
+class OnlyInTable:
+    """What one run allocates at its peak and another does not: allocations of one stack and size in a line."""
 
     title: str
     note: str
@@ -65,20 +74,19 @@ class OnlyIn:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Runs side by side. ``scale_bytes`` is the one scale of every bar; ``data`` is the JSON it was made from.
+class ComparisonDocument:
+    """Runs side by side. ``scale_bytes`` is the one scale of every bar.
 
     ``totals`` are the runs' own, ``rows`` has a line for each component, with a terminal's and a page's figures.
-    ``verdicts`` say of each run whether it fits, and by how much.
-
-    ``settings`` differ and memory is known to depend on them, ``others`` differ too. ``unchanged`` says how far off
-    the simulator is on a recorded run as it was; empty where none was simulated.
+    ``verdicts`` say of each run whether it fits, and by how much. ``settings`` differ and memory is known to depend on
+    them, ``others`` differ too. ``unchanged`` is the error of the simulation of a recorded run, or empty.
     """
 
+    comparison: Comparison
     title: str
     headline: Headline
     unchanged: str
-    columns: tuple[ComparedRun, ...]
+    columns: tuple[RunColumn, ...]
     totals: tuple[int | None, ...]
     rows: Table
     capacity_bytes: int | None
@@ -87,99 +95,84 @@ class Comparison:
     scale_bytes: int
     settings: Table | None
     others: Table | None
-    only_in: tuple[OnlyIn, ...]
+    only_in: tuple[OnlyInTable, ...]
     legend: tuple[Part, ...]
     reproduce: tuple[Fact, ...]
     notes: tuple[str, ...]
-    data: dict[str, Any]
 
 
 # A published row has no categories: it is drawn in the colour of the only or main one it is made of; training memory,
 # which is many, in a colour of its own.
 _COLOUR_OF = {
-    "training": "training",
-    "grpo_loss": "loss_logits",
-    "reference_and_reward": "reference_model",
-    "inference": "inference_engine",
-    "kv_cache": "kv_cache",
+    Group.TRAINING: "training",
+    Group.GRPO_LOSS: "loss_logits",
+    Group.REFERENCE_AND_REWARD: "reference_model",
+    Group.INFERENCE: "inference_engine",
+    Group.KV_CACHE: "kv_cache",
 }
 
 
-def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] = ()) -> Comparison:
-    """Fill the document of a comparison (``memprof.compare/1``).
+def build_comparison(comparison: Comparison, documents: Sequence[Document | None] = ()) -> ComparisonDocument:
+    """Lay out a comparison.
 
     Args:
-        data: the comparison as :func:`memprof.analysis.compare.compare` gives it.
-        documents: one a run, where the caller has them with their timelines; others are made from the reports.
+        comparison: the comparison.
+        documents: one a run, if the caller has them with their timelines; others are made from the reports.
     """
-    runs = data["runs"]
+    runs, capacity = comparison.runs, comparison.capacity
     known = list(documents) or [None] * len(runs)
-    columns = tuple(_column(run, document, data["capacity"]) for run, document in zip(runs, known, strict=True))
-    labels = [column.label for column in columns]
-    capacity, totals = data["capacity"], tuple(data["rows"][-1]["at_peak"])
-    beside = _beside_rows(data["beside"])
-    devices = [n for row in beside if row["id"] == "device_peak" for n in row["values"]]
+    columns = tuple(_column(run, document, capacity) for run, document in zip(runs, known, strict=True))
+    labels, totals = [run.label for run in runs], comparison.rows[-1].at_peak
+    beside = _beside_rows(comparison.beside)
+    devices = [n for row in beside if row.id == "device_peak" for n in row.values]
     scale = max(1, *(n or 0 for n in (*totals, *devices)))
     verdicts, device = _verdicts(capacity), _device(capacity)
-    return Comparison(
-        title=_title(data, labels),
-        headline=_headline(data),
-        unchanged=_unchanged(data),
+    return ComparisonDocument(
+        comparison=comparison,
+        title=_title(comparison),
+        headline=Headline.of(comparison.headline or headline_of_comparison(comparison)),
+        unchanged=_unchanged(comparison.unchanged),
         columns=columns,
         totals=totals,
-        rows=_Rows(columns, scale, capacity, device, verdicts).table(data["rows"], beside),
-        capacity_bytes=capacity["bytes"] if capacity else None,
+        rows=_Rows(columns, scale, capacity, device, verdicts).table(comparison.rows, beside),
+        capacity_bytes=capacity.bytes if capacity else None,
         device=device,
         verdicts=verdicts,
         scale_bytes=scale,
-        settings=_settings("What changed", labels, [line for line in data["config_diff"] if line["matters"]]),
-        others=_settings("Setting", labels, [line for line in data["config_diff"] if not line["matters"]]),
-        only_in=tuple(_only_in(entry, labels) for entry in data["allocations_only_in"] if entry["allocations"]),
+        settings=_settings("What changed", labels, [line for line in comparison.config_diff if line.matters]),
+        others=_settings("Setting", labels, [line for line in comparison.config_diff if not line.matters]),
+        only_in=tuple(_only_in(entry, labels) for entry in comparison.allocations_only_in if entry.allocations),
         legend=_legend(columns),
-        reproduce=_reproduce(data),
-        notes=_notes(data, columns),
-        data=data,
+        reproduce=_reproduce(comparison),
+        # The comparison's own, then each run's under its label.
+        notes=(*comparison.notes, *[f"{c.label}: {note}" for c in columns if c.document for note in c.document.notes]),
     )
 
 
-def _title(data: Mapping[str, Any], labels: Sequence[str]) -> str:
+def _title(comparison: Comparison) -> str:
     """Name the runs; of published rows also what was measured, which is seldom the model they stand beside."""
+    runs, labels = comparison.runs, [run.label for run in comparison.runs]
     title = " and ".join(labels) if len(labels) < 3 else f"{labels[0]} and {len(labels) - 1} others"
-    settings = dict.fromkeys(plain(run["published"]["setting"]) for run in data["runs"] if run["report"] is None)
-    if not settings or all(run["report"] is None for run in data["runs"]):
+    settings = dict.fromkeys(run.published.setting for run in runs if run.published)
+    if not settings or all(run.report is None for run in runs):
         return title
     return f"{title} (published for {'; '.join(settings)})"
 
 
-def _column(run: Mapping[str, Any], document: Document | None, capacity: Mapping[str, Any] | None) -> ComparedRun:
-    label = plain(run["label"])
-    if run["report"] is None:
-        published = run["published"]
-        facts = (plain(published["setting"]), plain(published["source"]))
-        groups = published["groups"]
-        parts = tuple(Part(c, group_label(g), groups[g]) for g, c in _COLOUR_OF.items() if groups.get(g))
-        return ComparedRun(label, plain(run["badge"]), None, facts, parts)
-    made = document or build_document(run["report"], label=label)
-    room = room_of({**run["report"], **_card(run["report"], capacity)})
-    return ComparedRun(label, plain(run["badge"]), made, made.subtitle, made.summary.bar, room)
+def _column(run: ComparedRun, document: Document | None, capacity: ComparedCapacity | None) -> RunColumn:
+    if run.report is None:
+        published = run.published
+        sizes = published.groups if published else {}
+        parts = tuple(Part(colour, group_label(g), n) for g, colour in _COLOUR_OF.items() if (n := sizes.get(g, 0)))
+        return RunColumn(run, None, (published.setting, published.source) if published else (), parts)
+    made, report, others = document or build_document(run.report, label=run.label), run.report, False
+    if capacity is not None:  # the GPU that runs are measured against may be another run's
+        report = replace(report, capacity=Capacity(bytes=capacity.bytes, source=capacity.source))
+        others = capacity.source == "device" and report.source.device_total_bytes != capacity.bytes
+    return RunColumn(run, made, subtitle_of(made.report), made.summary.bar, room_of(report, others))
 
 
-def _card(report: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the card that a run is measured against, and whether it is the other run's."""
-    if capacity is None:
-        return {}
-    own = report["source"]["device_total_bytes"] == capacity["bytes"]
-    came = capacity["from"] if own or capacity["from"] != "device" else "other"
-    return {"capacity": {"bytes": capacity["bytes"], "from": came}}
-
-
-def _notes(data: Mapping[str, Any], columns: Sequence[ComparedRun]) -> tuple[str, ...]:
-    """List the comparison's own notes, then each run's under its label."""
-    own = [plain(note) for note in data["notes"]]
-    return (*own, *[f"{c.label}: {note}" for c in columns if c.document for note in c.document.notes])
-
-
-def _legend(columns: Sequence[ComparedRun]) -> tuple[Part, ...]:
+def _legend(columns: Sequence[RunColumn]) -> tuple[Part, ...]:
     """List every colour once, under the name it has in the first run that shows it."""
     parts: dict[str, Part] = {}
     for column in columns:
@@ -189,22 +182,17 @@ def _legend(columns: Sequence[ComparedRun]) -> tuple[Part, ...]:
     return tuple(parts.values())
 
 
-def _reproduce(data: Mapping[str, Any]) -> tuple[Fact, ...]:
-    runs, capacity = data["runs"], data["capacity"]
-    files = [name for run in runs if run["report"] for name in run["report"]["source"]["files"][:1]]
-    shown = [_quoted(re.split(r"[/\\]", plain(name))[-1]) for name in files]
-    sets = dict.fromkeys(plain(run["published"]["set"]) for run in runs if run["report"] is None)
-    shown += [f"--published {_quoted(name)}" for name in sets]
-    shown += [f"--capacity {_sized(capacity['bytes'])}"] if capacity and capacity["from"] == "option" else []
+def _reproduce(comparison: Comparison) -> tuple[Fact, ...]:
+    runs, capacity = comparison.runs, comparison.capacity
+    files = [name for run in runs if run.report for name in run.report.source.files[:1]]
+    shown = [quote(base_name(name)) for name in files]
+    shown += [f"--published {quote(name)}" for name in dict.fromkeys(r.published.set for r in runs if r.published)]
+    shown += [f"--capacity {_sized(capacity.bytes)}"] if capacity and capacity.source == "option" else []
     return (
         Fact("Command", f"memprof compare {' '.join(shown)} -o compare.html"),
         Fact("memprof", __version__),
         Fact("Units", "1 GiB = 2³⁰ bytes", "below 1 GiB in MiB; in GiB columns below 0.005 as <0.01"),
     )
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'" if re.search(r"[^\w.+-]", word) else word
 
 
 def _sized(n_bytes: int) -> str:
@@ -222,99 +210,111 @@ _ALONE = ("grpo_loss", "inference", "kv_cache")
 # Sums and figures of the device: their bars are plain.
 _PLAIN = ("total", "device_peak", "reserved", "non_torch")
 
+_Row = ComparedGroup | ComparedCategory | ComparedDetail | ComparedLine
 
-def _beside_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Leave out reserved memory where memory outside torch is not known."""
-    outside = any(row["id"] == "non_torch" for row in rows)
-    return [row for row in rows if outside or row["id"] != "reserved"]
+
+def _beside_rows(rows: Sequence[ComparedLine]) -> list[ComparedLine]:
+    """Leave out reserved memory if non-PyTorch memory is not known."""
+    outside = any(row.id == "non_torch" for row in rows)
+    return [row for row in rows if outside or row.id != "reserved"]
+
+
+def _below(row: _Row) -> Sequence[ComparedCategory | ComparedDetail]:
+    """Return the parts of a row; nothing is below ``unattributed``."""
+    if row.id == Group.UNATTRIBUTED:
+        return ()
+    if isinstance(row, ComparedGroup):
+        return row.categories
+    return row.details if isinstance(row, ComparedCategory) else ()
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Draw up the components: a line each, its categories and their details below it, what lies beside them last."""
+    """Draw up the components: a line each, its categories and their details below it, what is in no total last."""
 
-    runs: tuple[ComparedRun, ...]
+    runs: tuple[RunColumn, ...]
     highest: int
-    capacity: Mapping[str, Any] | None
+    capacity: ComparedCapacity | None
     device: str
     verdicts: tuple[tuple[bool, str], ...]
 
     @property
     def scale(self) -> int:
         """Count the bytes of a full bar, the capacity among them unless everything would look tiny beside it."""
-        capacity = self.capacity["bytes"] if self.capacity else 0
-        return int(max(self.highest, capacity if capacity <= 4 * self.highest else 0))
+        capacity = self.capacity.bytes if self.capacity else 0
+        return max(self.highest, capacity if capacity <= 4 * self.highest else 0)
 
-    def table(self, rows: Sequence[Mapping[str, Any]], beside: Sequence[Mapping[str, Any]]) -> Table:
+    def table(self, rows: Sequence[ComparedGroup], beside: Sequence[ComparedLine]) -> Table:
         lines = [line for row in rows for line in self._lines(row, GROUP_WORDS, ())]
-        lines += [line for row in beside for line in self._lines({**row, "at_peak": row["values"]}, {}, (), "beside")]
+        lines += [line for row in beside for line in self._lines(row, {}, (), "beside")]
         lines += [self._fits()] if self.capacity else []
-        limit = self.capacity["bytes"] if self.capacity else None
+        limit = self.capacity.bytes if self.capacity else None
         columns = tuple(self._columns())
         return Table(columns, tuple(lines), "components compared", scale=self.scale, capacity=limit, units=False)
 
     def _columns(self) -> Iterator[Column]:
         two = len(self.runs) == 2
         yield Column("GiB at the peak", page="Component", least=26)
-        for i, run in enumerate(self.runs):
-            yield Column(run.label, right=True, note=run.badge, group=i, named=True)
-            if run.document:
+        for i, column in enumerate(self.runs):
+            yield Column(column.label, right=True, note=column.run.badge, group=i, named=True)
+            if column.document:
                 yield Column("own peak", right=True, wide=True, rank=3, group=i)
-        for i, run in enumerate(self.runs[1:], 1):
-            more: dict[str, Any] = {"group": i, "note": "" if two else run.label}
-            yield Column("Difference", right=True, rank=2, on="tm", **more)
-            yield Column("Difference", right=True, on="p" if two else "", **more)
-            yield Column("Ratio", right=True, rank=4, wide=True, on="tmp" if two else "tm", **more)
-            yield Column("Change", rank=1, whole=True, on="tm", **more)
-            yield Column("Change", on="p" if two else "", **more)
+        for i, column in enumerate(self.runs[1:], 1):
+            note = "" if two else column.label
+            yield Column("Difference", right=True, rank=2, on="tm", group=i, note=note)
+            yield Column("Difference", right=True, on="p" if two else "", group=i, note=note)
+            yield Column("Ratio", right=True, rank=4, wide=True, on="tmp" if two else "tm", group=i, note=note)
+            yield Column("Change", rank=1, whole=True, on="tm", group=i, note=note)
+            yield Column("Change", on="p" if two else "", group=i, note=note)
 
-    def _lines(
-        self, row: Mapping[str, Any], words: Mapping[str, str], above: tuple[str, ...], kind: str = ""
-    ) -> Iterator[Line]:
-        figures, own = tuple(row["at_peak"]), tuple(row.get("own_peak") or (None,) * len(self.runs))
-        path, label = (*above, plain(row["id"])), plain(row["label"])
-        below = () if path[-1] == "unattributed" else row.get("categories") or row.get("details") or ()
-        cells: list[Cell] = [Words(label, category=path[-1] if len(path) == 2 else "")]
-        for i, (run, n) in enumerate(zip(self.runs, figures, strict=True)):
+    def _lines(self, row: _Row, words: Mapping[str, str], above: tuple[str, ...], kind: str = "") -> Iterator[Line]:
+        figures = row.values if isinstance(row, ComparedLine) else row.at_peak
+        own = row.own_peak if isinstance(row, (ComparedGroup, ComparedCategory)) else (None,) * len(self.runs)
+        path, below = (*above, row.id), _below(row)
+        cells: list[Cell] = [Words(row.label, category=path[-1] if len(path) == 2 else "")]
+        for i, (column, n) in enumerate(zip(self.runs, figures, strict=True)):
             small = f"{_difference(figures, i)}, {_change(figures, own, i)}" if i and len(self.runs) > 2 else ""
             small = "" if small.endswith((", –", ", same")) else small
-            cells.append(Figure(n, self._parts(path, label, n, below, i), small, path[-1] in _PLAIN[:2]))
-            cells += ["" if own[i] is None else own[i]] if run.document else []
+            cells.append(Figure(n, self._parts(path, row.label, n, below, i), small, path[-1] in _PLAIN[:2]))
+            cells += ["" if (most := own[i]) is None else most] if column.document else []
         for i in range(1, len(self.runs)):
-            change = row["difference"][i]
+            change = row.difference[i]
             cells += ["–" if change is None else signed_gib(change), _difference(figures, i)]
-            cells += [ratio_words(row["ratio"][i]), change_words(figures[0], figures[i], own[0], own[i])]
+            cells += [ratio_words(row.ratio[i]), change_words(figures[0], figures[i], own[0], own[i])]
             cells.append(_change(figures, own, i))
         kind = "total" if path == ("total",) else kind or ("" if any(figures) or any(own) else "zero")
         alone = len(path) > 2 or (len(path) == 2 and path[0] in _ALONE)
-        ids = tuple(plain(child["id"]) for child in below)
-        yield Line(
-            tuple(cells), path=path, parts=ids, kind=kind, hint=words.get(path[-1], ""), on="p" if alone else "tmp"
-        )
+        parts, hint = tuple(child.id for child in below), words.get(path[-1], "")
+        yield Line(tuple(cells), path=path, parts=parts, kind=kind, hint=hint, on="p" if alone else "tmp")
         for child in below:
             yield from self._lines(child, CATEGORY_WORDS, path)
 
     def _parts(
-        self, path: tuple[str, ...], label: str, n: int | None, below: Sequence[Mapping[str, Any]], run: int
+        self,
+        path: tuple[str, ...],
+        label: str,
+        n: int | None,
+        below: Sequence[ComparedCategory | ComparedDetail],
+        run: int,
     ) -> tuple[Part, ...]:
         """Draw a figure: a group's bar is made of its categories, the total's and the device's are plain."""
         if not n or path[-1].endswith("_bytes"):
             return ()
         if path[-1] in _PLAIN or path[-1].startswith("phase:"):
             return (Part("total", label, n),)
-        if len(path) == 1 and any(child["at_peak"][run] for child in below):
-            return tuple(Part(plain(c["id"]), plain(c["label"]), c["at_peak"][run] or 0) for c in below)
+        if len(path) == 1 and any(child.at_peak[run] for child in below):
+            return tuple(Part(child.id, child.label, child.at_peak[run] or 0) for child in below)
         if len(path) == 1 and self.runs[run].document is None:
             return tuple(part for part in self.runs[run].parts if part.label == label)
         return (Part(path[1] if len(path) > 2 else path[-1], label, n),)
 
     def _fits(self) -> Line:
-        limit = self.capacity["bytes"] if self.capacity else 0
+        limit = self.capacity.bytes if self.capacity else 0
         small = "the dashed line" if limit <= self.scale else ""
         cells: list[Cell] = [Words(f"Fits in {self.device}", small=small, short=f"Fits {gib(limit)}")]
-        for run, (fits, words) in zip(self.runs, self.verdicts, strict=True):
+        for column, (fits, words) in zip(self.runs, self.verdicts, strict=True):
             tone, short = ("ok", "yes") if fits else ("bad", "no")
-            cells += [Words(words, tone, short=short), *([""] if run.document else [])]
+            cells += [Words(words, tone, short=short), *([""] if column.document else [])]
         return Line((*cells, *[""] * (5 * (len(self.runs) - 1))), kind="fits")
 
 
@@ -343,74 +343,65 @@ def ratio_words(ratio: float | None) -> str:
 # ---- sentences -------------------------------------------------------------------------------------------------------
 
 
-def _unchanged(data: Mapping[str, Any]) -> str:
+def _unchanged(found: Unchanged | None) -> str:
     """Say, of a recorded run that was simulated, how far off the simulator is on the run as it was."""
-    found = data.get("unchanged")
-    if not found:
+    if found is None:
         return ""
-    measured, simulated = found["measured_bytes"], found["simulated_bytes"]
+    measured, simulated = found.measured_bytes, found.simulated_bytes
     error = f"{100 * (simulated - measured) / measured:+.2f} %".replace("-", "−") if measured else "not known"
     figures = f"{size(simulated)} simulated, {size(measured)} measured"
     return f"The simulator's error on the unchanged run: {error} of the allocated peak ({figures})."
 
 
-def _headline(data: Mapping[str, Any]) -> Headline:
-    """Take the comparison's headline; one that was written before comparisons had one gets it here."""
-    return Headline.of(data.get("headline") or headline_of_comparison(data))
-
-
-def _device(capacity: Mapping[str, Any] | None) -> str:
+def _device(capacity: ComparedCapacity | None) -> str:
     """Write the capacity as it was given: 24 GB are not 24 GiB."""
-    n = capacity["bytes"] if capacity else 0
+    n = capacity.bytes if capacity else 0
     return f"{n / 1e9:g} GB" if n % 10**8 == 0 else f"{gib(n)} GiB"
 
 
-def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[tuple[bool, str], ...]:
-    if capacity is None:
-        return ()
-    return tuple((bool(fits), fit_words(capacity, i)) for i, fits in enumerate(capacity["fits"]))
+def _verdicts(capacity: ComparedCapacity | None) -> tuple[tuple[bool, str], ...]:
+    return tuple((fits, fit_words(capacity, i)) for i, fits in enumerate(capacity.fits)) if capacity else ()
 
 
-def _settings(title: str, labels: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Draw up settings that differ, a column a run."""
-    columns = (Column(title), *[Column(label) for label in labels])
-    return Table(columns, tuple(_setting(line) for line in lines), "settings") if lines else None
+def _settings(title: str, labels: Sequence[str], lines: Sequence[ChangedSetting]) -> Table | None:
+    """List settings that differ, a column a run."""
+    return table((title, *map(Column, labels)), [_setting(line) for line in lines], "settings")
 
 
-def _setting(line: Mapping[str, Any]) -> Line:
-    name = line["setting"] if line["of"] == "config" else f"{line['setting']} ({line['of']})"
-    values = [Words("–") if v is None else Words(plain(v), "code") for v in line["values"]]
-    return Line((Words(plain(name), "code"), *values))
+def _setting(line: ChangedSetting) -> Line:
+    name = line.setting if line.of == "config" else f"{line.setting} ({line.of})"
+    values = [Words("–") if value is None else Words(str(value), "code") for value in line.values]
+    return Line((Words(name, "code"), *values))
 
 
 # ---- allocations -----------------------------------------------------------------------------------------------------
 
+_ONLY_IN = (
+    Column("Size", right=True), Column("Blocks", whole=True), "Category", Column("Made at", wide=True, on="t"),
+    Column("Made at", on="mp"),
+)  # fmt: skip
 
-def _only_in(entry: Mapping[str, Any], labels: Sequence[str]) -> OnlyIn:
-    here, there = labels[entry["in"]], labels[entry["not_in"]]
-    note = f"{gib(entry['bytes'])} GiB by stack and size, {gib(sum(a['bytes'] for a in entry['allocations']))} listed"
-    if entry["above_bytes"]:
-        note += f"; blocks of up to {size(entry['above_bytes'])} are not compared: a report does not list them all"
-    found = table(
-        "Size>|Blocks!|Category|Made at~@t|Made at@mp", [_missing(a) for a in entry["allocations"]], "only-in"
-    )
+
+def _only_in(entry: OnlyIn, labels: Sequence[str]) -> OnlyInTable:
+    title = f"At the peak of {labels[entry.in_run]}, not of {labels[entry.not_in_run]}"
+    listed = sum(surplus.bytes for surplus in entry.allocations)
+    note = f"{gib(entry.bytes)} GiB by stack and size, {gib(listed)} listed"
+    if entry.above_bytes:
+        note += f"; blocks of up to {size(entry.above_bytes)} are not compared: a report does not list them all"
+    found = table(_ONLY_IN, [_missing(surplus) for surplus in entry.allocations], "only-in")
     assert found is not None
-    return OnlyIn(f"At the peak of {here}, not of {there}", note, found)
+    return OnlyInTable(title, note, found)
 
 
-def _named(allocation: Mapping[str, Any], count: int) -> str:
-    """Name the tensor where no stack says where it was made; of several like it, with stars for the digits."""
-    name = plain(allocation.get("name") or "")
-    return re.sub(r"\d+", "*", name) if count > 1 else name
-
-
-def _missing(allocation: Mapping[str, Any]) -> Line:
-    n_more = allocation["count_in"] - allocation["count_not_in"]
-    many = f"{n_more} × {size(allocation['each_bytes'])}" if n_more > 1 else size(allocation["each_bytes"])
-    if allocation["count_not_in"]:
-        many += f" ({allocation['count_in']} against {allocation['count_not_in']})"
-    detail = f", {allocation['detail'].replace('_', ' ')}" if allocation.get("detail") else ""
-    category = Words(plain(category_label(allocation["category"]) + detail), category=plain(allocation["category"]))
-    site = site_words(call_site(allocation["stack"]) or _named(allocation, n_more), allocation["stack"])
-    made = Words(site, "code", folded=shown_stack(allocation["stack"]))
-    return Line((allocation["bytes"], many, category, short_path(site, 1), made))
+def _missing(surplus: Surplus) -> Line:
+    n_more = surplus.count_in - surplus.count_not_in
+    many = f"{n_more} × {size(surplus.each_bytes)}" if n_more > 1 else size(surplus.each_bytes)
+    if surplus.count_not_in:
+        many += f" ({surplus.count_in} against {surplus.count_not_in})"
+    detail = f", {humanise(surplus.detail)}" if surplus.detail else ""
+    category = Words(category_label(surplus.category) + detail, category=surplus.category)
+    # Without a stack the tensor's name says where it was made; of several like it, with stars for the digits.
+    name = re.sub(r"\d+", "*", surplus.name or "") if n_more > 1 else surplus.name or ""
+    site = site_words(call_site(surplus.stack) or name, surplus.stack)
+    made = Words(site, "code", folded=shown_stack(surplus.stack))
+    return Line((surplus.bytes, many, category, short_path(site, 1), made))

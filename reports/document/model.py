@@ -1,18 +1,21 @@
-"""The document of a report: everything that is shown of it, in the order a page shows it.
+"""What is shown of a report beyond the report itself: the first screen, tables of ranks, the icicle, thinned series.
 
-Frozen and plain, in bytes and microseconds; named tuples, which cost a tenth of a dataclass when they are defined, but
-for those with a ``count``, which tuples have of their own. Every string is one harmless line (see
-:func:`memprof.reports.document.text.plain`). Renderers escape it for HTML, Markdown or the terminal.
+Sizes are bytes, times microseconds. Strings are as the report has them: renderers escape them for HTML, Markdown or the
+terminal.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memprof.reports.document.blocks import Fact, Headline, Part, Table
+from memprof.reports.document.text import category_label, humanise, phase_label
 
-from memprof.vocabulary import GUESSES
+from memprof.report import Report
+from memprof.report.allocations import AllocationGroup
+from memprof.report.peaks import Growth
+from memprof.vocabulary import GUESSES, Category
 
 # ---- the first screen ------------------------------------------------------------------------------------------------
 
@@ -20,10 +23,9 @@ from memprof.vocabulary import GUESSES
 class Summary(NamedTuple):
     """The first screen below the headline.
 
-    ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
-    the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``where`` says
-    when the peak was. ``guessed`` counts what only lifetimes, shapes or sets of sizes speak for, and says what else it
-    could be.
+    ``capacity_bytes`` is the device's memory, ``None`` if it is not known. ``bar`` is the composition at the allocated
+    peak, ``rest`` what else the device held; ``scale_bytes`` is the bar's full width. ``where`` is the instant of the
+    peak. ``guessed`` counts what is inferred from lifetimes, shapes or sets of sizes, and what else it could be.
     """
 
     peak_bytes: int
@@ -38,15 +40,15 @@ class Summary(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """Name the moment that the figures are of: without a history no peak is known, only the dump."""
+        """Name the instant of the figures: without a history only the dump's is known."""
         return "dump" if self.peak_word.endswith(" dump") else "peak"
 
 
 class Room(NamedTuple):
-    """How far a run was from out of memory: one bar of ``scale_bytes``, the card ending at ``capacity_bytes``.
+    """How far a run was from out of memory: one bar of ``scale_bytes``, the GPU ending at ``capacity_bytes``.
 
-    ``parts`` are what torch held, what its allocator cached, what was outside torch, and either the request that failed
-    or what was free. ``capacity_bytes`` is None where no card is known.
+    ``parts`` are memory in use, memory that the allocator cached, non-PyTorch memory, and either the request that
+    failed or free memory. ``capacity_bytes`` is ``None`` if no GPU is known.
     """
 
     parts: tuple[Part, ...]
@@ -55,72 +57,14 @@ class Room(NamedTuple):
     sentence: str
 
 
-class Oom(NamedTuple):
-    """The request that failed."""
-
-    sentence: str
-    stack: tuple[str, ...]
-
-
-class Advice(NamedTuple):
-    """A change that would lower the peak.
-
-    ``after_bytes`` is what it leaves; of ``of_bytes``, where that is not the peak but all that a failed step needs.
-    ``limit`` says where the peak is then, if not where it was; ``also`` what else there is to know (host memory, which
-    of the two peaks this is about).
-    """
-
-    action: str
-    saves_bytes: int
-    costs: str
-    basis: str
-    setting: str = ""
-    exact: bool = False
-    after_bytes: int | None = None
-    of_bytes: int | None = None
-    limit: str = ""
-    also: str = ""
-
-
-class Combination(NamedTuple):
-    """Changes that together make a run fit, or come nearest to it."""
-
-    sentence: str
-    fits: bool
-    settings: tuple[str, ...]
-
-
-class Advised(NamedTuple):
-    """*What would lower the peak*: all changes, and how they were found."""
-
-    changes: tuple[Advice, ...]
-    basis: str
-    combination: Combination | None = None
-
-
-class Prediction(NamedTuple):
-    """What a simulated run says of a GPU and of itself; ``fits`` is None where no GPU was named.
-
-    ``needs`` says what each phase holds and what the device must have for it, ``lengths`` what other lengths need.
-    """
-
-    fits: bool | None
-    verdict: str
-    error: str
-    needs: Table | None
-    lengths: Table | None
-    lengths_sentence: str
-
-
 # ---- the ranks -------------------------------------------------------------------------------------------------------
 
 
 class RankCell(NamedTuple):
     """One rank's bytes of one category.
 
-    ``heat`` runs from 0 (nothing) to 8 (the most any rank holds of anything), ``shade`` from 1 (the lowest rank)
-    to 8 (the highest) where the category's spread is worth showing, and is 0 elsewhere; ``above`` says that it stands
-    clearly above the median rank's.
+    ``heat`` runs from 0 (nothing) to 8 (the most of any rank and category), ``shade`` from 1 (the lowest rank) to 8
+    (the highest) if the category's spread is worth showing, otherwise it is 0; ``above``: clearly above the median.
     """
 
     bytes: int
@@ -130,9 +74,9 @@ class RankCell(NamedTuple):
 
 
 class RankRow(NamedTuple):
-    """One rank at its own peak. ``cells`` follow the columns; ``held_bytes`` is what its device held, where known.
+    """One rank at its own peak. ``cells`` follow the columns; ``held_bytes`` is its device's peak, if known.
 
-    ``shade`` runs from 1 (the lowest peak) to 8 (the highest), 0 where peaks hardly differ.
+    ``shade`` runs from 1 (the lowest peak) to 8 (the highest), 0 if peaks hardly differ.
     """
 
     rank: int
@@ -148,11 +92,11 @@ class RankRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranks:
-    """Everything shown of the ranks beside the one that the document is about.
+    """Everything shown of the ranks in addition to the one that the report is about.
 
     ``columns`` are ``(category id, label)``, the last with the id "" for all that is nowhere worth a column of its own;
-    ``rows`` and ``nodes`` stand fullest first, a rank that ran out of memory before all. ``in_full`` is the heading of
-    what concerns that one rank.
+    ``rows`` and ``nodes`` have the highest first, a rank that ran out of memory before all. ``in_full`` is the heading
+    of what concerns that one rank.
     """
 
     sentence: str
@@ -174,8 +118,8 @@ class Ranks:
 class Row(NamedTuple):
     """One row of the published table, one of its categories, or one of a category's details.
 
-    ``own_peak`` is the highest it reached at any time, ``None`` where that is not known (a group's categories peak
-    at different times; details are counted at the peak only).
+    ``own_peak`` is the highest over the run, ``None`` if that is not known (a group's categories peak at different
+    times; details are counted at the peak only).
     """
 
     id: str
@@ -193,41 +137,60 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Allocation:
-    """Blocks alive at the peak that are alike: same size, category, evidence, phase, stack, and name but for digits.
+class AllocationRow:
+    """A line of similar allocations: the report's ``group`` in words.
 
-    ``bytes`` is the sum of all ``count``; ``address`` the first one's; ``why`` says in words how the category is known.
-    ``lives`` holds ``(born_us, died_us)`` of each on the recording's clock: ``None`` is before it began, and not freed.
-    ``stack`` folds C++ frames, ``whole_stack`` has every frame.
+    ``share`` is of the peak; ``why`` says how the category is known. ``lives`` holds ``(born_us, died_us)`` of each
+    block: ``None`` is before the recording began, and not freed. ``stack`` is what is shown of the group's.
     """
 
-    address: str
-    name: str
+    group: AllocationGroup
     shape: str
-    count: int
-    bytes: int
-    each_bytes: int
     share: float
-    category: str
-    category_label: str
-    detail: str
-    evidence: str
     why: str
-    alternatives: tuple[str, ...]
-    phase: str
-    phase_label: str
     lives: tuple[tuple[int | None, int | None], ...]
     lifetime: str
-    retained: bool
-    held_by: tuple[str, ...]
     site: str
     stack: tuple[str, ...]
-    whole_stack: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return self.group.bytes
+
+    @property
+    def count(self) -> int:
+        return self.group.count
+
+    @property
+    def category(self) -> Category:
+        return self.group.category
+
+    @property
+    def address(self) -> str:
+        """The first block's address in hexadecimal."""
+        return hex(self.group.address)
+
+    @property
+    def name(self) -> str:
+        return self.group.name or ""
+
+    @property
+    def detail(self) -> str:
+        return humanise(self.group.detail or "")
+
+    @property
+    def label(self) -> str:
+        """The category in words."""
+        return category_label(self.group.category)
+
+    @property
+    def phase_label(self) -> str:
+        return phase_label(self.group.phase) if self.group.phase else ""
 
     @property
     def guessed(self) -> bool:
-        """Tell whether nothing but a lifetime, a shape or a set of sizes says what this is."""
-        return any(self.evidence == str(kind) for kind in GUESSES)
+        """Whether only a lifetime, a shape or a set of sizes says what this is."""
+        return self.group.evidence in GUESSES
 
 
 class Node(NamedTuple):
@@ -241,7 +204,7 @@ class Node(NamedTuple):
     bytes: int
     children: tuple[Node, ...] = ()
     shorter: tuple[str, ...] = ()
-    allocation: Allocation | None = None
+    allocation: AllocationRow | None = None
 
 
 # ---- over time -------------------------------------------------------------------------------------------------------
@@ -251,19 +214,17 @@ class Span(NamedTuple):
     """One phase's stretch of the timeline; ``start_point``/``end_point`` index the timeline's points."""
 
     phase: str
-    label: str
-    short: str
     step: int | None
     start_point: int
     end_point: int
 
 
 class Timeline(NamedTuple):
-    """The decimated series: the same instants for every category, the peak and every phase's peak among them.
+    """The thinned series: the same instants for every category, the peak and every phase's peak among them.
 
     ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps
-    ids to bytes, bottom of the stack first, those that are never used left out. ``phase_x`` puts every point on an
-    axis where each span is one unit wide. Where nothing ran (``timed`` is False) the clock counts events.
+    ids to bytes, bottom of the stack first, without those that are never used. ``phase_x`` puts every point on an axis
+    where each span is one unit wide. If ``timed`` is False, the clock counts events.
     """
 
     clock_us: int
@@ -278,65 +239,15 @@ class Timeline(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """Return what the clock counts in one unit of the axis: microseconds in a second, or an event."""
+        """What the clock counts in one unit of the axis: microseconds in a second, or an event."""
         return 1_000_000 if self.timed else 1
 
 
-class Growth(NamedTuple):
-    """Segments one stack made the allocator take from the device while it set new records."""
-
-    bytes: int
-    phase: str
-    site: str
-    stack: tuple[str, ...]
-    whole_stack: tuple[str, ...] = ()
-
-
-class DevicePeak(NamedTuple):
-    """The highest reserved (+ outside torch): what decides an OOM."""
-
-    reserved_bytes: int
-    non_torch_bytes: int | None
-    where: str
-    grown_by: tuple[Growth, ...]
-
-
-class Leftover(NamedTuple):
-    """Bytes one stack left behind in several steps."""
-
-    bytes: int
-    bytes_per_step: float
-    steps: int
-    category: str
-    category_label: str
-    held_by: tuple[str, ...]
-    site: str
-    stack: tuple[str, ...]
-    whole_stack: tuple[str, ...] = ()
-
-
-class Steps(NamedTuple):
-    """Memory over the optimizer steps, in a sentence and in figures: each step's highest, and what its end leaves."""
-
-    sentence: str
-    steps: Table | None
-    left_behind: tuple[Leftover, ...]
-
-
-# ---- how it is known -------------------------------------------------------------------------------------------------
-
-
-class EvidenceShare(NamedTuple):
-    """Bytes at the peak whose category is known in one way."""
-
-    id: str
-    words: str
-    bytes: int
-    share: float
+# ---- all of it -------------------------------------------------------------------------------------------------------
 
 
 class Check(NamedTuple):
-    """One sum, spelled out. ``ok`` is ``None`` where there is nothing to compare with."""
+    """One sum, spelled out. ``ok`` is ``None`` if there is nothing to compare with."""
 
     label: str
     value: str
@@ -344,51 +255,26 @@ class Check(NamedTuple):
     ok: bool | None
 
 
-class AddsUp(NamedTuple):
-    """*Does it add up?*: every check, and whether all hold."""
-
-    checks: tuple[Check, ...]
-    ok: bool
-
-
-# ---- all of it -------------------------------------------------------------------------------------------------------
-
-
 class Document(NamedTuple):
-    """Everything a page, a table or a file shows about one snapshot. ``report`` is the JSON it was made from.
+    """A report and what views show of it; renderers take everything else from ``report`` itself.
 
     ``allocations`` are the lines of the table, ``openable`` these and all others large enough for a box in the icicle.
-    ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's.
+    ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's. ``grown_by`` is
+    the device peak's, added up by phase and line of code.
     """
 
+    report: Report
     title: str
-    subtitle: tuple[str, ...]
-    badge: str
     headline: Headline
     summary: Summary
-    oom: Oom | None
-    advice: Advised
     rows: tuple[Row, ...]
-    phases: Table | None
-    timeline: Timeline | None
+    allocations: tuple[AllocationRow, ...]
+    openable: tuple[AllocationRow, ...]
+    elsewhere: tuple[AllocationRow, ...]
     icicle: Node
-    allocations: tuple[Allocation, ...]
-    allocations_bytes: int
-    allocations_listed: int
-    openable: tuple[Allocation, ...]
-    elsewhere: tuple[Allocation, ...]
-    device_peak: DevicePeak | None
-    steps: Steps | None
-    evidence: tuple[EvidenceShare, ...]
-    adds_up: AddsUp
-    host: tuple[Fact, ...]
-    reproduce: tuple[Fact, ...]
-    config: tuple[tuple[str, str], ...]
+    timeline: Timeline | None
+    grown_by: tuple[Growth, ...]
+    checks: tuple[Check, ...]
     notes: tuple[str, ...]
-    prediction: Prediction | None
-    report: dict[str, Any]
-    ranks: Ranks | None = None
-    recordings: Table | None = None
-    outside: tuple[Fact, ...] = ()
-    switches: Table | None = None
-    room: Room | None = None
+    ranks: Ranks | None
+    room: Room | None

@@ -1,16 +1,15 @@
-"""Fill the document's tables from the report: rows, phases, allocations, evidence, the icicle."""
+"""Fill tables from a report: rows of categories, phases, allocations, the icicle."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from memprof.reports.document.blocks import Column, Line, Part, Table, Words, table
-from memprof.reports.document.model import Allocation, EvidenceShare, Node, Row
+from memprof.reports.document.model import AllocationRow, Node, Row
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
     EVIDENCE_WORDS,
@@ -21,7 +20,6 @@ from memprof.reports.document.text import (
     group_label,
     humanise,
     phase_label,
-    plain,
     sentence_list,
     short_path,
     size,
@@ -30,7 +28,7 @@ from memprof.reports.document.text import (
     time_taken,
 )
 
-from memprof.analysis.allocations.alike import tag_shape
+from memprof.analysis.allocations.alike import TimedGroup, tag_shape
 from memprof.analysis.allocations.places import (
     is_library,
     is_native,
@@ -41,80 +39,67 @@ from memprof.analysis.allocations.places import (
 )
 from memprof.analysis.headline import peak_phase
 from memprof.frame_paths import text_path
+from memprof.report import Report
+from memprof.report.allocations import Allocation, AllocationGroup
+from memprof.report.peaks import Peak, PhasePeak
 from memprof.units import amount, percent
-from memprof.vocabulary import GROUP_OF, Evidence, Group
+from memprof.vocabulary import GROUP_OF, Category, Evidence, Group, Kind
 
 #: The icicle draws no box for less than this part of the peak.
 SMALLEST_BOX = 250
-
-_CATEGORIES_OF: dict[str, list[str]] = defaultdict(list)
-for _category, _group in GROUP_OF.items():
-    _CATEGORIES_OF[str(_group)].append(str(_category))
 
 # What stands before a package's name in a path.
 _INSTALLED = re.compile(r"^\S*[/\\](?:site-packages|dist-packages)[/\\]")
 
 
-def category_parts(categories: Mapping[str, int], guessed: Mapping[str, int] | None = None) -> tuple[Part, ...]:
-    """List the non-empty categories in the order they are stacked; ``guessed`` of each is a guess."""
-    known = [c for c in STACK_ORDER if categories.get(c)]
-    others = [c for c in categories if c not in STACK_ORDER and categories[c]]
+def category_parts(
+    categories: Mapping[Category, int], guessed: Mapping[Category, int] | None = None
+) -> tuple[Part, ...]:
+    """List the non-empty categories in the order they are stacked; ``guessed`` of each is inferred."""
     doubt = guessed or {}
-    return tuple(
-        Part(c, plain(category_label(c)), categories[c], min(doubt.get(c, 0), categories[c])) for c in known + others
-    )
+    sizes = ((c, n) for c in STACK_ORDER if (n := categories.get(c, 0)))
+    return tuple(Part(c, category_label(c), n, min(doubt.get(c, 0), n)) for c, n in sizes)
 
 
-def group_rows(report: Mapping[str, Any]) -> tuple[Row, ...]:
-    """Fill the published table's rows, the total last; ``unattributed`` hides only when it never held a byte."""
-    peak, own = report["peak"], report["own_peaks"]
-    group_own = report.get("group_own_peaks") or {}
-    rows = []
-    for group in (str(g) for g in Group):
-        if group == Group.TOTAL:
-            words = GROUP_WORDS[group]
-            rows.append(Row(group, group_label(group), words, peak["active_bytes"], group_own.get(group)))
-            continue
-        children = _category_rows(_CATEGORIES_OF[group], peak, own)
-        if group == Group.UNATTRIBUTED:
-            rows.append(children[0] if children else Row(group, group_label(group), GROUP_WORDS[group], 0, 0))
-            continue
-        own_peak = group_own.get(group, _only_own_peak(children))
-        rows.append(Row(group, group_label(group), GROUP_WORDS[group], peak["groups"][group], own_peak, children))
-    return tuple(rows)
+def group_rows(report: Report) -> tuple[Row, ...]:
+    """Fill the published table's rows, the total last; ``unattributed`` has no categories below it."""
+    return tuple(_group_row(group, report) for group in Group)
+
+
+def _group_row(group: Group, report: Report) -> Row:
+    label, words, peaks = group_label(group), GROUP_WORDS[group], report.group_own_peaks
+    if group == Group.TOTAL:
+        return Row(group, label, words, report.peak.active_bytes, peaks.get(group))
+    children = _category_rows(group, report)
+    if group == Group.UNATTRIBUTED:
+        return children[0] if children else Row(group, label, words, 0, 0)
+    own = peaks.get(group, _only_own_peak(children))
+    return Row(group, label, words, report.peak.groups.get(group, 0), own, children)
 
 
 def _only_own_peak(children: Sequence[Row]) -> int | None:
-    """Return a group's own peak where it follows from its categories': at most one of them ever held anything."""
+    """Return a group's own peak if it follows from its categories': at most one of them ever had any bytes."""
     if not children:
         return 0
     return children[0].own_peak if len(children) == 1 else None
 
 
-def _category_rows(ids: Iterable[str], peak: Mapping[str, Any], own: Mapping[str, int]) -> tuple[Row, ...]:
-    rows = [
-        Row(
-            c,
-            category_label(c),
-            CATEGORY_WORDS[c],
-            peak["categories"].get(c, 0),
-            own.get(c, 0),
-            _details(c, peak),
-            (peak.get("guessed") or {}).get(c, 0),
-        )
-        for c in ids
-        if peak["categories"].get(c, 0) or own.get(c, 0)
-    ]
-    return tuple(sorted(rows, key=lambda r: -r.at_peak))
+def _category_rows(group: Group, report: Report) -> tuple[Row, ...]:
+    peak, rows = report.peak, []
+    for category in (c for c, of in GROUP_OF.items() if of == group):
+        now, own = peak.categories.get(category, 0), report.own_peaks.get(category, 0)
+        if now or own:
+            parts, doubt = _details(category, peak), peak.guessed.get(category, 0)
+            rows.append(Row(category, category_label(category), CATEGORY_WORDS[category], now, own, parts, doubt))
+    return tuple(sorted(rows, key=lambda row: -row.at_peak))
 
 
-def _details(category: str, peak: Mapping[str, Any]) -> tuple[Row, ...]:
-    details = peak["details"].get(category, {})
-    rows = [Row(plain(d), plain(humanise(d)), "", n, None) for d, n in details.items() if n]
-    rest = peak["categories"].get(category, 0) - sum(row.at_peak for row in rows)
+def _details(category: Category, peak: Peak) -> tuple[Row, ...]:
+    rows = [Row(d, humanise(d), "", n, None) for d, n in peak.details.get(category, {}).items() if n]
+    rest = peak.categories.get(category, 0) - sum(row.at_peak for row in rows)
     if rows and rest:
         rows.append(Row("", "not broken down", "", rest, None))
-    return tuple(sorted(rows, key=lambda r: -r.at_peak))
+    return tuple(sorted(rows, key=lambda row: -row.at_peak))
 
 
 def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
@@ -148,65 +133,62 @@ def _component(row: Row, above: tuple[str, ...], whole: int) -> Iterator[Line]:
         yield from _component(child, path, whole)
 
 
-def phase_table(report: Mapping[str, Any]) -> Table | None:
-    """Draw up the phases in order of first appearance: how long, how high, and what was alive then.
+def phase_table(report: Report) -> Table | None:
+    """List the phases in order of first appearance: how long, how high, and what was alive then.
 
-    Repeats share a row with the highest peak. No time is drawn where the recording has no clock, and nothing where no
-    phase is known.
+    Repeats share a row with the highest peak. Without a clock there is no time; if no phase is known, no table.
     """
     if peak_phase(report) is None:
         return None
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for phase in report["phases"]:
-        runs.setdefault(phase["phase"], []).append(phase)
-    times, estimated = _phase_times(report, runs), report["source"]["kind"] == "simulated"
+    runs: dict[str, list[PhasePeak]] = {}
+    for phase in report.phases:
+        runs.setdefault(phase.phase, []).append(phase)
+    times, estimated = _phase_times(report, runs), report.source.kind == Kind.SIMULATED
     timed = estimated or not times.keys().isdisjoint(runs)
     share = "of the step" if estimated else "of the run"
-    columns = f"{time_heading(estimated)}>|{share}>~@p|" if timed else ""
-    heads = f"Phase|{columns}Lowest peak>~@p|Peak>|What was alive then~@tp"
+    took = (Column(time_heading(estimated), right=True), Column(share, right=True, wide=True, on="p"))
+    columns = (
+        "Phase", *(took if timed else ()), Column("Lowest peak", right=True, wide=True, on="p"),
+        Column("Peak", right=True), Column("What was alive then", wide=True, on="tp"),
+    )  # fmt: skip
     lines = [_phase_line(name, group, times if timed else None, report) for name, group in runs.items()]
-    return table(heads, lines, "phases", max((p["peak_bytes"] for p in report["phases"]), default=0))
+    return table(columns, lines, "phases", max((phase.peak_bytes for phase in report.phases), default=0))
 
 
-def _phase_times(report: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int]:
-    """Return the microseconds of each phase: measured, or one simulated step's where they are estimated."""
-    if report["source"]["kind"] != "simulated":
-        if not report["source"].get("timed", True):
+def _phase_times(report: Report, runs: Mapping[str, Sequence[PhasePeak]]) -> Mapping[str, int]:
+    """Return the microseconds of each phase: measured, or one simulated step's if they are estimated."""
+    if report.source.kind != Kind.SIMULATED:
+        if not report.source.timed:
             return {}  # the recording has no clock
-        return {name: sum(p["end_us"] - p["start_us"] for p in group) for name, group in runs.items()}
-    estimated = (report.get("estimated_time") or {}).get("phases", {})
+        return {name: sum(p.end_us - p.start_us for p in group) for name, group in runs.items()}
+    estimated = report.estimated_time.phases if report.estimated_time else {}
     return {name: round(seconds * 1e6) for name, seconds in estimated.items()}
 
 
-def _phase_line(
-    name: str, runs: Sequence[Mapping[str, Any]], times: Mapping[str, int] | None, report: Mapping[str, Any]
-) -> Line:
-    worst, peak = max(runs, key=lambda p: p["peak_bytes"]), report["peak"]
-    holds_peak = any(name == peak["phase"] and p["start_us"] <= peak["time_us"] <= p["end_us"] for p in runs)
+def _phase_line(name: str, runs: Sequence[PhasePeak], times: Mapping[str, int] | None, report: Report) -> Line:
+    worst, peak = max(runs, key=lambda p: p.peak_bytes), report.peak
+    holds_peak = any(name == peak.phase and p.start_us <= peak.time_us <= p.end_us for p in runs)
     badges = ([f"×{len(runs)}"] if len(runs) > 1 else []) + (["peak"] if holds_peak else [])
-    low, high = min(p["peak_bytes"] for p in runs), worst["peak_bytes"]
+    low, high = min(p.peak_bytes for p in runs), worst.peak_bytes
     took: tuple[str, ...] = ()
     if times is not None:
         us = times.get(name)
         share = "" if us is None else f"{100 * us / (sum(times.values()) or 1):.0f} %"
-        took = (time_taken(us, report["source"]["kind"] == "simulated"), share)
-    title = Words(plain(phase_label(name)), badges=tuple(badges), phase=plain(name))
-    cells = (title, *took, low if amount(low) != amount(high) else "", high, category_parts(worst["categories"]))
+        took = (time_taken(us, report.source.kind == Kind.SIMULATED), share)
+    title = Words(phase_label(name), badges=tuple(badges), phase=name)
+    cells = (title, *took, low if amount(low) != amount(high) else "", high, category_parts(worst.categories))
     return Line(cells, holds_peak)
 
 
-def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:
-    """Say how the bytes at the peak are known, strongest evidence first, empty kinds left out."""
-    held = report["peak"]["evidence"]
-    whole = report["peak"]["active_bytes"] or 1
-    kinds = [str(e) for e in Evidence]
-    return tuple(EvidenceShare(e, EVIDENCE_WORDS[e], held[e], held[e] / whole) for e in kinds if held.get(e))
+def evidence_bytes(peak: Peak) -> list[tuple[Evidence, int]]:
+    """List the bytes at the peak by how their category is known, strongest evidence first, without empty kinds."""
+    return [(kind, n) for kind in Evidence if (n := peak.evidence.get(kind, 0))]
 
 
 def call_site(stack: Sequence[str]) -> str:
     """Return the user's or the model's line on a stack, shortened; ``place_of`` chooses it."""
     found = place_of(stack)
-    return plain(short_path(found)) if found else ""
+    return short_path(found) if found else ""
 
 
 _NO_STACK, _NO_LINE = "no stack recorded", "no line of the program"
@@ -221,28 +203,22 @@ def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
     """Shorten a stack: runs of native (C++) frames keep their innermost and say how many more there were."""
     lines: list[str] = []
     for native, run in groupby(stack, key=is_native):
-        frames = [plain(frame) for frame in run]
+        frames = list(run)
         if native and len(frames) > 2:
             frames = [frames[0], f"… {len(frames) - 1} more C++ frames"]
         lines += frames
     return tuple(lines)
 
 
-def whole_stack(stack: Sequence[str]) -> tuple[str, ...]:
-    """Return every frame, harmless."""
-    return tuple(plain(frame) for frame in stack)
-
-
-def why(allocation: Mapping[str, Any]) -> str:
+def why(allocation: Allocation) -> str:
     """Say in one line how the category of this allocation is known."""
-    evidence, rule = allocation["evidence"], allocation.get("rule")
-    words = EVIDENCE_WORDS.get(evidence, humanise(evidence))
+    evidence, rule = allocation.evidence, allocation.rule
+    words = EVIDENCE_WORDS[evidence]
     if rule:
-        words = f"rule {rule} matched its stack" if evidence == "stack" else f"{words} ({rule})"
-    alternatives = allocation.get("alternatives") or []
-    if alternatives:
-        words += f"; could also be {sentence_list(category_label(a).lower() for a in alternatives)}"
-    return plain(words)
+        words = f"rule {rule} matched its stack" if evidence == Evidence.STACK else f"{words} ({rule})"
+    if allocation.alternatives:
+        words += f"; could also be {sentence_list(category_label(a).lower() for a in allocation.alternatives)}"
+    return words
 
 
 def brief_stack(stack: Sequence[str]) -> tuple[str, ...]:
@@ -254,7 +230,7 @@ def brief_stack(stack: Sequence[str]) -> tuple[str, ...]:
     kept = [frame for frame in stack if not (_is_machinery(frame) or is_native(frame))]
     if not kept:
         return shown_stack(stack)
-    lines = tuple(plain(_INSTALLED.sub("", frame)) for frame in kept)
+    lines = tuple(_INSTALLED.sub("", frame) for frame in kept)
     left = len(stack) - len(kept)
     return (*lines, f"… {left} more of C++, Python, click and memprof (--full-stacks)") if left else lines
 
@@ -265,7 +241,7 @@ def _is_machinery(frame: str) -> bool:
     return own or frame.startswith("<frozen") or is_library(frame)
 
 
-def fold_shared(allocations: Sequence[Allocation]) -> tuple[tuple[str, ...], tuple[Allocation, ...]]:
+def fold_shared(allocations: Sequence[AllocationRow]) -> tuple[tuple[str, ...], tuple[AllocationRow, ...]]:
     """Take the outermost frames that all stacks share out of each, to be said once; the innermost always stays.
 
     A line that counts what was left out of a stack stays with it.
@@ -288,16 +264,16 @@ def _without_outermost(stack: tuple[str, ...], frames: int) -> tuple[str, ...]:
 
 
 def allocation_rows(
-    groups: Sequence[Mapping[str, Any]],
+    groups: Sequence[AllocationGroup],
     whole: int,
     shorten: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
     *,
     timed: bool = True,
-) -> tuple[Allocation, ...]:
-    """Fill one row for each group of alike allocations, in the order given; ``whole`` is 100 %.
+) -> tuple[AllocationRow, ...]:
+    """Fill one row for each group of similar allocations, in the order given; ``whole`` is 100 %.
 
     Args:
-        groups: as :func:`~memprof.analysis.allocations.alike.largest_groups` and the report's ``peak.largest`` have.
+        groups: as the report's ``peak.largest`` and ``Analysis.largest`` have.
         shorten: what is shown of a stack; default: :func:`shown_stack`.
         timed: whether the clock counts microseconds; a simulation's counts events.
     """
@@ -305,38 +281,21 @@ def allocation_rows(
 
 
 def _allocation(
-    group: Mapping[str, Any], whole: int, shorten: Callable[[Sequence[str]], tuple[str, ...]], timed: bool
-) -> Allocation:
-    count = group.get("count", 1)
-    lives = group.get("lives") or [[group.get("born_us"), group.get("died_us")]] * count
-    return Allocation(
-        address=plain(group["address"]) if isinstance(group["address"], str) else hex(int(group["address"])),
-        name=plain(group.get("name") or ""),
-        shape=plain(tag_shape(group.get("tag"))),
-        count=count,
-        bytes=group["bytes"],
-        each_bytes=group.get("each_bytes", group["bytes"]),
-        share=group["bytes"] / whole,
-        category=plain(group["category"]),
-        category_label=plain(category_label(group["category"])),
-        detail=plain(humanise(group["detail"] or "")),
-        evidence=plain(group["evidence"]),
+    group: AllocationGroup, whole: int, shorten: Callable[[Sequence[str]], tuple[str, ...]], timed: bool
+) -> AllocationRow:
+    lives = group.lives if isinstance(group, TimedGroup) else ()
+    lives = lives or ((group.born_us, group.died_us),) * group.count
+    lives = tuple((born, None if died is None or died < 0 else died) for born, died in lives)
+    return AllocationRow(
+        group=group,
+        shape=tag_shape(group.tag),
+        share=group.bytes / whole,
         why=why(group),
-        alternatives=tuple(plain(category_label(a)) for a in group.get("alternatives") or []),
-        phase=plain(group["phase"] or ""),
-        phase_label=plain(phase_label(group["phase"])) if group["phase"] else "",
-        lives=tuple((born, _freed(died)) for born, died in lives),
-        lifetime=_lifetime([(born, _freed(died)) for born, died in lives], timed),
-        retained=bool(group["retained"]),
-        held_by=tuple(plain(who) for who in group.get("held_by") or []),
-        site=call_site(group.get("stack") or []),
-        stack=shorten(group.get("stack") or []),
-        whole_stack=whole_stack(group.get("stack") or []),
+        lives=lives,
+        lifetime=_lifetime(lives, timed),
+        site=call_site(group.stack),
+        stack=shorten(group.stack),
     )
-
-
-def _freed(died: object) -> int | None:
-    return died if isinstance(died, int) and died >= 0 else None
 
 
 def _lifetime(lives: Sequence[tuple[int | None, int | None]], timed: bool) -> str:
@@ -353,31 +312,30 @@ def _lifetime(lives: Sequence[tuple[int | None, int | None]], timed: bool) -> st
     return f"{low if low == high else f'{low} to {high}'} event{'' if spans[-1] == 1 else 's'}"
 
 
-def icicle(report: Mapping[str, Any], allocations: Sequence[Allocation]) -> Node:
+def icicle(peak: Peak, allocations: Sequence[AllocationRow]) -> Node:
     """Nest the peak as rectangles: category, frames, tensor. What is not listed is a node of its own."""
-    peak = report["peak"]
-    listed: dict[str, list[Allocation]] = defaultdict(list)
+    listed: dict[str, list[AllocationRow]] = defaultdict(list)
     for allocation in allocations:
         listed[allocation.category].append(allocation)
-    parts = sorted(category_parts(peak["categories"]), key=lambda p: -p.bytes)
+    parts = sorted(category_parts(peak.categories), key=lambda p: -p.bytes)
     children = tuple(Node(p.label, p.id, p.bytes, _places(p, listed[p.id])) for p in parts)
-    return Node("Peak", "", peak["active_bytes"], children)
+    return Node("Peak", "", peak.active_bytes, children)
 
 
 # Frames of a call site that the icicle shows, the innermost and those that called it.
 _FRAMES = 3
 
 
-def _places(part: Part, allocations: Sequence[Allocation]) -> tuple[Node, ...]:
+def _places(part: Part, allocations: Sequence[AllocationRow]) -> tuple[Node, ...]:
     """Nest a category's allocations by where they were made; the rest, which is not listed, comes last."""
     nodes = _nested(part.id, [(_path(a), a) for a in allocations])
     rest = part.bytes - sum(n.bytes for n in nodes)
     return (*nodes, Node("smaller allocations", part.id, rest)) if rest > 0 else nodes
 
 
-def _nested(category: str, placed: Sequence[tuple[tuple[str, ...], Allocation]]) -> tuple[Node, ...]:
+def _nested(category: str, placed: Sequence[tuple[tuple[str, ...], AllocationRow]]) -> tuple[Node, ...]:
     """Nest allocations by their paths, the largest box first."""
-    below: dict[str, list[tuple[tuple[str, ...], Allocation]]] = defaultdict(list)
+    below: dict[str, list[tuple[tuple[str, ...], AllocationRow]]] = defaultdict(list)
     nodes = []
     for path, allocation in placed:
         if path:
@@ -390,13 +348,13 @@ def _nested(category: str, placed: Sequence[tuple[tuple[str, ...], Allocation]])
     return tuple(sorted(nodes, key=lambda n: -n.bytes))
 
 
-def _path(allocation: Allocation) -> tuple[str, ...]:
+def _path(allocation: AllocationRow) -> tuple[str, ...]:
     """Say where an allocation was made: its frames, the outermost first; else its module; else that none is known."""
-    frames = [frame for frame in python_frames(allocation.whole_stack) if not is_torch(frame)]
+    frames = [frame for frame in python_frames(allocation.group.stack) if not is_torch(frame)]
     if frames or allocation.site:
         inner = [short_path(frame) for frame in frames[:_FRAMES]] or [allocation.site]
         return tuple(dict.fromkeys(reversed(inner)))
-    return _module_path(allocation.name) or (site_words("", allocation.whole_stack),)
+    return _module_path(allocation.name) or (site_words("", allocation.group.stack),)
 
 
 def _module_path(name: str) -> tuple[str, ...]:
@@ -417,9 +375,9 @@ def _shorter(label: str) -> tuple[str, ...]:
     return (label.rpartition(".")[2],) if "." in label else ()
 
 
-def _box(category: str, allocation: Allocation) -> Node:
+def _box(category: str, allocation: AllocationRow) -> Node:
     """Name the tensor by the best there is: its own name, its shape, or what and how large it is."""
-    parts = (allocation.detail, size(allocation.each_bytes))
+    parts = (allocation.detail, size(allocation.group.each_bytes))
     label = allocation.name or allocation.shape or ", ".join(p for p in parts if p)
     many = f" ×{thousands(allocation.count)}" if allocation.count > 1 else ""
     shorter = (".".join(label.split(".")[-2:]) + many,) if allocation.name.count(".") > 1 else ()

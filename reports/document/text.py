@@ -1,4 +1,4 @@
-"""Write words and figures as a reader sees them, and make names from strangers harmless."""
+"""Write words and figures as a reader sees them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Iterable
 from memprof.reports.palette import LOOKS
 
 from memprof.units import GIB, format_bytes, format_gib
-from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, phase_words
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group, phase_words
 
 # Characters that print nothing but change how their neighbours print: controls (ANSI escapes among them), surrogates,
 # bidirectional overrides and the like ("format" characters), line and paragraph separators.
 _HARMFUL = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
-def plain(value: object) -> str:
-    """Write ``value`` as one harmless line: control, bidirectional and separator characters as escapes."""
-    text = str(value)
+def plain(text: str, keep: str = "") -> str:
+    """Return text as one line that prints as it is: control, bidirectional and separator characters as escapes.
+
+    Names and sentences come from other people's files; what draws them calls this. ``keep`` are characters to leave.
+    """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_visible(c) if unicodedata.category(c) in _HARMFUL else c for c in text)
+    return "".join(_visible(c) if c not in keep and unicodedata.category(c) in _HARMFUL else c for c in text)
 
 
 def _visible(character: str) -> str:
@@ -88,9 +90,10 @@ EVIDENCE_WORDS: dict[str, str] = LOOKS["evidence"]
 KIND_WORDS: dict[str, str] = LOOKS["kind"]
 HISTORY_WORDS: dict[str, str] = LOOKS["history"]
 #: Bottom to top in stacked charts.
-STACK_ORDER: tuple[str, ...] = tuple(LOOKS["category"])
-_CATEGORY_LABELS = {str(k): v for k, v in CATEGORY_LABELS.items()}
-_GROUP_LABELS = {str(k): v for k, v in GROUP_LABELS.items()}
+STACK_ORDER: tuple[Category, ...] = tuple(map(Category, LOOKS["category"]))
+
+
+_CATEGORIES = frozenset(Category)
 
 
 def humanise(identifier: str) -> str:
@@ -109,16 +112,16 @@ def phase_short(phase: str) -> str:
 
 
 def where_words(phase: str | None, step: int | None) -> str:
-    """Name an instant inside a sentence: its phase, and its step where that is known."""
+    """Name an instant in a sentence: its phase, and its step if that is known."""
     known = phase_label(phase).lower() if phase else "an unknown phase"
-    return plain(f"{known}, step {step}" if step is not None else known)
+    return f"{known}, step {step}" if step is not None else known
 
 
 def category_label(category: str) -> str:
     """Write a category as a heading."""
-    return _CATEGORY_LABELS.get(category, humanise(category).capitalize())
+    return CATEGORY_LABELS[Category(category)] if category in _CATEGORIES else humanise(category).capitalize()
 
 
-def group_label(group: str) -> str:
+def group_label(group: Group) -> str:
     """Write a group as a heading."""
-    return _GROUP_LABELS.get(group, humanise(group).capitalize())
+    return GROUP_LABELS[group]

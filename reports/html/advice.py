@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.model import Advice, Advised, Combination
+from memprof.reports.document.advice import advice_basis, advice_words, whole_step
 from memprof.reports.html.elements import Markup, copyable, el, section
 
+from memprof.report import Report
+from memprof.report.advice import Advice, Combination
 from memprof.units import amount
 
 # The others are folded: the timeline is what people scroll to.
 _SHOWN = 4
 
 
-def advice_section(advised: Advised) -> Markup | None:
-    """List the changes, those that save most first; where a card was asked about, begin with the set that fits it."""
-    if not advised.changes and advised.combination is None:
+def advice_section(report: Report) -> Markup | None:
+    """List the changes, those that save most first; with ``--gpu``, begin with the set that fits."""
+    if not report.advice and report.combination is None:
         return None
     return section(
         "advice",
         "What would lower the peak",
-        advised.basis,
-        _combination(advised.combination),
-        *_lists([_change(a, advised.changes) for a in advised.changes]),
+        advice_basis(report),
+        _combination(report.combination),
+        *_lists([_change(change, report) for change in report.advice]),
     )
 
 
@@ -43,20 +45,20 @@ def _combination(found: Combination | None) -> Markup | None:
         "div",
         {"class": "together" if found.fits else "together not"},
         el("p", el("strong", found.sentence)),
-        copyable(code="\n".join(found.settings)) if found.settings else None,
+        copyable(code="\n".join(change.setting for change in found.changes)) if found.changes else None,
     )
 
 
-def _change(change: Advice, all_changes: Sequence[Advice]) -> Markup:
-    most = max(a.saves_bytes for a in all_changes) or 1
+def _change(change: Advice, report: Report) -> Markup:
+    most = max(other.saves_bytes for other in report.advice) or 1
     width = f"width:{100 * change.saves_bytes / most:.2f}%"
-    words = " ".join(w for w in (change.costs, change.limit, change.also) if w)
     badges = [
         el(f"span.badge {change.basis}", "estimate" if change.basis == "estimated" else change.basis),
         el("span.badge exact", "same gradients") if change.exact else None,
     ]
-    whole = f" of {amount(change.of_bytes)}" if change.of_bytes else ""
-    after = f"leaves {amount(change.after_bytes)}{whole}" if change.after_bytes is not None else ""
+    of = whole_step(change, report)
+    whole = f" of {amount(of)}" if of else ""
+    after = f"leaves {amount(change.peak_after_bytes)}{whole}" if change.peak_after_bytes is not None else ""
     return el(
         "li",
         el(
@@ -69,6 +71,6 @@ def _change(change: Advice, all_changes: Sequence[Advice]) -> Markup:
             "div.change",
             el("div", el("strong", change.action), " ", *badges),
             copyable(code=change.setting) if change.setting else None,
-            el("div.muted", words),
+            el("div.muted", advice_words(change)),
         ),
     )

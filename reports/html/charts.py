@@ -91,7 +91,7 @@ def _panel(document: Document, opened: Opened) -> Markup:
     largest = [
         el(
             "li",
-            {"title": " · ".join(w for w in (a.category_label, a.shape, a.site, a.why) if w), "data-open": opened(a)},
+            {"title": " · ".join(w for w in (a.label, a.shape, a.site, a.why) if w), "data-open": opened(a)},
             swatch(a.category),
             el("span", what(a)),
             el("b", amount(a.bytes)),

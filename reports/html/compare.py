@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from memprof.reports.document.comparison import ComparedRun, Comparison, OnlyIn
+from memprof.reports.document.build import oom_sentence
+from memprof.reports.document.comparison import ComparisonDocument, OnlyInTable, RunColumn
 from memprof.reports.html.charts import timelines_section
 from memprof.reports.html.elements import (
     Child,
@@ -23,14 +23,14 @@ from memprof.reports.html.elements import (
 )
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
 from memprof.reports.html.opened import Opened, opened_data
-from memprof.reports.html.page import render_page
+from memprof.reports.html.page import PageData, render_page
 from memprof.reports.html.summary import headline_lines, room_bar
 
 from memprof.files import write_text
 from memprof.units import amount
 
 
-def write_comparison(comparison: Comparison, path: Path) -> None:
+def write_comparison(comparison: ComparisonDocument, path: Path) -> None:
     """Write a comparison's page, complete or not at all.
 
     Raises:
@@ -39,18 +39,17 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     write_text(path, render_comparison(comparison))
 
 
-def render_comparison(comparison: Comparison) -> str:
+def render_comparison(comparison: ComparisonDocument) -> str:
     """Render a comparison's page as text."""
     drawn = [c.document for c in comparison.columns if c.document and c.document.timeline]
     opened = [Opened(document, run) for run, document in enumerate(drawn)]
-    data: dict[str, Any] = {"report": comparison.data}
-    if drawn:
-        most = MAX_PACKED // len(drawn)
-        data["timelines"] = [
-            timeline_data(d.timeline, d, most, o) for d, o in zip(drawn, opened, strict=True) if d.timeline
-        ]
-        data["opened"] = opened_data(opened)
-    subtitle = [f"{column.label}: {column.badge}" for column in comparison.columns]
+    most = MAX_PACKED // max(len(drawn), 1)
+    pairs = zip(drawn, opened, strict=True)
+    timelines = tuple(timeline_data(d.timeline, d, most, o) for d, o in pairs if d.timeline)
+    data = PageData(
+        report=comparison.comparison, timelines=timelines or None, opened=opened_data(opened) if drawn else None
+    )
+    subtitle = [f"{column.label}: {column.run.badge}" for column in comparison.columns]
     lined = [(c.label, c.document) for c in comparison.columns if c.document and c.document.timeline]
     notes = notes_section(comparison.notes)
     sections = [
@@ -67,7 +66,7 @@ def render_comparison(comparison: Comparison) -> str:
 # ---- cards -----------------------------------------------------------------------------------------------------------
 
 
-def _cards(comparison: Comparison) -> Markup:
+def _cards(comparison: ComparisonDocument) -> Markup:
     cards = [_card(comparison, i, total) for i, total in enumerate(comparison.totals)]
     return el(
         "section",
@@ -78,7 +77,7 @@ def _cards(comparison: Comparison) -> Markup:
     )
 
 
-def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
+def _card(comparison: ComparisonDocument, index: int, total: int | None) -> Markup:
     column = comparison.columns[index]
     document = column.document
     number, _, unit = ("–" if total is None else amount(total)).partition(" ")
@@ -89,13 +88,13 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
     else:
         words.append(el("p", "A sum of components, not a peak"))
     words += [el("p.muted fine", " · ".join(column.facts))]
-    if document and document.oom:
-        words.insert(0, el("p.bad", document.oom.sentence))
+    if document and document.report.oom:
+        words.insert(0, el("p.bad", oom_sentence(document.report.oom)))
     if column.room:
         words += [el("p", f"How far from out of memory: {column.room.sentence}"), room_bar(column.room)]
     return el(
         "div.card",
-        el("h2", column.label, " ", el(f"span.badge {column.badge}", column.badge)),
+        el("h2", column.label, " ", el(f"span.badge {column.run.badge}", column.run.badge)),
         el("div.number", el("strong.total-gib", number), " ", unit),
         _fits(comparison, index),
         _card_bar(comparison, column),
@@ -103,14 +102,14 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
     )
 
 
-def _fits(comparison: Comparison, index: int) -> Markup | None:
+def _fits(comparison: ComparisonDocument, index: int) -> Markup | None:
     if not comparison.verdicts:
         return None
     fits, words = comparison.verdicts[index]
     return el("p.ok" if fits else "p.bad", f"Fits in {comparison.device}: {words}")
 
 
-def _card_bar(comparison: Comparison, column: ComparedRun) -> Markup:
+def _card_bar(comparison: ComparisonDocument, column: RunColumn) -> Markup:
     scale = comparison.rows.scale
     end = cap_mark(comparison.capacity_bytes, scale)
     return el("div.capped", bar(column.parts, scale), end)
@@ -119,7 +118,7 @@ def _card_bar(comparison: Comparison, column: ComparedRun) -> Markup:
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
-def _settings(comparison: Comparison) -> Markup | None:
+def _settings(comparison: ComparisonDocument) -> Markup | None:
     if not (comparison.settings or comparison.others):
         return None
     first, others = comparison.settings, comparison.others
@@ -135,7 +134,7 @@ def _settings(comparison: Comparison) -> Markup | None:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _table(comparison: Comparison) -> Markup:
+def _table(comparison: ComparisonDocument) -> Markup:
     note = "at each run's own peak, on one scale; rows add up to the total, own peaks need not coincide"
     if any(c.document is None for c in comparison.columns):
         note += "; a published total is the sum of its components"
@@ -145,7 +144,7 @@ def _table(comparison: Comparison) -> Markup:
 # ---- what only one holds ---------------------------------------------------------------------------------------------
 
 
-def _only_in(entries: Sequence[OnlyIn]) -> Markup | None:
+def _only_in(entries: Sequence[OnlyInTable]) -> Markup | None:
     if not entries:
         return None
     return section(
@@ -156,12 +155,12 @@ def _only_in(entries: Sequence[OnlyIn]) -> Markup | None:
     )
 
 
-def _only_in_part(entry: OnlyIn, index: int, n_entries: int) -> Markup:
+def _only_in_part(entry: OnlyInTable, index: int, n_entries: int) -> Markup:
     """Draw one direction of one pair; of several pairs only the first is open."""
     if n_entries <= 2:
         return el("div", el("h3", entry.title), _only_in_table(entry))
     return el("details.only-in", {"open": index < 2}, el("summary", entry.title), _only_in_table(entry))
 
 
-def _only_in_table(entry: OnlyIn) -> Markup:
+def _only_in_table(entry: OnlyInTable) -> Markup:
     return join(el("p.muted fine", entry.note), draw_table(entry.allocations.part(0, 12)))

@@ -8,8 +8,8 @@ from html import escape
 from typing import Union
 
 from memprof.reports.document.blocks import Cell, Column, Curve, Fact, Figure, Line, Part, Table, Words
-from memprof.reports.document.model import Allocation
-from memprof.reports.document.text import CATEGORY_WORDS, thousands
+from memprof.reports.document.model import AllocationRow
+from memprof.reports.document.text import CATEGORY_WORDS, plain, thousands
 from memprof.reports.palette import LOOKS, slug
 
 from memprof.units import amount
@@ -37,7 +37,12 @@ def _render(child: Child) -> str:
         return child
     if isinstance(child, (list, tuple)):
         return join(*child)
-    return escape(child, quote=False)
+    return _escaped(child)
+
+
+def _escaped(text: str, quote: bool = False) -> str:
+    """Return text that is no markup and prints as it is; lines to paste keep their breaks."""
+    return escape(plain(text, keep="\n\t"), quote=quote)
 
 
 def el(tag: str, first: Child | dict[str, object] = None, *children: Child) -> Markup:
@@ -52,7 +57,7 @@ def el(tag: str, first: Child | dict[str, object] = None, *children: Child) -> M
         if value is True:
             parts.append(attribute)
         elif value is not None and value is not False:
-            parts.append(f'{attribute}="{escape(str(value), quote=True)}"')
+            parts.append(f'{attribute}="{_escaped(str(value), quote=True)}"')
     head, inner = " ".join(parts), join(None if isinstance(first, dict) else first, *children)
     return Markup(f"<{head}>" if name in _VOID else f"<{head}>{inner}</{name}>")
 
@@ -261,9 +266,9 @@ def fact_list(facts: Sequence[Fact]) -> Markup:
     return el("dl.pairs", *pairs)
 
 
-def what(allocation: Allocation) -> str:
+def what(allocation: AllocationRow) -> str:
     """Name a line of allocations: by its own name, else by where it was made."""
-    label = allocation.name or allocation.site or allocation.detail or allocation.category_label
+    label = allocation.name or allocation.site or allocation.detail or allocation.label
     return f"{label} ×{thousands(allocation.count)}" if allocation.count > 1 else label
 
 

@@ -4,49 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Fact, Line, Words, table
-from memprof.reports.document.model import AddsUp, Document, EvidenceShare
+from memprof.reports.document.blocks import Column, Fact, Line, Words, table
+from memprof.reports.document.build import host_facts, reproduce_facts
+from memprof.reports.document.model import Check, Document
+from memprof.reports.document.outside_torch import outside_facts, switches_table
+from memprof.reports.document.tables import evidence_bytes
+from memprof.reports.document.text import EVIDENCE_WORDS
 from memprof.reports.html.elements import Markup, draw_table, el, fact_list, join, notes_section, section
+
+from memprof.report.peaks import Peak
+from memprof.report.run import Source
+
+_NUMBER = Column("", right=True)
 
 
 def bottom(document: Document) -> Markup:
     """Draw checks and evidence, notes, how to reproduce, host memory."""
-    outside = _facts("outside", "On the device outside torch", document.outside)
-    host = _facts("host", "Host memory", document.host)
-    known = join(_evidence(document.evidence), notes_section(document.notes, "What could not be known"))
-    note, switches = "a sleeping engine gives back pages that torch still counts", draw_table(document.switches)
+    report = document.report
+    outside = _facts("outside", "On the device outside torch", outside_facts(report.outside))
+    host = _facts("host", "Host memory", host_facts(report.host))
+    known = join(_evidence(report.peak), notes_section(document.notes, "What could not be known"))
+    note = "a sleeping engine gives back pages that torch still counts"
+    switches = draw_table(switches_table(report.switches))
     return join(
         section("switches", "Between rollout and training", note, switches) if switches else None,
-        el("div.columns", _adds_up(document.adds_up), known),
-        el("div.columns", _reproduce(document), join(outside, host)),
+        el("div.columns", _adds_up(document.checks), known),
+        el("div.columns", _reproduce(report.source), join(outside, host)),
     )
 
 
 _MARKS: dict[bool | None, Words | str] = {True: Words("✓", "ok"), False: Words("✗ differs:", "bad"), None: ""}
 
 
-def _adds_up(sums: AddsUp) -> Markup:
-    lines = [Line((c.label, c.value, _MARKS[c.ok], Words(c.note, "muted"))) for c in sums.checks]
-    verdict = "yes, to the byte" if sums.ok else "no: see below"
-    return section("adds-up", "Does it add up?", verdict, draw_table(table("|>||", lines)))
+def _adds_up(checks: Sequence[Check]) -> Markup:
+    lines = [Line((c.label, c.value, _MARKS[c.ok], Words(c.note, "muted"))) for c in checks]
+    verdict = "no: see below" if any(check.ok is False for check in checks) else "yes, to the byte"
+    return section("adds-up", "Does it add up?", verdict, draw_table(table(("", _NUMBER, "", ""), lines)))
 
 
-def _evidence(shares: Sequence[EvidenceShare]) -> Markup:
-    lines = [
-        Line((Words(s.id, f"evidence e-{s.id}"), s.bytes, f"{100 * s.share:.1f} %", Words(s.words, "muted")))
-        for s in shares
-    ]
+def _evidence(peak: Peak) -> Markup:
+    whole, lines = peak.active_bytes or 1, []
+    for kind, n in evidence_bytes(peak):
+        words = Words(EVIDENCE_WORDS[kind], "muted")
+        lines.append(Line((Words(kind, f"evidence e-{kind}"), n, f"{100 * n / whole:.1f} %", words)))
     note = "bytes at the peak by kind of evidence"
-    return section("evidence", "How it is known", note, draw_table(table("|>|>|", lines)))
+    return section("evidence", "How it is known", note, draw_table(table(("", _NUMBER, _NUMBER, ""), lines)))
 
 
-def _reproduce(document: Document) -> Markup:
+def _reproduce(source: Source) -> Markup:
+    known = {str(key): str(value) for key, value in (source.config or {}).items() if value is not None}
     config = None
-    if document.config:
-        lines = [Line((key, Words(value, "code"))) for key, value in document.config]
+    if known:
+        lines = [Line((key, Words(known[key], "code"))) for key in sorted(known)]
         summary = el("summary", f"Configuration, {len(lines)} settings")
-        config = el("details.config", summary, draw_table(table("|", lines)))
-    return section("reproduce", "Reproduce", "", fact_list(document.reproduce), config)
+        config = el("details.config", summary, draw_table(table(("", ""), lines)))
+    return section("reproduce", "Reproduce", "", fact_list(reproduce_facts(source)), config)
 
 
 def _facts(identifier: str, title: str, facts: Sequence[Fact]) -> Markup | None:

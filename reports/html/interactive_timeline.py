@@ -7,13 +7,19 @@ import gzip
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+import msgspec
 import numpy as np
-from memprof.reports.document.model import Allocation, Document, Timeline
-from memprof.reports.document.text import category_label
+from memprof.reports.document.model import AllocationRow, Document, Timeline
+from memprof.reports.document.text import category_label, phase_label, phase_short
 from memprof.reports.html.opened import Opened
 from memprof.reports.palette import FALLBACK, LIGHT, PATTERNS, PHASES, slug
+
+#: What plotly draws: its own format.
+Figure = dict[str, object]
+_Lives = tuple[tuple[int | None, int | None], ...]
+#: Name, colour, bytes of each, lifetimes, whether alive at the peak, reference.
+_Drawn = tuple[str, str, int, _Lives, int, str | None]
 
 # Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
 # keeps the page below 2 MB beside plotly's 1.2.
@@ -22,37 +28,54 @@ MAX_PACKED = 650_000
 PHASE_UNIT = 1_000_000
 
 
-def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened) -> dict[str, Any]:
+class TimelineData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page's script draws a timeline from, as it reads it: spans and allocations are lists of values."""
+
+    figure: Figure
+    n_points: int
+    columns: tuple[str, ...]
+    points: str
+    spans: tuple[tuple[str, str, int | None, int, int, str], ...]
+    phase_colours: dict[str, str]
+    patterns: dict[str, str]
+    labels: dict[str, str]
+    peak_point: int
+    clock_us: int
+    unit: int
+    timed: bool
+    allocations: tuple[_Drawn, ...]
+
+
+def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened) -> TimelineData:
     """Collect what the script draws a timeline from, its points packed into ``most`` bytes or nearly so."""
     timeline, points = _fitted(whole, most)
-    return {
-        "figure": timeline_figure(timeline),
-        "n_points": len(timeline.time_us),
-        "columns": list(_columns(timeline)),
-        "points": points,
-        "spans": [
-            [slug(s.phase), s.label, s.step, s.start_point, min(s.end_point, len(timeline.time_us) - 1), s.short]
-            for s in timeline.spans
-        ],
-        "phase_colours": PHASES,
-        "patterns": PATTERNS,
-        "labels": {c: category_label(c) for c in timeline.categories},
-        "peak_point": timeline.peak_point,
-        "clock_us": timeline.clock_us,
-        "unit": timeline.unit,
-        "timed": timeline.timed,
-        # The largest at the peak, and at the other phases' peaks: of those the panel says which are alive.
-        "allocations": [
-            *[[*_lives(a), 1, opened(a)] for a in document.allocations],
-            *[[*_lives(a), 0, opened(a)] for a in document.elsewhere],
-        ],
-    }
+    last = len(timeline.time_us) - 1
+    spans = (
+        (slug(s.phase), phase_label(s.phase), s.step, s.start_point, min(s.end_point, last), phase_short(s.phase))
+        for s in timeline.spans
+    )
+    # The largest at the peak, and at the other phases' peaks: of those the panel says which are alive.
+    largest = [(row, 1) for row in document.allocations] + [(row, 0) for row in document.elsewhere]
+    return TimelineData(
+        figure=timeline_figure(timeline),
+        n_points=len(timeline.time_us),
+        columns=tuple(_columns(timeline)),
+        points=points,
+        spans=tuple(spans),
+        phase_colours=PHASES,
+        patterns=PATTERNS,
+        labels={c: category_label(c) for c in timeline.categories},
+        peak_point=timeline.peak_point,
+        clock_us=timeline.clock_us,
+        unit=timeline.unit,
+        timed=timeline.timed,
+        allocations=tuple(_drawn(row, at_peak, opened) for row, at_peak in largest),
+    )
 
 
-def _lives(allocation: Allocation) -> list[Any]:
-    name = allocation.name or allocation.site or allocation.detail or allocation.category_label
-    lives = [list(life) for life in allocation.lives]
-    return [name, slug(allocation.category), allocation.each_bytes, lives]
+def _drawn(row: AllocationRow, at_peak: int, opened: Opened) -> _Drawn:
+    name = row.name or row.site or row.detail or row.label
+    return name, slug(row.category), row.group.each_bytes, row.lives, at_peak, opened(row)
 
 
 def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
@@ -149,13 +172,13 @@ def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[
     return chosen
 
 
-def timeline_figure(timeline: Timeline) -> dict[str, Any]:
+def timeline_figure(timeline: Timeline) -> Figure:
     """Return what plotly draws, without its points, which are sent once and packed.
 
     An area of GiB per category, bottom of the stack first, and the reserved line. The page's script adds the phases.
     """
     both = {"hoverinfo": "skip", "mode": "lines", "type": "scatter"}
-    traces: list[dict[str, Any]] = [
+    traces: list[dict[str, object]] = [
         {
             **both, "name": category_label(category), "meta": category, "stackgroup": "memory",
             "fillcolor": LIGHT.get(category, FALLBACK), "line": {"shape": "hv", "width": 0},

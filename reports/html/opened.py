@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from memprof.reports.document.model import Allocation, Document, Growth, Leftover
-from memprof.reports.document.tables import site_words
-from memprof.reports.document.text import size, thousands
+import msgspec
+from memprof.reports.document.model import AllocationRow, Document
+from memprof.reports.document.tables import call_site, site_words
+from memprof.reports.document.text import category_label, phase_label, size, thousands
 from memprof.reports.html.elements import colour_class, what
 
 from memprof.analysis.allocations.places import is_native
+from memprof.report.peaks import Growth
+from memprof.report.run import LeftBehind
 from memprof.units import amount
 
-_Entry = Allocation | Growth | Leftover
+_Entry = AllocationRow | Growth | LeftBehind
 
 
 class Opened:
     """Record which of a document's entries can be opened. A reference is ``run:place``."""
 
     def __init__(self, document: Document, run: int = 0) -> None:
-        grown = document.device_peak.grown_by if document.device_peak else ()
-        left = document.steps.left_behind if document.steps else ()
-        self.entries: tuple[_Entry, ...] = (*document.openable, *document.elsewhere, *grown, *left)
+        left = document.report.growth.left_behind if document.report.growth else ()
+        self.entries: tuple[_Entry, ...] = (*document.openable, *document.elsewhere, *document.grown_by, *left)
         self._references = {id(entry): f"{run}:{place}" for place, entry in enumerate(self.entries)}
 
     def __call__(self, entry: _Entry | None) -> str | None:
@@ -30,51 +31,67 @@ class Opened:
         return self._references.get(id(entry)) if entry is not None else None
 
 
-def opened_data(runs: Sequence[Opened]) -> dict[str, Any]:
-    """Write all runs' entries for the page's script; every frame is written once, ``native`` lists those of C++."""
+class OpenedEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An entry as the page's script reads it; ``stack`` are numbers of frames."""
+
+    what: str
+    colour: str | None = None
+    label: str | None = None
+    size: str | None = None
+    evidence: str | None = None
+    about: tuple[str, ...]
+    stack: tuple[int, ...]
+
+
+class OpenedData(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs' entries; every frame is written once, ``native`` lists those of C++."""
+
+    entries: tuple[tuple[OpenedEntry, ...], ...]
+    frames: tuple[str, ...]
+    native: tuple[int, ...]
+
+
+def opened_data(runs: Sequence[Opened]) -> OpenedData:
+    """Write all runs' entries for the page's script."""
     frames: dict[str, int] = {}
-    entries = []
-    for run in runs:
-        entries.append([_written(entry, frames) for entry in run.entries])
-    native = [number for frame, number in frames.items() if is_native(frame)]
-    return {"entries": entries, "frames": list(frames), "native": native}
+    entries = tuple(tuple(_written(entry, frames) for entry in run.entries) for run in runs)
+    native = tuple(number for frame, number in frames.items() if is_native(frame))
+    return OpenedData(entries=entries, frames=tuple(frames), native=native)
 
 
-def _written(entry: _Entry, frames: dict[str, int]) -> dict[str, Any]:
-    stack = [frames.setdefault(frame, len(frames)) for frame in entry.whole_stack]
+def _written(entry: _Entry, frames: dict[str, int]) -> OpenedEntry:
+    whole = entry.group.stack if isinstance(entry, AllocationRow) else entry.stack
+    stack = tuple(frames.setdefault(frame, len(frames)) for frame in whole)
     if isinstance(entry, Growth):
-        words = (
-            f"made the allocator take {amount(entry.bytes)} more from the device, in {entry.phase or 'no known phase'}"
-        )
-        return {"what": site_words(entry.site, entry.whole_stack), "about": [words], "stack": stack}
+        phase = phase_label(entry.phase) if entry.phase else "no known phase"
+        words = f"made the allocator take {amount(entry.bytes)} more from the device, in {phase}"
+        return OpenedEntry(what=site_words(call_site(whole), whole), about=(words,), stack=stack)
     colour = colour_class(entry.category)
-    if isinstance(entry, Leftover):
+    if isinstance(entry, LeftBehind):
         words = f"{size(entry.bytes)} left behind in {entry.steps} steps"
         held = f"held by {', '.join(entry.held_by)}" if entry.held_by else "what holds it is not known"
-        return {
-            "what": site_words(entry.site, entry.whole_stack), "colour": colour, "label": entry.category_label,
-            "about": [words, held], "stack": stack,
-        }  # fmt: skip
-    return {
-        "what": what(entry),
-        "colour": colour,
-        "label": entry.category_label + (f", {entry.detail}" if entry.detail else ""),
-        "size": amount(entry.bytes),
-        "evidence": entry.evidence,
-        "about": [entry.why, particulars(entry)],
-        "stack": stack,
-    }
-
-
-def particulars(allocation: Allocation) -> str:
-    """Say how many blocks there are, where and when they lived, and what holds them."""
-    many = (
-        f"{thousands(allocation.count)} blocks of {size(allocation.each_bytes)} each, the first at "
-        if allocation.count > 1
-        else "at "
+        return OpenedEntry(
+            what=site_words(call_site(whole), whole), colour=colour, label=category_label(entry.category),
+            about=(words, held), stack=stack,
+        )  # fmt: skip
+    return OpenedEntry(
+        what=what(entry),
+        colour=colour,
+        label=entry.label + (f", {entry.detail}" if entry.detail else ""),
+        size=amount(entry.bytes),
+        evidence=entry.group.evidence,
+        about=(entry.why, particulars(entry)),
+        stack=stack,
     )
+
+
+def particulars(allocation: AllocationRow) -> str:
+    """Say how many blocks there are, where and when they lived, and what holds them."""
+    group = allocation.group
+    each = f"{thousands(group.count)} blocks of {size(group.each_bytes)} each, the first at "
+    many = each if group.count > 1 else "at "
     shape = f"{allocation.shape}, " if allocation.shape else ""
     made = f", made in {allocation.phase_label.lower()}" if allocation.phase_label else ""
-    outlives = "; outlives the step or phase that made it" if allocation.retained else ""
-    held = f"; held by {', '.join(allocation.held_by)}" if allocation.held_by else ""
+    outlives = "; outlives the step or phase that made it" if group.retained else ""
+    held = f"; held by {', '.join(group.held_by)}" if group.held_by else ""
     return f"{shape}{many}{allocation.address}{made}, alive {allocation.lifetime}{outlives}{held}"

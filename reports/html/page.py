@@ -8,13 +8,19 @@ import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING
 
+import msgspec
 from memprof.reports.html.elements import Child, Markup, el, join
-from memprof.reports.json import dumps
 from memprof.reports.palette import DARK, LIGHT, PHASES, css_variables
 
 from memprof._version import __version__
+from memprof.report.base import Model
+from memprof.report.codec import dumps
+
+if TYPE_CHECKING:
+    from memprof.reports.html.interactive_timeline import TimelineData
+    from memprof.reports.html.opened import OpenedData
 
 # Plotly sets inline styles.
 _POLICY = (
@@ -31,15 +37,25 @@ _DRAWING = ("timeline", "pareto_front")
 _READY = 'root.dataset.ready = "yes";'
 
 
+class PageData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a page's script reads: the answer that the download button saves, and what it draws and opens."""
+
+    report: Model
+    front: msgspec.Struct | None = None
+    timelines: tuple[TimelineData, ...] | None = None
+    opened: OpenedData | None = None
+    timeline: TimelineData | None = None
+
+
 def render_page(
-    title: str, subtitle: Sequence[str], sections: Sequence[Child], data: dict[str, Any], chart: str | None
+    title: str, subtitle: Sequence[str], sections: Sequence[Child], data: PageData, chart: str | None
 ) -> str:
     """Render a whole page as text.
 
     Args:
         title: what the page and the browser's tab are called; ``subtitle`` is what was recorded.
         sections: everything between the page's header and its footer.
-        data: what the page's script reads; ``data["report"]`` is what the download button saves.
+        data: what the page's script reads.
         chart: what plotly draws of ``data``: its timelines (``timeline``), a plan's points (``front``), or nothing.
     """
     parts = [part for part in _SCRIPTS if part not in _DRAWING or part == chart]
@@ -78,9 +94,10 @@ def _footer(charts: bool) -> Markup:
     return el("footer.muted", words)
 
 
-def _packed(data: Any) -> str:
+def _packed(data: PageData) -> str:
     """Pack data as gzip'd JSON in base64: small, and without a character that could end its element."""
-    return base64.b64encode(gzip.compress(dumps(data, indent=None).encode(), mtime=0)).decode()
+    text = dumps(msgspec.to_builtins(data), indent=None)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _style() -> str:

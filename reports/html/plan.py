@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from memprof.reports.document.plan import PlanDocument, PlanRow
+import msgspec
+from memprof.reports.document.plan import PlanDocument, Point, parts_of, verdict_of
 from memprof.reports.document.text import thousands
 from memprof.reports.html.elements import Markup, bar, copyable, draw_table, el, legend, notes_section, section
-from memprof.reports.html.page import render_page
+from memprof.reports.html.page import PageData, render_page
 from memprof.reports.html.summary import headline_lines
 
+from memprof.report.plan import PlanRow
 from memprof.units import amount
 
 
 def render_plan(plan: PlanDocument) -> str:
     """Render a plan's page as text."""
-    room = f"{amount(plan.total_bytes)}, of which {amount(plan.limit_bytes)} may be used"
-    searched = _SEARCHED[plan.data["maximized"]] if plan.largest_title else ""
+    found = plan.plan
+    room = f"{amount(found.total_bytes)}, of which {amount(found.limit_bytes)} may be used"
+    searched = _SEARCHED[found.maximized] if plan.largest_title else ""
     rows = section("rows", "Side by side", searched, draw_table(plan.table))
     sections = (_best(plan), _chart(plan), _prices(plan), rows, notes_section(plan.notes))
     subtitle = ("simulated, nothing was run on a GPU", room)
-    data = {"report": plan.data, **({"front": _points(plan)} if plan.priced else {})}
-    return render_page(plan.title, subtitle, sections, data, "pareto_front" if plan.priced else None)
+    data = PageData(report=found, front=_front(plan) if plan.timed else None)
+    return render_page(plan.title, subtitle, sections, data, "pareto_front" if plan.timed else None)
 
 
 def _best(plan: PlanDocument) -> Markup:
     """Say first what to choose, with the settings that do it."""
-    badge = el("span.badge simulated", "simulated")
-    code = copyable(code=plan.code) if plan.best and plan.code else None
+    found, badge = plan.plan, el("span.badge simulated", "simulated")
+    code = copyable(code=found.code) if plan.best and found.code else None
     title = "Ready to paste" if code else "Nothing fits"
     fastest = el("p.cause", {"id": "fastest"}, plan.fastest_sentence)
     more = copyable(code=plan.fastest_code) if plan.fastest_code else None
@@ -37,22 +38,23 @@ def _best(plan: PlanDocument) -> Markup:
 
 def _chart(plan: PlanDocument) -> Markup:
     """Draw one bar a row, all on one scale, with the card's limit and how far off each may be."""
-    scale = round(max(plan.scale_bytes, *(r.needed_bytes * plan.error_band[1] for r in plan.rows)) * 1.01)
-    rows = [_bar(plan, row, scale) for row in plan.rows]
-    used = {part.id: part for row in plan.rows for part in row.parts}
+    found = plan.plan
+    scale = round(max(plan.scale_bytes, *(r.device_peak_bytes * plan.error_band[1] for r in found.rows)) * 1.01)
+    rows = [_bar(plan, row, scale) for row in found.rows]
+    used = {part.id: part for row in found.rows for part in parts_of(row)}
     return section(
         "growth",
         "What each needs",
         "as given, before anything is made larger; whiskers: how far off programs on GPUs were",
         el("div.growth", _limit_label(plan, scale), *rows),
         legend(used.values()),
-        el("p.muted fine", plan.error),
+        el("p.muted fine", found.expected_error.sentence),
     )
 
 
 def _prices(plan: PlanDocument) -> Markup | None:
     """Hold the chart that the page's script draws; nothing where no time is estimated."""
-    if not plan.priced:
+    if not plan.timed:
         return None
     label = "Memory against time, a point for each row; the table below has the same figures."
     keys = el(
@@ -61,41 +63,48 @@ def _prices(plan: PlanDocument) -> Markup | None:
         "fit. Point at a row for its settings. Times are estimated from the card's published speed.",
     )
     chart = el("div", {"id": "front-chart", "class": "needs-js", "role": "img", "aria-label": label})
-    smaller = ", and in smaller micro-batches where that does not fit" if plan.data["maximized"] == "speed" else ""
+    smaller = ", and in smaller micro-batches where that does not fit" if plan.plan.maximized == "speed" else ""
     note = f"as given{smaller}; every row's step does the same work"
     if plan.per_tokens:
         note = f"the rows' steps differ in their work, so time is that of {thousands(1000)} tokens"
     return section("front", "Memory against time", note, chart, keys)
 
 
-def _points(plan: PlanDocument) -> dict[str, Any]:
-    """Return what the chart's script reads."""
+class Front(msgspec.Struct, frozen=True, kw_only=True):
+    """What the chart's script reads: the points, where the limit is, and what a time is of."""
+
+    points: tuple[Point, ...]
+    limit: int
+    per: str
+
+
+def _front(plan: PlanDocument) -> Front:
     per = f"time of {thousands(1000)} tokens" if plan.per_tokens else "time of a step"
-    return {"points": plan.priced, "limit": plan.limit_bytes, "per": per}
+    return Front(points=plan.priced(), limit=plan.plan.limit_bytes, per=per)
 
 
 def _limit_label(plan: PlanDocument, scale: int) -> Markup:
     """Write above the line where the card ends, on the side that has room for it."""
-    share = 100 * plan.limit_bytes / scale
+    share = 100 * plan.plan.limit_bytes / scale
     side = f"right:{100 - share:.2f}%" if share > 50 else f"left:{share:.2f}%"
-    words = f"limit {amount(plan.limit_bytes)}"
+    words = f"limit {amount(plan.plan.limit_bytes)}"
     label = el("span", {"class": "limit " + ("before" if share > 50 else "after"), "style": side}, words)
     return el("div.grown head", {"aria-hidden": "true"}, el("span"), el("div.track", label), el("span"))
 
 
 def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
-    low, high = (100 * row.needed_bytes * factor / scale for factor in plan.error_band)
-    verdict = el("span", {"class": "ok" if row.fits else "bad"}, row.verdict)
+    needed, verdict = row.device_peak_bytes, verdict_of(row)
+    low, high = (100 * needed * factor / scale for factor in plan.error_band)
     return el(
         "div.grown",
         el("span.name", row.method),
         el(
             "div.track",
-            bar(row.parts, scale, described=f"{row.method}, {row.verdict}: "),
-            el("i.cap", {"style": f"left:{100 * plan.limit_bytes / scale:.2f}%", "aria-hidden": "true"}),
+            bar(parts_of(row), scale, described=f"{row.method}, {verdict}: "),
+            el("i.cap", {"style": f"left:{100 * plan.plan.limit_bytes / scale:.2f}%", "aria-hidden": "true"}),
             el("i.whisker", {"style": f"left:{low:.2f}%;width:{high - low:.2f}%", "aria-hidden": "true"}),
         ),
-        el("span.num", amount(row.needed_bytes), " ", verdict),
+        el("span.num", amount(needed), " ", el("span", {"class": "ok" if row.fits else "bad"}, verdict)),
     )
 
 

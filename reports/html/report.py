@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from memprof.reports.document.build import badge_of
 from memprof.reports.document.model import Document
+from memprof.reports.document.page_title import subtitle_of
+from memprof.reports.document.ranks import recordings_table
+from memprof.reports.document.tables import phase_table
 from memprof.reports.html.advice import advice_section
 from memprof.reports.html.charts import icicle_section, timeline_section
 from memprof.reports.html.elements import Markup, el
 from memprof.reports.html.evidence import bottom
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
 from memprof.reports.html.opened import Opened, opened_data
-from memprof.reports.html.page import render_page
+from memprof.reports.html.page import PageData, render_page
 from memprof.reports.html.ranks_sections import ranks_section, recordings_section
 from memprof.reports.html.summary import oom_banner, prediction_section, room_section, summary
 from memprof.reports.html.tables import (
@@ -20,8 +23,9 @@ from memprof.reports.html.tables import (
     component_section,
     device_peak_table,
     phases_section,
-    steps_table,
+    steps_section,
 )
+from msgspec.structs import replace
 
 from memprof.files import write_text
 
@@ -42,37 +46,40 @@ def render_html(document: Document) -> str:
     """Render a report's page as text."""
     opened = Opened(document)
     chart = "timeline" if document.timeline else None
-    return render_page(document.title, document.subtitle, _sections(document, opened), _data(document, opened), chart)
+    subtitle = subtitle_of(document.report)
+    return render_page(document.title, subtitle, _sections(document, opened), _data(document, opened), chart)
 
 
 def _sections(document: Document, opened: Opened) -> list[Markup | None]:
     """Make everything between the page's header and its footer."""
+    report, recordings = document.report, recordings_section(recordings_table(document.report))
     return [
-        oom_banner(document.oom),
+        oom_banner(report.oom),
         ranks_section(document.ranks),
-        recordings_section(document.recordings) if document.ranks else None,
+        recordings if document.ranks else None,
         el("h2", {"id": "in-full", "class": "in-full"}, document.ranks.in_full) if document.ranks else None,
-        summary(document.summary, document.badge, document.headline, document.rows),
+        summary(document.summary, badge_of(report.source), document.headline, document.rows),
         room_section(document.room),
-        prediction_section(document.prediction),
-        advice_section(document.advice),
-        recordings_section(document.recordings) if not document.ranks else None,
+        prediction_section(report),
+        advice_section(report),
+        recordings if not document.ranks else None,
         component_section(document.rows, document.summary.moment),
         timeline_section(document, opened),
         icicle_section(document.icicle, opened),
         allocation_table(document, opened),
-        phases_section(document.phases),
-        device_peak_table(document.device_peak, opened),
-        steps_table(document.steps, opened),
+        phases_section(phase_table(report)),
+        device_peak_table(document, opened),
+        steps_section(report.growth, opened),
         bottom(document),
     ]
 
 
-def _data(document: Document, opened: Opened) -> dict[str, Any]:
+def _data(document: Document, opened: Opened) -> PageData:
     """Collect what the page's script needs: the report to download, and the timeline."""
-    peak = document.report["peak"]
-    peak = {**peak, "allocations": peak["allocations"][:_MAX_ALLOCATIONS]}
-    data: dict[str, Any] = {"report": {**document.report, "peak": peak}, "opened": opened_data([opened])}
-    if document.timeline:
-        data["timeline"] = timeline_data(document.timeline, document, MAX_PACKED, opened)
-    return data
+    peak, timeline = document.report.peak, document.timeline
+    peak = replace(peak, allocations=peak.allocations[:_MAX_ALLOCATIONS])
+    return PageData(
+        report=replace(document.report, peak=peak),
+        opened=opened_data([opened]),
+        timeline=timeline_data(timeline, document, MAX_PACKED, opened) if timeline else None,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from memprof.reports.document.model import Timeline
+from memprof.reports.document.text import phase_label, phase_short
 from memprof.reports.html.elements import Markup, el, join
 from memprof.reports.html.interactive_timeline import peak_hold
 from memprof.reports.palette import slug
@@ -113,9 +114,10 @@ def _ribbon(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
         left = plot.x(x[span.start_point])
         width = plot.x(x[min(span.end_point, len(x) - 1)]) - left
         box = {"x": left, "y": _TOP - 14, "width": max(width - 0.6, 0.4), "height": 9}
-        title = span.label if span.step is None else f"{span.label}, step {span.step}"
+        label = phase_label(span.phase)
+        title = label if span.step is None else f"{label}, step {span.step}"
         parts.append(el("g", el("title", title), el("rect", {**box, "class": f"fill p-{slug(span.phase)}"})))
-        name = next((n for n in (span.label, span.short) if width > 6.4 * len(n)), "")
+        name = next((n for n in (label, phase_short(span.phase)) if width > 6.4 * len(n)), "")
         if name:
             middle = {"x": left + width / 2, "y": _TOP - 18, "text-anchor": "middle"}
             parts.append(el("text", middle, name))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from memprof.reports.document.blocks import Fact, Headline, Part
-from memprof.reports.document.model import Oom, Prediction, Room, Row, Summary
+from memprof.reports.document.build import oom_sentence
+from memprof.reports.document.model import Room, Row, Summary
+from memprof.reports.document.prediction import lengths_table, needs_table
+from memprof.reports.document.tables import shown_stack
 from memprof.reports.html.elements import (
     Markup,
     bar,
@@ -16,18 +19,20 @@ from memprof.reports.html.elements import (
     swatch,
 )
 
+from memprof.report import Report
+from memprof.report.run import OutOfMemory
 from memprof.units import amount, percent
 
 
-def oom_banner(oom: Oom | None) -> Markup | None:
+def oom_banner(oom: OutOfMemory | None) -> Markup | None:
     """Say what was asked for when memory ran out."""
     if oom is None:
         return None
     return el(
         "div.banner",
         {"role": "alert", "id": "oom"},
-        el("p", el("strong", oom.sentence)),
-        stack_details(oom.stack, "Where it was asked for"),
+        el("p", el("strong", oom_sentence(oom))),
+        stack_details(shown_stack(oom.stack), "Where it was asked for"),
     )
 
 
@@ -118,18 +123,19 @@ def room_bar(room: Room) -> Markup:
     return el("div.room", bar(room.parts, room.scale_bytes), end)
 
 
-def prediction_section(prediction: Prediction | None) -> Markup | None:
+def prediction_section(report: Report) -> Markup | None:
     """Draw the verdict's sentence, the phases' table, the lengths' table, the expected error."""
-    if prediction is None:
+    fit, lengths, error = report.fit, report.lengths, report.expected_error
+    if not (fit or lengths or error):
         return None
-    title = {True: "It fits", False: "It does not fit", None: "How sure is this?"}[prediction.fits]
+    title = {True: "It fits", False: "It does not fit", None: "How sure is this?"}[fit.fits if fit else None]
     return section(
         "prediction",
         title,
-        "simulated; reserved memory plus memory outside torch decides" if prediction.verdict else "",
-        el("p", prediction.verdict) if prediction.verdict else None,
-        draw_table(prediction.needs),
-        el("p", prediction.lengths_sentence) if prediction.lengths_sentence else None,
-        draw_table(prediction.lengths),
-        el("p.muted", prediction.error) if prediction.error else None,
+        "simulated; reserved memory plus memory outside torch decides" if fit else "",
+        el("p", fit.sentence) if fit else None,
+        draw_table(needs_table(fit)),
+        el("p", lengths.sentence) if lengths else None,
+        draw_table(lengths_table(lengths.points)) if lengths else None,
+        el("p.muted", error.sentence) if error else None,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Line, Table, Words, table
-from memprof.reports.document.model import Allocation, DevicePeak, Document, Row, Steps
-from memprof.reports.document.tables import component_table, site_words
-from memprof.reports.document.text import size, thousands
+from memprof.reports.document.blocks import Column, Line, Table, Words, table
+from memprof.reports.document.build import growth_words, has_trend, steps_table
+from memprof.reports.document.model import AllocationRow, Document, Row
+from memprof.reports.document.tables import call_site, component_table, shown_stack, site_words
+from memprof.reports.document.text import category_label, phase_label, size, thousands, where_words
 from memprof.reports.html.elements import (
     Markup,
     breakable,
@@ -23,6 +24,7 @@ from memprof.reports.html.elements import (
 )
 from memprof.reports.html.opened import Opened, particulars
 
+from memprof.report.run import LeftBehind, StepGrowth
 from memprof.units import amount, percent
 
 
@@ -34,23 +36,31 @@ def component_section(rows: Sequence[Row], moment: str) -> Markup:
     return section("components", f"What the {moment} is made of", note, draw_table(component_table(rows, moment)))
 
 
-def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:
+_LEFT_BEHIND = (
+    "Left behind in several steps", "Category", Column("Steps", right=True), Column("In all", right=True),
+    Column("A step", right=True), "Held by",
+)  # fmt: skip
+_GROWN = (
+    "What made the allocator ask for more", "Phase", Column("Size", right=True),
+    Column("of reserved", right=True, wide=True),
+)  # fmt: skip
+
+
+def steps_section(growth: StepGrowth | None, opened: Opened) -> Markup | None:
     """Draw memory from step to step, and what stays behind."""
-    if steps is None:
+    if growth is None or not has_trend(growth):
         return None
-    return section("steps", "From step to step", steps.sentence, draw_table(steps.steps), _left_behind(steps, opened))
+    left = draw_table(table(_LEFT_BEHIND, [_left_behind(entry, opened) for entry in growth.left_behind], ""))
+    return section("steps", "From step to step", growth_words(growth), draw_table(steps_table(growth)), left)
 
 
-def _left_behind(steps: Steps, opened: Opened) -> Markup | None:
-    lines = [
-        Line((
-            Words(site_words(x.site, x.stack), folded=x.stack, opens=opened(x)),
-            Words(x.category_label, category=x.category), str(x.steps), size(x.bytes), size(round(x.bytes_per_step)),
-            ", ".join(x.held_by) or "not known",
-        ))
-        for x in steps.left_behind
-    ]  # fmt: skip
-    return draw_table(table("Left behind in several steps|Category|Steps>|In all>|A step>|Held by", lines, ""))
+def _left_behind(entry: LeftBehind, opened: Opened) -> Line:
+    site = site_words(call_site(entry.stack), entry.stack)
+    return Line((
+        Words(site, folded=shown_stack(entry.stack), opens=opened(entry)),
+        Words(category_label(entry.category), category=entry.category), str(entry.steps), size(entry.bytes),
+        size(round(entry.bytes_per_step)), ", ".join(entry.held_by) or "not known",
+    ))  # fmt: skip
 
 
 def allocation_table(document: Document, opened: Opened) -> Markup | None:
@@ -58,6 +68,7 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
     if not document.allocations:
         return None
     active, moment = sum(p.bytes for p in document.summary.bar), document.summary.moment
+    rows = document.allocations
     head = el(
         "tr", column("Allocation"), column("Category"), column("Size", True), column(f"% of {moment}", True, "wide"),
         column("Made in", extra="wide"), column("Alive for", True, "wide"),
@@ -66,19 +77,20 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
         "type": "search", "id": "filter", "class": "needs-js", "placeholder": "Filter by tensor, file or function",
         "aria-label": "Filter allocations",
     })  # fmt: skip
-    listed = f"{amount(document.allocations_bytes)} of {amount(active)}"
-    note = f"the {thousands(document.allocations_listed)} largest, {listed}; equal ones share a line"
+    listed = f"{amount(sum(row.bytes for row in rows))} of {amount(active)}"
+    note = f"the {thousands(sum(row.count for row in rows))} largest, {listed}; equal ones share a line"
     more = el("button", {"type": "button", "id": "more", "class": "needs-js"}, "Show all")
-    rows = [_allocation_row(a, opened(a)) for a in document.allocations]
-    table = el("table.allocations", {"id": "allocation-table"}, el("thead", head), el("tbody", *rows))
+    body = el("tbody", *[_allocation_row(row, opened(row)) for row in rows])
+    table = el("table.allocations", {"id": "allocation-table"}, el("thead", head), body)
     nothing = el("p", {"id": "nothing", "class": "muted", "role": "status"})
     found = scrolling(table)
     return section("allocations", f"Allocations alive at the {moment}", note, search, found, nothing, more)
 
 
-def _allocation_row(allocation: Allocation, reference: str | None) -> Markup:
+def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
+    evidence = allocation.group.evidence
     body = [
-        el("p", el(f"span.evidence e-{allocation.evidence}", allocation.evidence), " ", allocation.why),
+        el("p", el(f"span.evidence e-{evidence}", evidence), " ", allocation.why),
         el("p.muted", particulars(allocation)),
     ]
     if allocation.stack:
@@ -90,7 +102,7 @@ def _allocation_row(allocation: Allocation, reference: str | None) -> Markup:
         el("span.badge guess", "guessed") if allocation.guessed else None,
         el("small.muted", small) if small else None,
     )
-    category = allocation.category_label + (f", {allocation.detail}" if allocation.detail else "")
+    category = allocation.label + (f", {allocation.detail}" if allocation.detail else "")
     return el(
         "tr",
         {"data-category": colour_class(allocation.category)},
@@ -109,22 +121,22 @@ def phases_section(rows: Table | None) -> Markup | None:
     return section("phases", "Phases", note, draw_table(rows)) if rows else None
 
 
-def device_peak_table(peak: DevicePeak | None, opened: Opened) -> Markup | None:
+def device_peak_table(document: Document, opened: Opened) -> Markup | None:
     """List what made the allocator take more from the device."""
-    if peak is None:
+    peak = document.report.device_peak
+    if (reserved := peak.reserved_bytes) is None:
         return None
-    lines = [
-        Line((
-            Words(site_words(g.site, g.stack), folded=g.stack, opens=opened(g)), g.phase, g.bytes,
-            percent(g.bytes, peak.reserved_bytes),
-        ))
-        for g in peak.grown_by[:12]
-    ]  # fmt: skip
-    rows = table("What made the allocator ask for more|Phase|Size>|of reserved>~", lines, "")
+    lines = []
+    for grown in document.grown_by[:12]:
+        site = site_words(call_site(grown.stack), grown.stack)
+        name = Words(site, folded=shown_stack(grown.stack), opens=opened(grown))
+        phase = phase_label(grown.phase) if grown.phase else ""
+        lines.append(Line((name, phase, grown.bytes, percent(grown.bytes, reserved))))
     outside = f" + {amount(peak.non_torch_bytes)} outside torch" if peak.non_torch_bytes else ""
+    where = where_words(peak.phase, peak.step)
     return section(
         "device-peak",
         "Device peak",
-        f"{amount(peak.reserved_bytes)} reserved{outside}, in {peak.where}: this decides an out-of-memory error",
-        draw_table(rows),
+        f"{amount(reserved)} reserved{outside}, in {where}: this decides an out-of-memory error",
+        draw_table(table(_GROWN, lines, "")),
     )

@@ -20,6 +20,7 @@ from memprof.reports.document.blocks import (
     Table,
     Words,
 )  # fmt: skip
+from memprof.reports.document.text import plain
 
 from memprof.units import gib
 
@@ -28,11 +29,12 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 
 def text(words: str) -> str:
     """Escape words from anywhere: nothing in them is markup, a link, a mention or the end of a table's cell."""
-    return _SPECIAL.sub(r"\\\1", words.replace("\n", " ")).replace("\\<", "&lt;").replace("\\>", "&gt;")
+    return _SPECIAL.sub(r"\\\1", plain(words)).replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
 def code(words: str) -> str:
     """Put a code span around anything, safe inside a table."""
+    words = plain(words)
     longest = max((len(run) for run in re.findall(r"`+", words)), default=0)
     ticks = "`" * (longest + 1)
     pad = " " if words.startswith("`") or words.endswith("`") else ""
@@ -81,7 +83,7 @@ def _said(block: Said) -> str:
 
 
 def _fence(lines: Iterable[str], language: str) -> str:
-    body = list(lines)
+    body = [plain(line) for line in lines]
     longest = max((len(run) for line in body for run in re.findall(r"`+", line)), default=0)
     ticks = "`" * max(longest + 1, 3)
     return "\n".join([f"{ticks}{language}", *body, ticks])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Bars, Part
+from memprof.reports.document.text import plain
 from memprof.reports.palette import FALLBACK, LETTERS, TERMINAL
 
 from memprof.units import gib
@@ -44,7 +45,7 @@ def bar_lines(bars: Bars, width: int, colour: bool) -> Iterator[Text]:
     """Draw the bars on one scale, each with its name and its words, then what their parts are."""
     from rich.text import Text
 
-    names = short_labels([name for name, _, _ in bars.lines], min(24, width // 3))
+    names = short_labels([plain(name) for name, _, _ in bars.lines], min(24, width // 3))
     margin = max(map(len, names)) + 1 if any(names) else 0
     words = max(len(after) for _, _, after in bars.lines)
     space = max(width - margin - (max(words, 10) + 2 if words else 1), 10)
@@ -70,7 +71,7 @@ def _legend(parts: Sequence[Part], width: int, colour: bool, figures: bool) -> l
 
     lines = [Text()]
     for part in parts:
-        name = f" {part.label} {gib(part.bytes)}" if figures else f" {part.label}"
+        name = f" {plain(part.label)} {gib(part.bytes)}" if figures else f" {plain(part.label)}"
         entry = Text.assemble(swatch(part.id, colour), name)
         if lines[-1].cell_len and lines[-1].cell_len + 3 + entry.cell_len > width:
             lines.append(Text())

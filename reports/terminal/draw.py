@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Bars, Block, Code, Facts, Headline, Notes, Said, Sheet, Table
-from memprof.reports.document.text import short_path
+from memprof.reports.document.text import plain, short_path
 from memprof.reports.terminal.bars import bar_lines, swatch
 from memprof.reports.terminal.screen import console_of, text_of
 from memprof.reports.terminal.table import draw_table
@@ -28,9 +28,9 @@ def draw(sheet: Sheet, width: int = 100, colour: bool = False) -> str:
         console.print(*_block(sheet.headline, width, colour), sep="\n")
         console.print()
     if sheet.title:
-        console.print(Text(sheet.title, style="bold"))
+        console.print(Text(plain(sheet.title), style="bold"))
     if sheet.subtitle:
-        console.print(Text(" · ".join(sheet.subtitle), style="dim"))
+        console.print(Text(plain(" · ".join(sheet.subtitle)), style="dim"))
     for number, section in enumerate(sections):
         if section and number:
             console.print()
@@ -46,25 +46,26 @@ def _block(block: Block, width: int, colour: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
     if isinstance(block, Headline):
-        yield Text(block.verdict, style="bold red" if block.bad else "bold")
+        yield Text(plain(block.verdict), style="bold red" if block.bad else "bold")
         for words, style in ((block.cause, ""), (block.action, "bold"), (block.assumed, "dim")):
-            yield from [Text(words, style=style)] if words else []
+            yield from [Text(plain(words), style=style)] if words else []
     elif isinstance(block, Said):
         yield _said(block, colour)
     elif isinstance(block, Facts):
         for fact in block.facts:
-            yield Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}" if fact.note else "", "dim"))
+            note = f"  {plain(fact.note)}" if fact.note else ""
+            yield Text.assemble(f"{plain(fact.label)}: ", (plain(fact.value), "bold"), (note, "dim"))
     elif isinstance(block, Bars):
         yield from bar_lines(block, width, colour)
     elif isinstance(block, Table):
         yield from draw_table(block, width, colour)
     elif isinstance(block, Code):
         room = width - block.indent
-        for words in block.lines:
+        for words in map(plain, block.lines):
             shown = _shortened(words, room) if block.paths else words
             yield Text(" " * block.indent + shown, no_wrap=True, overflow="ellipsis" if block.paths else "ignore")
     elif isinstance(block, Notes):
-        yield from (Text(f"{block.word}{note}", style="dim") for note in block.notes)
+        yield from (Text(f"{block.word}{plain(note)}", style="dim") for note in block.notes)
 
 
 def _said(block: Said, colour: bool) -> RenderableType:
@@ -72,7 +73,7 @@ def _said(block: Said, colour: bool) -> RenderableType:
     from rich.text import Text
 
     before: list[Text | str] = [swatch(block.category, colour), " "] if block.category else []
-    words = (block.lead, "bold"), (block.text, _STYLES.get(block.tone, "")), (block.after, "dim")
+    words = (plain(block.lead), "bold"), (plain(block.text), _STYLES.get(block.tone, "")), (plain(block.after), "dim")
     return Padding(Text.assemble(*before, *words), (0, 0, 0, block.indent))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Cell, Column, Curve, Figure, Line, Words
 from memprof.reports.document.blocks import Table as Rows
-from memprof.reports.document.text import sentence_list
+from memprof.reports.document.text import plain, sentence_list
 from memprof.reports.terminal.bars import draw_bar, short_labels, swatch
 
 from memprof.units import gib
@@ -82,7 +82,7 @@ class _Laid:
 def _measured(rows: Rows, colour: bool, folded: bool) -> _Laid:
     heads = [
         head.rpartition(" ")[0] + "\n" + head.rpartition(" ")[2] if folded and column.folds and " " in head else head
-        for head, column in zip(rows.heads(), rows.columns, strict=True)
+        for head, column in zip(map(plain, rows.heads()), rows.columns, strict=True)
     ]
     cells = [[_cell(cell, line, colour) for cell in line.cells] for line in rows.lines]
     wide, least = [], []
@@ -173,7 +173,7 @@ def _cell(cell: Cell, line: Line, colour: bool) -> Text:
     from rich.text import Text
 
     if isinstance(cell, Words):
-        words = cell.short or " ".join((cell.text, *cell.badges))
+        words = plain(cell.short or " ".join((cell.text, *cell.badges)))
         if cell.category:
             return Text.assemble("  " * (len(line.path) - 1), swatch(cell.category, colour), f" {words}")
         return Text(words, style={"strong": "bold", "muted": "dim"}.get(cell.tone, ""))
@@ -181,7 +181,7 @@ def _cell(cell: Cell, line: Line, colour: bool) -> Text:
         cell = cell.bytes
     if isinstance(cell, (tuple, Curve)):
         return Text()
-    return Text("–" if cell is None else gib(cell) if isinstance(cell, int) else cell)
+    return Text("–" if cell is None else gib(cell) if isinstance(cell, int) else plain(cell))
 
 
 def _fitted(text: Text, cell: Cell, column: Column, width: int) -> Text:
@@ -194,10 +194,11 @@ def _fitted(text: Text, cell: Cell, column: Column, width: int) -> Text:
         return type(text)(f"{first} {rest[:room]}…" if room > 3 else first)
     if not (column.cut_left and isinstance(cell, Words)):
         return text
-    before = text.plain.index(cell.text)
-    behind = len(text.plain) - before - len(cell.text)
-    name = shorten_left(cell.text, width - before - behind)
-    return text[:before].append(name).append(text.plain[before + len(cell.text) :])
+    words = plain(cell.text)
+    before = text.plain.index(words)
+    behind = len(text.plain) - before - len(words)
+    name = shorten_left(words, width - before - behind)
+    return text[:before].append(name).append(text.plain[before + len(words) :])
 
 
 def shorten_left(words: str, width: int) -> str:

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.after_oom import look_ahead
-from memprof.advice.estimate import estimated_advice
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from tests.advice.reports import GIB, MODEL, report
+from tests.report.plain import estimated_advice, look_ahead, whole_oom
 
 MIB = 2**20
 FULL = Settings(model="m", dtype="bfloat16", optim="adamw_torch", prompt_length=256, completion_length=768)
@@ -108,9 +107,11 @@ def test_nothing_is_said_where_nothing_is_known() -> None:
 def test_a_smaller_state_saves_of_what_was_still_to_be_made_too() -> None:
     held = {"weights": 4 * GIB, "gradients": 4 * GIB, "optimizer_state": 4 * GIB}
     failed = report({"optimizer_step": held}, Settings(model="m", dtype="bfloat16"), "cuda")
-    failed["oom"] = {"phase": "optimizer_step", "requested_bytes": GIB, "device_free_bytes": 0}
+    oom = {"phase": "optimizer_step", "requested_bytes": GIB, "device_free_bytes": 0}
+    failed["oom"] = whole_oom(oom)
     now = {e["id"]: e["saves_bytes"] for e in estimated_advice(failed)}
-    failed["oom"]["ahead"] = {"still": {"optimizer_state": 4 * GIB}, "short_bytes": 3 * GIB}
+    ahead = {"still": {"optimizer_state": 4 * GIB}, "short_bytes": 3 * GIB}
+    failed["oom"] = whole_oom(oom | {"ahead": ahead})
     whole = {e["id"]: e["saves_bytes"] for e in estimated_advice(failed)}
     assert whole["paged_adamw_8bit"] == now["paged_adamw_8bit"] + 4 * GIB
     assert whole["adamw_8bit"] == pytest.approx(2 * now["adamw_8bit"], rel=1e-6)

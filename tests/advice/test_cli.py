@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from memprof.analysis.report_files import validate
 from memprof.config.settings import Settings
+from memprof.report.advice import Combination
+from memprof.report.codec import from_builtins
 from tests.advice.reports import GIB, report
 
 FULL = Settings(model="m", gradient_checkpointing=False, prompt_length=256, completion_length=768)
@@ -64,7 +67,7 @@ def test_mistakes_are_one_sentence(known: Path, tmp_path: Path) -> None:
         (["advise", str(tmp_path / "none.pickle")], 3, "none.pickle"),
         (["advise", str(tmp_path / "empty")], 3, "no snapshot"),
         (["advise", str(tmp_path / "else.json")], 3, "not a report that memprof understands"),
-        (["advise", str(known), "--gpu", "huge"], 2, "give a size such as 24GB"),
+        (["advise", str(known), "--gpu", "huge"], 2, "give its memory, such as 24GB"),
         (["simulate", "--set", "beta=0"], 2, "say which one with --like"),
         (["simulate", "--like", str(known), "--set", "completion_lenght=3"], 2, "did you mean completion_length"),
         (["simulate", "--like", str(stranger)], 3, "cannot be simulated"),
@@ -135,7 +138,10 @@ def test_what_fits_in_no_way_ends_with_4(known: Path, monkeypatch: pytest.Monkey
         "shift_bytes": 0, "margin": 0.03, "phase": "forward", "changes": [], "settings": {},
         "sentence": "Nothing fits.",
     }  # fmt: skip
-    monkeypatch.setattr("memprof.advice.simulated_advice.simulated_parts", lambda *_, **__: {"combination": together})
+    monkeypatch.setattr(
+        "memprof.advice.simulated_advice.with_simulated_advice",
+        lambda report, *_, **__: replace(report, combination=from_builtins(together, Combination)),
+    )
     done = _invoke("advise", str(known), "--gpu", "1GB")
     assert done.exit_code == 4
     assert "Nothing fits." in done.stdout

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from memprof.advice.candidates import candidates_for
 from memprof.advice.combine import combine
-from memprof.advice.evaluate import evaluate_advice
+from memprof.advice.evaluate import evaluate_advice, run_of_row
 from memprof.advice.recorded_run import Run
+from memprof.advice.simulated_row import read_row
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from tests.advice.reports import GIB, MODEL, report
+from tests.report.plain import as_report
 
 SHAPE = ModelShape.of(MODEL)
 
@@ -69,7 +72,7 @@ def test_what_fits_is_left_alone() -> None:
     assert found.fits
     assert found.changes == ()
     assert len(machine.asked) == 1
-    assert "fits as it is" in found.sentence()
+    assert "fits as it is" in found.sentence
 
 
 def test_one_change_where_one_is_enough() -> None:
@@ -83,12 +86,14 @@ def test_no_member_of_a_set_can_be_left_out() -> None:
     found, machine = _combined("12GB")
     assert found.fits
     assert len(found.changes) >= 2
-    assert found.settings in machine.asked  # the whole set was simulated, not reckoned from its parts
+    assert Settings.from_dict(found.settings) in machine.asked  # the whole set was simulated, not reckoned from parts
+    runs = [run_of_row(read_row(machine._row(s)), LIKE, s) for s in machine.asked]
+    known = {candidate.id: candidate.changes for run in runs for candidate in candidates_for(run)}
     for spare in found.changes:
         settings = FULL
         for change in found.changes:
             if change.id != spare.id:
-                settings = settings.with_(**change.changes)
+                settings = settings.with_(**known[change.id])
         assert not Reckoned("12GB").run([settings])[0]["fits"], spare.id
 
 
@@ -96,7 +101,7 @@ def test_nothing_fits_a_card_that_is_too_small() -> None:
     found, _ = _combined("1GB")
     assert not found.fits
     assert found.after_bytes < found.before_bytes
-    assert "Nothing found that fits" in found.sentence()
+    assert "Nothing found that fits" in found.sentence
 
 
 def test_it_stops_looking_when_its_time_is_over() -> None:
@@ -120,26 +125,27 @@ def test_simulated_savings_replace_estimates_while_time_lasts() -> None:
     measured = report(
         before["phase_categories"], FULL, reserved_bytes=2 * before["peak_bytes"], inactive_split_bytes=30 * GIB
     )
-    measured["advice"] = [{"id": "expandable_segments", "peak": "device", "saves_bytes": 25 * GIB}]  # by replay
-    found = evaluate_advice(measured, FULL, machine, seconds=1e9)  # type: ignore[arg-type]
-    assert {e["basis"] for e in found.entries} == {"simulated"}
-    half = next(e for e in found.entries if e["id"] == "micro_batch_4")
+    segments = {"action": "", "costs": "", "exact": True, "basis": "estimated", "saves_bytes": 25 * GIB}
+    measured["advice"] = [{"id": "expandable_segments", "peak": "device", **segments}]  # by replay
+    found = evaluate_advice(as_report(measured), FULL, machine, seconds=1e9)  # type: ignore[arg-type]
+    assert {e.basis for e in found.entries} == {"simulated"}
+    half = next(e for e in found.entries if e.id == "micro_batch_4")
     changed = FULL.with_(per_device_train_batch_size=4, gradient_accumulation_steps=2, steps_per_generation=2)
-    assert half["saves_bytes"] == before["peak_bytes"] - Reckoned().run([changed])[0]["peak_bytes"]
-    saved = [e["saves_bytes"] for e in found.entries]
+    assert half.saves_bytes == before["peak_bytes"] - Reckoned().run([changed])[0]["peak_bytes"]
+    saved = [e.saves_bytes for e in found.entries]
     assert saved[1:] == sorted(saved[1:], reverse=True)
 
     ticks = iter([0.0, 1.0, 2.0, 3.0, 100.0])
     machine = Reckoned()
-    short = evaluate_advice(measured, FULL, machine, seconds=10, batch=2, clock=lambda: next(ticks))  # type: ignore[arg-type]
+    short = evaluate_advice(as_report(measured), FULL, machine, seconds=10, batch=2, clock=lambda: next(ticks))  # type: ignore[arg-type]
     assert len(machine.asked) == 3  # the unchanged run, and the first two changes
     slow = iter([0.0, 6.0, 6.0])  # what took six of ten seconds once is not begun again
     machine_too_slow = Reckoned()
-    evaluate_advice(measured, FULL, machine_too_slow, seconds=10, batch=2, clock=lambda: next(slow))  # type: ignore[arg-type]
+    evaluate_advice(as_report(measured), FULL, machine_too_slow, seconds=10, batch=2, clock=lambda: next(slow))  # type: ignore[arg-type]
     assert len(machine_too_slow.asked) == 1
-    assert {e["basis"] for e in short.entries} == {"simulated", "estimated"}
-    idle = next(e for e in short.entries if e["id"] == "expandable_segments")
-    assert (idle["basis"], idle["saves_bytes"]) == ("estimated", 25 * GIB)
+    assert {e.basis for e in short.entries} == {"simulated", "estimated"}
+    idle = next(e for e in short.entries if e.id == "expandable_segments")
+    assert (idle.basis, idle.saves_bytes) == ("estimated", 25 * GIB)
 
 
 @pytest.mark.parametrize("rounds", [2, 4])
@@ -158,10 +164,10 @@ def test_what_is_read_first_is_simulated_though_the_simulations_change_the_order
     full = before["peak_bytes"]
     measured = report(before["phase_categories"], FULL)
     ticks = iter([0.0, *[0.0] * (2 * rounds + 1), *[1e9] * 9])
-    found = evaluate_advice(measured, FULL, Dear(), seconds=10, batch=1, clock=lambda: next(ticks))  # type: ignore[arg-type]
+    found = evaluate_advice(as_report(measured), FULL, Dear(), seconds=10, batch=1, clock=lambda: next(ticks))  # type: ignore[arg-type]
     assert found.simulated == rounds
     assert found.estimated
-    assert found.entries[0]["basis"] == "simulated"
+    assert found.entries[0].basis == "simulated"
 
 
 def test_a_refused_change_is_named_and_costs_no_other() -> None:
@@ -175,11 +181,11 @@ def test_a_refused_change_is_named_and_costs_no_other() -> None:
             return rows
 
     measured = report(Reckoned().run([FULL])[0]["phase_categories"], FULL)
-    found = evaluate_advice(measured, FULL, Choosy(), seconds=1e9)  # type: ignore[arg-type]
+    found = evaluate_advice(as_report(measured), FULL, Choosy(), seconds=1e9)  # type: ignore[arg-type]
     assert found.refused["qlora"] == "no kernel for that"
-    assert "simulated" in {e["basis"] for e in found.entries}
+    assert "simulated" in {e.basis for e in found.entries}
 
 
 def test_an_unknown_card_is_refused() -> None:
-    with pytest.raises(UsageError, match="give a size"):
+    with pytest.raises(UsageError, match="give its memory"):
         combine(FULL, "huge", Reckoned(), LIKE)  # type: ignore[arg-type]

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from memprof.advice.candidates import candidates_for
-from memprof.advice.estimate import entry, estimate, estimated_advice
+from memprof.advice.estimate import entry, estimate
 from memprof.advice.evaluate import _ranked_so_far
-from memprof.advice.recorded_run import run_of
 from memprof.advice.training_moments import held as kept_for_backward
 from memprof.advice.training_moments import kept_by_a_layer, moments
 from memprof.config.catalogue import find_config
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
+from memprof.report.codec import plain_entries
 from tests.advice.reports import GIB, MODEL, report
+from tests.report.plain import as_report, estimated_advice, run_of
 
 FULL = Settings(model="m", gradient_checkpointing=False, prompt_length=256, completion_length=768)
 # At the peak of its simulation (benchmarks/advice/simulated.py: the first run), 8 x 1024 tokens.
@@ -36,11 +37,11 @@ def test_half_the_micro_batch_is_half_the_activations_and_gradients_stay() -> No
     gradients = 4 * ModelShape.of(MODEL).parameters
     assert found.saves == 20 * GIB - gradients
     written = entry(found, run)
-    assert written["peak_after_bytes"] == 38 * GIB + gradients
-    assert written["exact"]
-    assert written["basis"] == "estimated"
-    assert "gradient_accumulation_steps=2" in written["setting"]
-    assert "moves_to" not in written
+    assert written.peak_after_bytes == 38 * GIB + gradients
+    assert written.exact
+    assert written.basis == "estimated"
+    assert "gradient_accumulation_steps=2" in (written.setting or "")
+    assert written.moves_to is None
 
 
 def test_a_change_saves_no_more_than_the_next_peak_allows() -> None:
@@ -309,7 +310,8 @@ def test_their_candidates_make_settings_that_can_be_simulated(trainer: str) -> N
 
 
 def test_a_reports_own_estimate_of_time_prices_what_it_can() -> None:
-    time = {"step_s": 10.0, "phases": {"forward": 2.0, "backward": 4.0, "generate": 4.0}}
+    time = {"step_s": 10.0, "phases": {"forward": 2.0, "backward": 4.0, "generate": 4.0}, "basis": "roofline",
+            "assumptions": []}  # fmt: skip
     made = {**report(PASSES, FULL), "estimated_time": time}
     found = {entry["id"]: entry for entry in estimated_advice(made)}
     assert found["checkpointing"]["time_ratio"] == 1.2
@@ -324,7 +326,7 @@ def test_what_the_loop_left_is_advised_beside_simulations_too() -> None:
     seen = report(held, FULL, findings=[left])
     run = run_of(seen)
     known = estimate(run)
-    for rows in (_ranked_so_far(known, known, {}, run, seen), estimated_advice(seen)):
+    for rows in (plain_entries(_ranked_so_far(known, known, {}, run, as_report(seen))), estimated_advice(seen)):
         found = next(row for row in rows if row["id"] == "left_over")
         # The optimizer's step, 2 GiB lower than forward, is no higher than what is left.
         assert (found["saves_bytes"], found["takes"]) == (2 * GIB, {"activations": 3 * GIB})

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from memprof.advice.analyze_with_advice import analyze
-from memprof.advice.estimate import estimated_advice, saved_by_growing
+from memprof.advice.estimate import saved_by_growing
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.settings import parse_settings
 from memprof.snapshot.reader import snapshot_from_raw
+from tests.report.plain import estimated_advice
 
 MIB = 2**20
 GROWING = "expandable_segments:True"

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.ranking import MARGIN, enough_together, is_enough, ranked, simulated_is_enough, with_words
-from memprof.advice.recorded_run import Peak, Run, run_of
+from memprof.advice.ranking import MARGIN, simulated_is_enough
+from memprof.advice.recorded_run import Peak, Run
+from memprof.advice.simulated_row import read_row
 from memprof.config.settings import Settings
+from memprof.errors import InputError
+from memprof.vocabulary import Category, Phase
+from tests.report.plain import as_oom, enough_together, is_enough, ranked, run_of, whole_oom, with_words
+from tests.reports.sample import sample
 
 GIB = 2**30
 
@@ -24,9 +29,9 @@ def failed(phase: str = "optimizer_step", **changes: Any) -> dict[str, Any]:
 
 
 def run(generation: int = 0) -> Run:
-    step = {"weights": 4 * GIB, "gradients": 4 * GIB, "optimizer_state": 8 * GIB}
-    cache = {"weights": 4 * GIB, "kv_cache": generation}
-    return Run(peaks=(Peak("optimizer_step", 16 * GIB, step), Peak("generate", 4 * GIB + generation, cache)))
+    step = {Category.WEIGHTS: 4 * GIB, Category.GRADIENTS: 4 * GIB, Category.OPTIMIZER_STATE: 8 * GIB}
+    cache = {Category.WEIGHTS: 4 * GIB, Category.KV_CACHE: generation}
+    return Run(peaks=(Peak(Phase.OPTIMIZER_STEP, 16 * GIB, step), Peak(Phase.GENERATE, 4 * GIB + generation, cache)))
 
 
 def saving(**of: float) -> Any:
@@ -61,15 +66,12 @@ def test_a_later_step_has_seen_a_whole_one() -> None:
 
 def test_a_step_is_whole_that_ran_before_the_one_that_failed() -> None:
     def phases(*of: tuple[int, str]) -> list[dict[str, Any]]:
-        return [{"step": step, "phase": phase, "peak_bytes": GIB, "categories": {}} for step, phase in of]
+        span = sample()[0]["phases"][0]
+        return [{**span, "step": step, "phase": phase, "peak_bytes": GIB, "categories": {}} for step, phase in of]
 
     def whole(*of: tuple[int, str]) -> bool:
-        peak: dict[str, Any] = {"phase": "forward", "categories": {}, "details": {}}
-        peak |= dict.fromkeys(("active_bytes", "allocated_bytes", "reserved_bytes"), GIB)
-        oom = {"step": 2, "phase": "forward", "stack": []}
-        source = {"config": None}
-        report = {"peak": {**peak, "allocations": []}, "phases": phases(*of), "oom": oom, "own_peaks": {}}
-        return run_of({**report, "source": source}).whole_step
+        oom = whole_oom({"step": 2, "phase": "forward"})
+        return run_of({**sample()[0], "phases": phases(*of), "oom": oom}).whole_step
 
     first = ((1, "generate"), (1, "forward"), (1, "backward"), (1, "optimizer_step"))
     assert whole(*first, (2, "forward"))
@@ -99,18 +101,24 @@ def test_of_two_changes_the_larger_saving_of_a_category_counts() -> None:
 def test_a_limit_and_a_simulation() -> None:
     limited = failed(limit_bytes=11 * GIB, device_free_bytes=90 * GIB)
     assert is_enough(saving(optimizer_state=6.1), run(), limited) is False  # nothing is left under the limit
-    row = {"peak_bytes": 8 * GIB, "device_peak_bytes": 10 * GIB, "verdict": {"non_torch_bytes": 0}}
-    assert simulated_is_enough(row, failed()) is True
-    assert simulated_is_enough({**row, "device_peak_bytes": 11 * GIB}, failed()) is False
+    row = {"peak_bytes": 8 * GIB, "peak_phase": "backward", "device_peak_bytes": 10 * GIB, "host_bytes": 0,
+           "verdict": {"non_torch_bytes": 0}}  # fmt: skip
+    assert simulated_is_enough(read_row(row), as_oom(failed())) is True
+    assert simulated_is_enough(read_row({**row, "device_peak_bytes": 11 * GIB}), as_oom(failed())) is False
+
+
+def test_a_damaged_result_of_a_simulation_is_named() -> None:
+    with pytest.raises(InputError, match=r"damaged .*peak_bytes"):
+        read_row({"peak_bytes": "much", "peak_phase": "backward", "device_peak_bytes": None, "host_bytes": 0})
 
 
 def test_growing_segments_that_are_not_enough_do_not_come_first() -> None:
     """The request alone would have fitted in one piece; the simulated step does not."""
     device = {"id": "expandable", "peak": "device", "saves_bytes": GIB, "toll": 0, "exact": True, "enough": False}
     enough = {"id": "lora", "peak": "allocated", "saves_bytes": 4 * GIB, "toll": 4, "exact": False, "enough": True}
-    report = {"oom": failed(ahead=None, fits_defragmented=True)}
-    assert ranked([device, enough], report)[0] is enough
-    assert ranked([{**device, "enough": True}, enough], report)[0]["id"] == "expandable"
+    oom = failed(ahead=None, fits_defragmented=True)
+    assert ranked([device, enough], oom)[0] is enough
+    assert ranked([{**device, "enough": True}, enough], oom)[0]["id"] == "expandable"
 
 
 def test_the_first_row_says_what_else_to_do() -> None:
@@ -118,12 +126,14 @@ def test_the_first_row_says_what_else_to_do() -> None:
         {"id": "a", "action": "Keep moments in 8 bits", "enough": False, "enough_with": ["b"]},
         {"id": "b", "action": "Train an adapter", "enough": False},
     ]
-    report = {"oom": failed()}
-    assert with_words(rows, report)[0]["enough_words"] == "Not enough alone: also train an adapter."
-    alone = with_words([{**rows[0], "enough": True}], report)[0]["enough_words"]
+    assert with_words(rows, failed()) == ["Not enough alone: also train an adapter.", None]
+    (alone,) = with_words([{**rows[0], "enough": True}], failed())
     assert alone == "That is enough alone: all the run still makes is counted, 10 % kept."
     unasked = [{**rows[0]}, rows[1]]
     del unasked[0]["enough_with"]  # a simulation's row: nothing was tried together
-    assert with_words(unasked, report)[0]["enough_words"] == "Not enough alone."
-    assert "not known" in with_words([{**rows[0], "enough": None}], report)[0]["enough_words"]
-    assert with_words(rows, {"oom": None}) == rows
+    assert with_words(unasked, failed())[0] == "Not enough alone."
+    for unknown in ({**rows[0], "enough": None}, {"id": "a", "action": "Keep moments in 8 bits"}):
+        (words,) = with_words([unknown], failed())
+        assert words is not None
+        assert "not known" in words
+    assert with_words(rows, None) == [None, None]

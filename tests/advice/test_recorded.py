@@ -47,8 +47,8 @@ def _peak(settings: Any) -> int:
 
 def test_advice_comes_true(recorded: tuple[Path, dict[str, Any]]) -> None:
     from memprof.advice.candidates import candidates_for
-    from memprof.advice.recorded_run import run_of
     from memprof.config.from_recording import place_model, settings_like
+    from tests.report.plain import run_of
 
     folder, report = recorded
     likeness = settings_like(report["source"])
@@ -80,10 +80,10 @@ def test_the_command_puts_measured_and_simulated_side_by_side(
     recorded: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from click.testing import CliRunner
-    from memprof.reports.document.comparison import build_comparison
 
     from memprof.analysis.report_files import validate
     from memprof.cli import main
+    from tests.reports.typed import build_comparison
 
     folder, report = recorded
     monkeypatch.setenv("MEMPROF_CACHE", str(folder / "cache"))

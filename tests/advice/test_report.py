@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.analysis.report_files import validate
+from memprof.report import Report
+from memprof.report.codec import from_builtins, to_builtins
 from tests.synthetic import SnapshotBuilder
 
 MIB = 2**20
@@ -50,11 +52,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         pytest.importorskip(package)
     calls: list[dict[str, Any]] = []
 
-    def parts(report: dict[str, Any], *_: Any, **how: Any) -> dict[str, Any]:
+    def simulated(report: Report, *_: Any, **how: Any) -> Report:
         calls.append(how)
-        return {**PARTS, "combination": TOGETHER} if how["gpu"] else PARTS
+        parts = {**PARTS, "combination": TOGETHER} if how["gpu"] else PARTS
+        return from_builtins({**to_builtins(report), **parts}, Report)
 
-    monkeypatch.setattr("memprof.advice.simulated_advice.simulated_parts", parts)
+    monkeypatch.setattr("memprof.advice.simulated_advice.with_simulated_advice", simulated)
     return calls
 
 
@@ -117,7 +120,7 @@ def test_a_run_that_cannot_be_simulated_keeps_its_estimates_and_says_why(snapsho
     [
         (["--gpu", "24GB"], "add --advise"),
         (["--seconds", "5"], "add --advise"),
-        (["--advise", "--gpu", "huge"], "give a size such as 24GB"),
+        (["--advise", "--gpu", "huge"], "give its memory, such as 24GB"),
     ],
 )
 def test_mistakes_are_one_sentence(snapshot: Path, arguments: list[str], words: str) -> None:

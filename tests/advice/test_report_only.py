@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 
 from memprof.advice.candidates import candidates_for
-from memprof.advice.estimate import estimated_advice
-from memprof.advice.ranking import ranked
-from memprof.advice.recorded_run import run_of
-from memprof.analysis.headline import headline_of
 from memprof.config.settings import Settings
 from memprof.oom.framework_settings import PLAIN, frameworks
 from tests.advice.reports import GIB, report
+from tests.report.plain import estimated_advice, headline_of, ranked, run_of, whole_oom
 
 VLLM = "/x/site-packages/vllm/v1/worker/gpu_model_runner.py:4000 _allocate_kv_cache_tensors"
 VERL = "/x/site-packages/verl/workers/fsdp_workers.py:700 generate_sequences"
@@ -198,7 +195,7 @@ def test_a_forward_whose_activations_stay_without_a_backward_is_asked_whether_it
     freed = estimated_advice(foreign({"forward": held}, stays | {"died_us": 9}))
     trained = estimated_advice(foreign({"forward": held, "backward": {"gradients": GIB}}, stays))
     oom = {"requested_bytes": 1, "device_free_bytes": 0}
-    failed = estimated_advice(foreign({"forward": held}, stays) | {"oom": oom})
+    failed = estimated_advice(foreign({"forward": held}, stays) | {"oom": whole_oom(oom)})
     assert "no_grad" not in {e["id"] for e in [*freed, *trained, *failed]}
 
 
@@ -239,7 +236,7 @@ def row(name: str, saves: float, toll: int, exact: bool = True, peak: str = "all
     ],
 )
 def test_the_first_thing_keeps_the_training_and_asks_for_least(rows: list[dict[str, Any]], first: str) -> None:
-    found = ranked(rows, {"oom": None})
+    found = ranked(rows)
     assert found[0]["id"] == first
     rest = [r["saves_bytes"] for r in found[1:]]
     assert rest == sorted(rest, reverse=True)
@@ -249,10 +246,10 @@ def test_after_a_failure_the_cheapest_that_is_enough_for_the_step_is_first() -> 
     rows = [row("QLoRA", 9, 4, False), row("other GPU", 8, 2, False), row("batch", 2, 1), row("little", 0.2, 0)]
     rows += [row("segments", 1, 0, peak="device")]
     oom = {"requested_bytes": GIB // 2, "device_free_bytes": 0, "fits_defragmented": True}
-    assert ranked(rows, {"oom": oom})[0]["id"] == "segments"
+    assert ranked(rows, oom)[0]["id"] == "segments"
     short = {**oom, "ahead": {"short_bytes": GIB}}
-    assert ranked(rows, {"oom": short})[0]["id"] == "batch"
-    assert ranked(rows, {"oom": {**oom, "fits_defragmented": False}})[0]["id"] == "batch"
+    assert ranked(rows, short)[0]["id"] == "batch"
+    assert ranked(rows, {**oom, "fits_defragmented": False})[0]["id"] == "batch"
 
 
 def test_the_sentence_is_row_one_and_nothing_has_to_change_where_there_is_room() -> None:
@@ -271,5 +268,5 @@ def test_the_sentence_is_row_one_and_nothing_has_to_change_where_there_is_room()
 
 def test_what_costs_nothing_goes_before_what_rounds() -> None:
     rows = [row("8 bits", 6.9, 3, False), row("del", 1.95, 0), row("chunks", 1.97, 1)]
-    assert ranked(rows, {"oom": None})[0]["id"] == "del"
-    assert ranked([*rows, row("checkpoints", 6, 1)], {"oom": None})[0]["id"] == "checkpoints"
+    assert ranked(rows)[0]["id"] == "del"
+    assert ranked([*rows, row("checkpoints", 6, 1)])[0]["id"] == "checkpoints"

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 
 from memprof.allocator.addresses import Addresses
 from memprof.allocator.model import CachingAllocator, OutOfMemory
-from memprof.allocator.rounding import AllocatorSettings
-from memprof.allocator.settings import not_modelled, parse_settings, settings_of
+from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
 from memprof.errors import UsageError
 from memprof.snapshot import Action, load_snapshot
 from memprof.timeline.timeline import build_timeline
@@ -19,11 +18,13 @@ from memprof.vocabulary import History
 from tests.snapshot.programs import MIB, Program, programs
 
 
-def recorded(text: str = "", capacity: int | None = None) -> tuple[CachingAllocator, list[tuple[str, int]]]:
+def recorded(
+    text: str = "", capacity: int | None = None, total: int | None = None
+) -> tuple[CachingAllocator, list[tuple[str, int]]]:
+    """An allocator, and its events; ``total`` is what a memory fraction is a share of."""
     events: list[tuple[str, int]] = []
-    allocator = CachingAllocator(
-        parse_settings(text), capacity, lambda action, address, size, stream, pool: events.append((action, size))
-    )
+    settings = parse_settings(text).on_device(total)
+    allocator = CachingAllocator(settings, capacity, lambda action, *event: events.append((action, event[1])))
     return allocator, events
 
 
@@ -144,7 +145,7 @@ def test_a_segment_with_a_block_in_use_stays() -> None:
 
 
 def test_garbage_collection_takes_the_oldest() -> None:
-    allocator, events = recorded("garbage_collection_threshold:0.5", capacity=200 * MIB)
+    allocator, events = recorded("garbage_collection_threshold:0.5,per_process_memory_fraction:0.5", total=400 * MIB)
     often, _ = allocator.malloc(12 * MIB)
     old, _ = allocator.malloc(60 * MIB)
     new, _ = allocator.malloc(40 * MIB)
@@ -156,6 +157,38 @@ def test_garbage_collection_takes_the_oldest() -> None:
     allocator.malloc(90 * MIB)
     freed = [size for action, size in events if action == "segment_free"]
     assert freed == [60 * MIB]
+
+
+def test_without_a_memory_fraction_no_garbage_is_collected() -> None:
+    """The threshold alone changes nothing, whatever the device has; torch 2.13 asks for a fraction below 1."""
+    for conf in ("garbage_collection_threshold:0.1", "garbage_collection_threshold:0.1,per_process_memory_fraction:1"):
+        settings = parse_settings(conf)
+        assert "has no effect" in settings.notes[0]
+        allocator = CachingAllocator(settings.on_device(1000 * MIB), 1000 * MIB)
+        for size in (30, 50, 70, 90):
+            allocator.free(allocator.malloc(size * MIB)[0])
+        assert allocator.reserved == 240 * MIB
+
+
+def test_a_block_s_age_counts_the_searches_of_every_stream() -> None:
+    """The block of a stream that has searched no more is the oldest: it goes, and the younger ones stay."""
+    conf = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.5"
+    allocator, events = recorded(conf, total=400 * MIB)
+    allocator.free(allocator.malloc(80 * MIB, stream=7)[0])
+    for _ in range(5):
+        allocator.free(allocator.malloc(40 * MIB)[0])
+    allocator.malloc(70 * MIB)
+    assert [size for action, size in events if action == "segment_free"] == [80 * MIB]
+
+
+def test_a_memory_fraction_is_a_limit() -> None:
+    """torch compares it with a whole segment's bytes, also where an expandable segment would need fewer pages."""
+    for conf in ("per_process_memory_fraction:0.5", "per_process_memory_fraction:0.5,expandable_segments:True"):
+        allocator = CachingAllocator(parse_settings(conf).on_device(200 * MIB), 1000 * MIB)
+        allocator.malloc(90 * MIB)
+        with pytest.raises(OutOfMemory) as full:
+            allocator.malloc(11 * MIB)
+        assert full.value.free == 1000 * MIB - allocator.reserved
 
 
 def test_expandable_segments_grow_in_place_and_give_pages_back() -> None:
@@ -195,7 +228,6 @@ def test_settings_strings() -> None:
         "roundup_power2_divisions:3",
         "a:b:c",
         "max_split_size_mb:5",
-        "max_split_size_mb:-5",
         "max_split_size_mb:32,large_segment_size_mb:64",
         "max_non_split_rounding_mb:32,large_segment_size_mb:64",
         "large_segment_size_mb:10",
@@ -216,14 +248,13 @@ def test_a_setting_that_torch_does_not_have_is_refused() -> None:
         parse_settings("max_split_size:128")
 
 
-def test_a_setting_that_changes_memory_and_is_not_modelled_is_said() -> None:
-    quiet = "backend:native,pinned_use_background_threads:True,per_process_memory_fraction:1.0,max_split_size_mb:32"
-    assert not_modelled(quiet) == []
-    notes = not_modelled("backend:cudaMallocAsync,per_process_memory_fraction:0.5,pinned_max_cached_size_mb:64")
+def test_a_setting_that_changes_memory_and_is_not_modelled_is_a_note() -> None:
+    quiet = "backend:native,pinned_use_background_threads:True,per_process_memory_fraction:0.5,max_split_size_mb:32"
+    assert parse_settings(quiet).notes == ()
+    notes = parse_settings("pinned_max_cached_size_mb:64,backend:cudaMallocAsync").notes
     assert [note.partition(" is not simulated: ")[0] for note in notes] == [
-        "The allocator setting backend:cudaMallocAsync",
-        "The allocator setting per_process_memory_fraction:0.5",
         "The allocator setting pinned_max_cached_size_mb:64",
+        "The allocator setting backend:cudaMallocAsync",
     ]
 
 

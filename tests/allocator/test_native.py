@@ -24,8 +24,8 @@ from memprof._native import replayer
 from memprof.allocator import native, replay
 from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.allocator.replay import Program
-from memprof.allocator.rounding import UNLIMITED, AllocatorSettings
-from memprof.allocator.settings import parse_settings
+from memprof.allocator.rounding import UNLIMITED
+from memprof.allocator.settings import AllocatorSettings, parse_settings
 from memprof.errors import UsageError
 from tests.snapshot.programs import MIB, sizes
 
@@ -43,6 +43,7 @@ configurations = st.builds(
     garbage_collection_threshold=st.sampled_from([0.0, 0.0, 0.3, 0.6, 0.9]),
     expandable_segments=st.booleans(),
     roundup_divisions=st.sampled_from([(0,) * 16, (4,) * 16, (8, 1, 2, 4) * 4]),
+    allowed_bytes=st.sampled_from([None, 40 * MIB, 100 * MIB]),
     oldest_first=st.booleans(),
 )
 capacities = st.sampled_from([None, 30 * MIB, 64 * MIB, 200 * MIB])
@@ -95,7 +96,7 @@ class Watched:
         for stream, pool, need in [(s, p, n) for s in (0, 7) for p in (0, 1) for n in (512, 2 * MIB)]:
             home = self.heap.pool_of(need, stream, pool)
             free = [(key >> 56, key & mask) if isinstance(key, int) else key for key in home.free]
-            yield home.small, home.stream, home.pool, home.searches, free
+            yield home.small, home.stream, home.pool, free
 
 
 def both(settings: AllocatorSettings, capacity: int | None, told: bool = True) -> tuple[Watched, Watched]:

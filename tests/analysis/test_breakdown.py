@@ -87,10 +87,10 @@ def test_pending_free_is_active_but_not_allocated(tmp_path: Path) -> None:
 
 def test_explain_finds_a_block_by_an_address_inside_it(trained: Analysis) -> None:
     weights = trained.explain("peak", category="weights")
-    assert [a["bytes"] for a in weights] == [100 * MIB]
-    assert trained.explain("peak", address=weights[0]["address"] + 4096) == weights
+    assert [a.bytes for a in weights] == [100 * MIB]
+    assert trained.explain("peak", address=weights[0].address + 4096) == weights
     assert len(trained.explain("peak", top=2)) == 2
-    sizes = [a["bytes"] for a in trained.explain("peak")]
+    sizes = [a.bytes for a in trained.explain("peak")]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == trained.peak.active_bytes
 
@@ -169,10 +169,10 @@ def test_thinned_series_keep_the_peak_and_the_sum(tmp_path: Path) -> None:
             live.append(run.alloc(int(rng.integers(1, 8 * MIB)), "forward"))
     analysis = analyze(load_snapshot(run.save(tmp_path / "run.pickle")))
     series = build_series(analysis.timeline, analysis.attribution, max_points=200)
-    total = np.sum(list(series["categories"].values()), axis=0)
-    assert len(series["instant"]) < 400
-    assert total[series["peak_point"]] == total.max() == analysis.timeline.active.max()
-    assert np.array_equal(total, analysis.timeline.active[series["instant"]])
+    total = np.sum(list(series.categories.values()), axis=0)
+    assert len(series.instants) < 400
+    assert total[series.peak_point] == total.max() == analysis.timeline.active.max()
+    assert np.array_equal(total, analysis.timeline.active[series.instants])
 
 
 def test_a_phase_that_only_frees_began_with_its_highest(tmp_path: Path) -> None:

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.json import dumps
 
-from memprof.analysis.allocations.differences import holdings_of_analysis, holdings_of_report, stack_key, surplus
+from memprof.analysis.allocations.differences import holdings_of_analysis, stack_key, surplus
 from memprof.analysis.analysis import analyze
-from memprof.analysis.compare import Run, compare, distinct, over_limit, short_names
+from memprof.analysis.compare import Run, distinct, over_limit, short_names
 from memprof.analysis.published_tables import published_columns, published_tables
 from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN, wide_margin
 from memprof.config.gpus import CONTEXT_BYTES
 from memprof.errors import InputError, UsageError
+from memprof.report.codec import dumps, from_builtins
+from memprof.report.comparison import Comparison
 from memprof.vocabulary import GROUP_OF, Category, Group
+from tests.report.plain import compare, holdings_of_report
 from tests.reports.compared import as_run, leaner, published_comparison, sample_comparison
 from tests.reports.sample import MIB, sample
 from tests.synthetic import SnapshotBuilder
@@ -189,17 +191,17 @@ def test_the_same_run_has_nothing_over_itself(tmp_path: Path) -> None:
 def test_counts_are_compared_not_sets(tmp_path: Path) -> None:
     many, few = held(tmp_path, run_of(MIB, MIB, MIB), "a"), held(tmp_path, run_of(MIB), "b")
     (found,) = surplus(many, few)
-    assert (found["count_in"], found["count_not_in"], found["bytes"]) == (3, 1, 2 * MIB)
+    assert (found.count_in, found.count_not_in, found.bytes) == (3, 1, 2 * MIB)
     assert surplus(few, many) == []
 
 
 def test_doubling_every_size_is_a_difference(tmp_path: Path) -> None:
     sizes = (MIB, 2 * MIB, 5 * MIB)
     plain, double = held(tmp_path, run_of(*sizes), "a"), held(tmp_path, run_of(*sizes, times=2), "b")
-    assert [s["each_bytes"] for s in surplus(double, plain)] == [10 * MIB, 4 * MIB]
-    assert [s["each_bytes"] for s in surplus(plain, double)] == [5 * MIB, MIB]
+    assert [s.each_bytes for s in surplus(double, plain)] == [10 * MIB, 4 * MIB]
+    assert [s.each_bytes for s in surplus(plain, double)] == [5 * MIB, MIB]
     # 2 MiB is in both; with counts it still balances: 8 MiB of the one stand against 16 of the other.
-    more, less = (sum(s["bytes"] for s in surplus(x, y)) for x, y in ((double, plain), (plain, double)))
+    more, less = (sum(s.bytes for s in surplus(x, y)) for x, y in ((double, plain), (plain, double)))
     assert more - less == sum(sizes)
 
 
@@ -207,7 +209,7 @@ def test_only_in_adds_up_to_the_difference_of_the_totals(tmp_path: Path) -> None
     runs = []
     for name, sizes in (("a", (4 * MIB, MIB, MIB)), ("b", (MIB, 7 * MIB, 2 * MIB))):
         analysis = analyze(run_of(*sizes).save(tmp_path / f"{name}.pickle"))
-        runs.append(Run(name, "measured", analysis.to_dict(), held=holdings_of_analysis(analysis)))
+        runs.append(Run(name, "measured", analysis.report, held=holdings_of_analysis(analysis)))
     data = compare(runs)
     gained, lost = data["allocations_only_in"]
     assert (gained["in"], gained["not_in"], lost["in"], lost["not_in"]) == (1, 0, 0, 1)
@@ -238,16 +240,16 @@ def test_stacks_are_the_same_without_their_folders_lines_and_caller() -> None:
 def test_published_rows_add_up_and_are_badged() -> None:
     for name in published_tables():
         for column in published_columns(name):
-            groups = dict(column["groups"])
-            assert groups.pop("total") == sum(groups.values())
-            assert column["source"].startswith("Unsloth")
-            assert any("not a peak" in note for note in column["notes"])
+            groups = dict(column.groups)
+            assert groups.pop(Group.TOTAL) == sum(groups.values())
+            assert column.source.startswith("Unsloth")
+            assert any("not a peak" in note for note in column.notes)
     ours, theirs = published_columns("unsloth-2025")
-    assert round(ours["groups"]["total"] / GIB, 1) == 54.3
-    assert round(theirs["groups"]["total"] / GIB, 1) == 510.8
+    assert round(ours.groups[Group.TOTAL] / GIB, 1) == 54.3
+    assert round(theirs.groups[Group.TOTAL] / GIB, 1) == 510.8
     # The two figures whose derivation is known.
-    assert theirs["groups"]["grpo_loss"] == pytest.approx(2 * 2 * 8 * 20480 * 128256, rel=1e-3)
-    assert theirs["groups"]["kv_cache"] == 2 * 32 * 8 * 128 * 2 * 20480
+    assert theirs.groups[Group.GRPO_LOSS] == pytest.approx(2 * 2 * 8 * 20480 * 128256, rel=1e-3)
+    assert theirs.groups[Group.KV_CACHE] == 2 * 32 * 8 * 128 * 2 * 20480
     with pytest.raises(UsageError, match="unsloth-2025"):
         published_columns("somebody")
 
@@ -273,15 +275,15 @@ def test_gate(more: int, percent: float, fails: bool) -> None:
     first["peak"]["allocated_bytes"] = 7_000_000_000
     other["peak"]["allocated_bytes"] = 70_000_000 * (100 + more)
     data = compare([as_run(first, "a"), as_run(other, "b")])
-    assert bool(over_limit(data, percent)) is fails
+    assert bool(over_limit(from_builtins(data, Comparison), percent)) is fails
 
 
 def test_gate_names_the_run_and_skips_published_columns() -> None:
     data = published_comparison()
-    assert over_limit(data, 0) == []
+    assert over_limit(from_builtins(data, Comparison), 0) == []
     data["runs"] = data["runs"][1:]
     with pytest.raises(UsageError, match="published"):
-        over_limit(data, 0)
+        over_limit(from_builtins(data, Comparison), 0)
 
 
 def test_labels_are_as_short_as_they_can_be() -> None:
@@ -308,7 +310,7 @@ def test_real_snapshots(shared: Path, pair: tuple[str, str]) -> None:
     runs = []
     for name in pair:
         analysis = analyze(shared / "snapshots" / f"{name}.pickle")
-        runs.append(Run(name, "measured", analysis.to_dict(), held=holdings_of_analysis(analysis)))
+        runs.append(Run(name, "measured", analysis.report, held=holdings_of_analysis(analysis)))
     data = json.loads(dumps(compare(runs)))
     validate(data)
     gained, lost = data["allocations_only_in"]

@@ -34,12 +34,13 @@ def steps_of(tmp_path: Path, lengths: list[int], leak: int) -> Analysis:
 
 def test_a_leak_is_named_by_its_stack(tmp_path: Path) -> None:
     analysis = steps_of(tmp_path, [8, 8, 8, 8, 8], leak=MIB)
-    found = growth(analysis.timeline, analysis.attribution)
-    assert found["end_bytes_per_step"] == pytest.approx(MIB)
-    assert [left["bytes"] for left in found["left_behind"]] == [4 * MIB]
-    left = analysis.to_dict()["growth"]["left_behind"]
-    assert left[0]["steps"] == 4
-    assert "append_to_history" in left[0]["stack"][0]
+    found = growth(analysis.timeline, analysis.attribution, {}, analysis.stacks.of, {})
+    assert found.end_bytes_per_step == pytest.approx(MIB)
+    assert [left.bytes for left in found.left_behind] == [4 * MIB]
+    assert analysis.report.growth is not None
+    (left,) = analysis.report.growth.left_behind
+    assert left.steps == 4
+    assert "append_to_history" in left.stack[0]
 
 
 def test_longer_completions_are_no_leak(tmp_path: Path) -> None:

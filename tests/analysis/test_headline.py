@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memprof.advice.analyze_with_advice import analyze as analyze_with_advice
 from memprof.analysis.allocations.places import place_of, users_line
 from memprof.analysis.analysis import analyze
-from memprof.analysis.headline import (
-    _cause,
-    _out_of_memory,
-    headline_of,
-    missing_bytes,
-    peak_phase,
-    peak_words,
-    with_headline,
-)
+from memprof.analysis.headline import _cause, _out_of_memory, missing_bytes, peak_phase, peak_words
 from memprof.analysis.peaks.next_step import next_step
+from memprof.report import Report
+from memprof.report.advice import Place
+from memprof.report.codec import from_builtins, to_builtins
+from memprof.report.run import OutOfMemory
 from memprof.snapshot import snapshot_from_raw
+from memprof.vocabulary import Category, Phase
+from tests.report.plain import as_report, headline_of, with_headline
+from tests.reports.sample import sample
 from tests.synthetic import SnapshotBuilder, frame
 
 GIB = 2**30
@@ -110,24 +110,33 @@ def test_each_place_has_its_own_share() -> None:
     assert ": 60 % from models.py:174." in found["cause"]
 
 
+def _sample(source: dict[str, Any] | None = None, peak: dict[str, Any] | None = None, **parts: Any) -> Report:
+    """The sample's report with other values; its peak lists no allocations and has no advice."""
+    report = sample()[0]
+    none = {"allocations": [], "largest": [], "findings": [], "guessed": {}, "pending_free_bytes": 0}
+    more = {"advice": [], "headline": None, "oom": None, **parts}
+    changed = {"source": report["source"] | (source or {}), "peak": report["peak"] | none | (peak or {})}
+    return as_report({**report, **changed, **more})
+
+
 def test_places_are_said_of_their_own_category_alone() -> None:
     """Weights stand beside the activations that line 11 makes: it made none of the weights."""
-    report = {"source": {"history": "complete"}, "phases": [],
-              "peak": {"active_bytes": 200 * MIB, "pending_free_bytes": 0,
-                       "categories": {"weights": 110 * MIB, "activations": 90 * MIB}}}  # fmt: skip
-    place = {"frame": "train.py:11 forward", "bytes": 90 * MIB, "share": 1.0}
-    assert _cause(report, "activations", [place]).endswith("of activations (45 %), the latter 100 % from train.py:11.")
+    categories = {"weights": 110 * MIB, "activations": 90 * MIB}
+    report = _sample({"history": "complete"}, {"active_bytes": 200 * MIB, "categories": categories}, phases=[])
+    place = Place(frame="train.py:11 forward", bytes=90 * MIB, share=1.0)
+    assert _cause(report, Category.ACTIVATIONS, [place]).endswith(
+        "of activations (45 %), the latter 100 % from train.py:11."
+    )
 
 
 def test_a_guess_is_called_one_and_a_dump_has_no_peak() -> None:
-    report = {"source": {"history": "none"}, "phases": [],
-              "peak": {"active_bytes": 200 * MIB, "reserved_bytes": 240 * MIB, "pending_free_bytes": 0,
-                       "guessed": {"weights": 55 * MIB},
-                       "categories": {"weights": 110 * MIB, "kv_cache": 90 * MIB}}}  # fmt: skip
+    peak = {"active_bytes": 200 * MIB, "reserved_bytes": 240 * MIB, "guessed": {"weights": 55 * MIB},
+            "categories": {"weights": 110 * MIB, "kv_cache": 90 * MIB}}  # fmt: skip
     words = "110 MiB of weights (55 % of it) and 90.0 MiB of KV cache (45 %)."
-    assert _cause(report, "kv_cache", []) == f"{words} Guessed: weights."
-    report["peak"]["guessed"] = {"weights": 54 * MIB}
-    assert _cause(report, "kv_cache", []) == words
+    dump = _sample({"history": "none"}, peak, phases=[])
+    assert _cause(dump, Category.KV_CACHE, []) == f"{words} Guessed: weights."
+    known = _sample({"history": "none"}, peak | {"guessed": {"weights": 54 * MIB}}, phases=[])
+    assert _cause(known, Category.KV_CACHE, []) == words
 
 
 SAID = {
@@ -172,20 +181,30 @@ def test_two_moments_of_a_cuda_recording_without_phases_are_no_purpose() -> None
      ("started_late", 2, "Peak allocated memory"), ("complete", 1, "Peak allocated memory")],
 )  # fmt: skip
 def test_a_single_event_is_no_history(history: str, events: int, words: str) -> None:
-    assert peak_words({"history": history, "events": events, "kind": "cuda"}) == words
+    assert peak_words(_sample({"history": history, "events": events, "kind": "cuda"}).source) == words
+
+
+def _oom(**known: Any) -> OutOfMemory:
+    return from_builtins({"phase": "other", "step": None, "stack": [], **known}, OutOfMemory)
 
 
 def test_running_out_in_no_known_phase_names_none() -> None:
-    oom = {"requested_bytes": GIB, "device_free_bytes": None, "phase": "other", "step": None}
+    oom = _oom(requested_bytes=GIB, device_free_bytes=None)
     assert _out_of_memory(oom) == "Out of memory: 1.00 GiB did not fit"
-    assert _out_of_memory(oom | {"phase": "forward"}) == "Out of memory in forward: 1.00 GiB did not fit"
+    assert _out_of_memory(replace(oom, phase=Phase.FORWARD)) == "Out of memory in forward: 1.00 GiB did not fit"
 
 
 def test_a_phase_that_nothing_tells_apart_is_not_named() -> None:
-    report: dict[str, Any] = {"source": {"phases_known_by": "stacks"}, "peak": {"phase": "other"}}
-    assert peak_phase({**report, "phases": [{"phase": "other"}]}) is None
-    assert peak_phase({**report, "phases": [{"phase": "other"}, {"phase": "forward"}]}) == "other"
-    assert peak_phase({**report, "source": {"phases_known_by": "marks"}, "phases": [{"phase": "other"}]}) == "other"
+    span = sample()[0]["phases"][0]
+    other, forward = ({**span, "phase": phase} for phase in ("other", "forward"))
+    stacks, marks = {"phases_known_by": "stacks"}, {"phases_known_by": "marks"}
+    assert peak_phase(_sample(stacks, {"phase": "other"}, phases=[other])) is None
+    assert peak_phase(_sample(stacks, {"phase": "other"}, phases=[other, forward])) == "other"
+    assert peak_phase(_sample(marks, {"phase": "other"}, phases=[other])) == "other"
+
+
+_AHEAD = {"still": {"gradients": 5 * GIB}, "moment": "backward", "needed_bytes": 9 * GIB, "available_bytes": 4 * GIB,
+          "short_bytes": 5 * GIB}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -193,14 +212,14 @@ def test_a_phase_that_nothing_tells_apart_is_not_named() -> None:
     [
         ({"requested_bytes": 3 * GIB, "device_free_bytes": GIB, "fits_defragmented": False}, 2 * GIB),
         ({"requested_bytes": 3 * GIB, "device_free_bytes": GIB, "fits_defragmented": True}, 0),
-        ({"requested_bytes": GIB, "device_free_bytes": 0, "ahead": {"short_bytes": 5 * GIB}}, 5 * GIB),
+        ({"requested_bytes": GIB, "device_free_bytes": 0, "ahead": _AHEAD}, 5 * GIB),
         ({"requested_bytes": GIB, "device_free_bytes": 9 * GIB, "limit_bytes": 8 * GIB,
           "reserved_bytes": 8 * GIB - MIB}, GIB - MIB),
         ({"requested_bytes": GIB, "device_free_bytes": None}, 0),
     ],
 )  # fmt: skip
 def test_what_was_missing(oom: dict[str, Any], missing: int) -> None:
-    assert missing_bytes(oom) == missing
+    assert missing_bytes(_oom(**oom)) == missing
 
 
 def test_an_oom_begins_with_what_is_missing() -> None:
@@ -239,21 +258,25 @@ def test_categories_are_named_until_half_is(shared: Path) -> None:
     assert 50 <= sum(shares) <= 100
 
 
-def _with_phases(*rows: tuple[str, int, int]) -> dict[str, Any]:
-    """A report's part: phases with their peaks and the optimizer state in them, GiB."""
-    phases = [{"phase": p, "peak_bytes": n * GIB, "categories": {"optimizer_state": s * GIB}} for p, n, s in rows]
-    return {"phases": phases, "peak": {"active_bytes": max(n for _, n, _ in rows) * GIB}}
+def _with_phases(*rows: tuple[str, int, int], **more: Any) -> Report:
+    """A report with phases, their peaks and the optimizer state in them, GiB."""
+    span = sample()[0]["phases"][0]
+    phases = [
+        {**span, "phase": p, "peak_bytes": n * GIB, "categories": {"optimizer_state": s * GIB}} for p, n, s in rows
+    ]
+    return _sample(None, {"active_bytes": max(n for _, n, _ in rows) * GIB}, phases=phases, **more)
 
 
 def test_a_first_step_tells_of_the_next() -> None:
     first = [("load", 12, 0), ("forward", 41, 0), ("backward", 40, 0), ("optimizer_step", 51, 25)]
     following = next_step(_with_phases(*first))
     assert following is not None
-    assert (following["phase"], following["peak_bytes"]) == ("forward", 66 * GIB)
+    assert (following.phase, following.peak_bytes) == ("forward", 66 * GIB)
     assert next_step(_with_phases(*first, ("forward", 66, 25))) is None  # it was seen
     assert next_step(_with_phases(("forward", 41, 25), ("optimizer_step", 51, 25))) is None
     assert next_step(_with_phases(("forward", 20, 0), ("optimizer_step", 51, 25))) is None  # no higher
-    assert next_step({**_with_phases(*first), "oom": {"phase": "optimizer_step"}}) is None
+    failed = to_builtins(_oom(requested_bytes=GIB, device_free_bytes=None, phase="optimizer_step"))
+    assert next_step(_with_phases(*first, oom=failed)) is None
 
 
 def test_the_verdict_of_a_first_step(shared: Path) -> None:

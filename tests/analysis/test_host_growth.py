@@ -10,16 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
-from memprof.reports.document.build import build_document
 from memprof.reports.renderers import draw
-from msgspec import to_builtins
 
 from memprof.analysis.counters import CountersFile, read_counters
 from memprof.analysis.host.growth import host_growth, host_report
 from memprof.analysis.report_files import validate
 from memprof.recording.system.host import host_parts
+from memprof.report.codec import to_builtins
+from memprof.report.run import Host
 from memprof.snapshot.recorded_run import HostMemory
 from tests.reports.sample import sample
+from tests.reports.typed import build_document
 
 G = 2**30
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
@@ -43,9 +44,9 @@ def rows(**grows: float) -> list[dict[str, int]]:
 def test_the_part_that_grows_is_named(grows: dict[str, float], first: str, each: float) -> None:
     found = host_growth(rows(**grows))
     assert found is not None
-    assert next(iter(found["parts"])) == first.removeprefix("host_")
-    assert found["bytes"] / found["steps"] == pytest.approx(each * G)
-    assert f"by {each:.3f} GiB a step" in found["sentence"]
+    assert next(iter(found.parts)) == first.removeprefix("host_")
+    assert found.bytes / found.steps == pytest.approx(each * G)
+    assert f"by {each:.3f} GiB a step" in found.sentence
 
 
 def test_what_warms_up_stands_still_or_jumps_once_is_no_growth() -> None:
@@ -102,12 +103,14 @@ def test_a_report_says_which_part_of_host_memory_grew(tmp_path: Path) -> None:
     host = HostMemory(rss_bytes=15 * G, pinned_bytes=None)
     found, note = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
     assert found is not None
-    assert note == found["growth"]["sentence"]
-    assert found["growth"]["parts"] == {"pinned": 16 * G // 4}
-    assert "torch's cache of pinned memory 4.00 GiB" in found["growth"]["sentence"]
-    assert host_report(host, str(tmp_path / "step-000019.rank-1.pickle"), 1) == (to_builtins(host), None)
+    assert found.growth is not None
+    assert note == found.growth.sentence
+    assert found.growth.parts == {"pinned": 16 * G // 4}
+    assert "torch's cache of pinned memory 4.00 GiB" in found.growth.sentence
+    as_recorded = Host(rss_bytes=15 * G)
+    assert host_report(host, str(tmp_path / "step-000019.rank-1.pickle"), 1) == (as_recorded, None)
     assert host_report(None, str(tmp_path / "step-000019.rank-0.pickle"), 0) == (None, None)
-    report = {**sample()[0], "host": found}
+    report = {**sample()[0], "host": to_builtins(found)}
     validate(report)
     facts = {fact.label: fact.value for fact in build_document(report).host}
     assert facts["Grown in 16 steps"] == "4.00 GiB"
@@ -118,6 +121,6 @@ def test_counters_that_cannot_be_read_are_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "counters.rank-0.jsonl").write_text("no counters\n")
     host = HostMemory(rss_bytes=15 * G, pinned_bytes=None)
     found, note = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
-    assert found == to_builtins(host)
+    assert found == Host(rss_bytes=15 * G)
     assert note is not None
     assert note.startswith("Whether host memory grew from step to step is not known: counters.rank-0.jsonl: not a ")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import build_document
 
 from memprof.analysis.analysis import analyze
 from memprof.oom.run_lines import oom_lines
 from memprof.snapshot import snapshot_from_raw
+from tests.reports.typed import build_document
 from tests.synthetic import SnapshotBuilder
 
 MIB = 1 << 20

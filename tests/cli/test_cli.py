@@ -370,9 +370,9 @@ def test_closed_and_full_streams(snapshot: Path, words: str, streams: str, code:
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
     [
-        (["--help"], {"torch", "plotly", "numpy", "rich", "fastjsonschema", "transformers"}),
-        (["report", "--help"], {"torch", "plotly", "numpy", "rich", "fastjsonschema", "transformers"}),
-        (["report", "{file}", "--format", "json"], {"torch", "plotly", "rich", "fastjsonschema", "transformers"}),
+        (["--help"], {"torch", "plotly", "numpy", "rich", "msgspec", "transformers"}),
+        (["report", "--help"], {"torch", "plotly", "numpy", "rich", "msgspec", "transformers"}),
+        (["report", "{file}", "--format", "json"], {"torch", "plotly", "rich", "transformers"}),
         (["report", "{file}", "-o", "{page}"], {"torch", "transformers", "trl", "pandas"}),
         (["explain", "{file}"], {"torch", "plotly", "transformers"}),
         (["simulate", "--model", "no-such-model"], {"torch", "transformers", "trl", "plotly"}),

@@ -25,8 +25,10 @@ from memprof.analysis.counters import CountersFile, read_counters
 from memprof.analysis.report_files import read_memprof_json
 from memprof.errors import InputError
 from memprof.files import refuse_special, write_text, write_whole
+from memprof.report.files import write_answer
 from memprof.snapshot import load_snapshot, save_snapshot
 from tests.reports.sample import sample
+from tests.reports.typed import report_of
 from tests.synthetic import SnapshotBuilder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and limits of a POSIX system")
@@ -47,8 +49,9 @@ def _write_snapshot(folder: Path) -> Iterator[None]:
 
 
 def _write_page(folder: Path) -> Iterator[None]:
-    from memprof.reports.document.build import build_document
     from memprof.reports.html.report import render_html
+
+    from tests.reports.typed import build_document
 
     page = render_html(build_document(*sample("trace")))
     while True:
@@ -57,11 +60,9 @@ def _write_page(folder: Path) -> Iterator[None]:
 
 
 def _write_json(folder: Path) -> Iterator[None]:
-    from memprof.reports.json import write_json
-
-    report = sample()[0]
+    report = report_of(sample()[0])
     while True:
-        write_json(report, folder / "report.json")
+        write_answer(report, folder / "report.json")
         yield
 
 

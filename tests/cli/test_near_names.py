@@ -24,9 +24,9 @@ def test_nothing_is_guessed_of_what_is_like_no_command() -> None:
 
 
 def test_a_card_like_one_is_named() -> None:
-    with pytest.raises(UsageError, match=r"did you mean RTX 4090 or RTX 4080\?\): give a size such as 24GB\.$"):
+    with pytest.raises(UsageError, match=r"did you mean RTX 4090 or RTX 4080\?\)\. .* memory, such as 24GB\.$"):
         find_gpu("RTX4009")
-    with pytest.raises(UsageError, match=r"or one of T4, .*MI300X"):
+    with pytest.raises(UsageError, match=r"Known GPUs: .*T4, .*MI300X"):
         find_gpu("zzz9")
 
 

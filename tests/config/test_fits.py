@@ -2,12 +2,12 @@
 
 import pytest
 
-from memprof.analysis.compare import compare
 from memprof.config.expected_error import comparisons
 from memprof.config.fits import MARGIN, fits, kept_for, limit_bytes, margin_of, needed_bytes, room_bytes, wide_margin
 from memprof.config.gpus import CONTEXT_BYTES, find_gpu
 from memprof.config.settings import Settings
 from memprof.config.trl_arguments import assumed_of
+from tests.report.plain import compare
 from tests.reports.compared import as_run, leaner
 from tests.reports.sample import sample
 

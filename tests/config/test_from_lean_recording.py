@@ -43,9 +43,9 @@ def _trained(folder: Path, **settings: Any) -> dict[str, Any]:
 )
 def test_a_recorded_lean_run_is_simulated_as_it_was(tmp_path: Path, given: dict[str, Any]) -> None:
     from memprof.advice.candidates import candidates_for
-    from memprof.advice.recorded_run import run_of
     from memprof.config.from_recording import place_model, settings_like
     from memprof.simulate.evaluate import evaluate
+    from tests.report.plain import run_of
 
     report = _trained(tmp_path, **given)
     config = report["source"]["config"]

@@ -169,8 +169,8 @@ def test_gpus_are_known_by_name(text: str, name: str) -> None:
 def test_gpus_are_given_by_size() -> None:
     assert find_gpu("24GB").total_bytes == 24 * 10**9
     assert find_gpu("24GiB").total_bytes == 24 * 2**30
-    for stranger in ("a big one", "NVIDIA GeForce RTX 4090 Laptop GPU"):  # which has 16 GB
-        with pytest.raises(UsageError, match="give a size such as 24GB"):
+    for stranger in ("a big one", "NVIDIA GeForce RTX 4050 Laptop GPU"):
+        with pytest.raises(UsageError, match="give its memory, such as 24GB"):
             find_gpu(stranger)
 
 
@@ -188,7 +188,13 @@ def test_no_card_has_more_than_its_name_says() -> None:
         "RTX 5070 Ti": 16, "RTX 5080": 16, "RTX 5090": 32, "RTX 6000 Ada": 48, "RTX PRO 6000 Blackwell": 96, "A10": 24,
         "A10G": 24, "A40": 48, "A6000": 48, "L4": 24, "L40S": 48, "A100-40GB": 40, "A100-80GB": 80, "H100": 80,
         "H100 NVL": 94, "GH200": 96, "H200": 141, "B200": 180, "GB200": 186, "B300": 288, "MI300X": 192, "MI325X": 256,
-        "MI350X": 288, "MI355X": 288, "Max 1550": 64, "Arc A770": 16, "Arc B580": 12,
+        "GTX 1080 Ti": 11, "P100": 16, "RTX 2080 Ti": 11, "RTX 3060 Ti": 8, "RTX 3070": 8, "RTX 3070 Laptop": 8,
+        "RTX 3070 Ti": 8, "RTX 3080 Laptop": 16, "RTX 3080 Ti": 12, "RTX 3080 Ti Laptop": 16, "RTX 3090 Ti": 24,
+        "RTX 4060": 8, "RTX 4060 Laptop": 8, "RTX 4060 Ti 8GB": 8, "RTX 4060 Ti 16GB": 16, "RTX 4070 Laptop": 8,
+        "RTX 4070 SUPER": 12, "RTX 4080 Laptop": 12, "RTX 4090 Laptop": 16, "RTX 5060": 8, "RTX 5060 Ti 8GB": 8,
+        "RTX 5060 Ti 16GB": 16, "RTX 5070": 12, "RTX 5070 Ti Laptop": 12, "RTX 5080 Laptop": 16, "RTX 5090 Laptop": 24,
+        "A4000": 16, "A5000": 24, "A30": 24, "L40": 48, "MI350X": 288, "MI355X": 288, "Max 1550": 64, "Arc A770": 16,
+        "Arc B580": 12,
     }  # fmt: skip
     assert {gpu.name for gpu in known_gpus()} == named.keys()
     for gpu in known_gpus():

@@ -87,7 +87,7 @@ def test_host_memory_is_a_size_too() -> None:
 
 def test_commands_refuse_a_bare_number_and_know_cards(tmp_path: Path) -> None:
     pytest.importorskip("trl")
-    from memprof.reports.json import dumps
+    from memprof.report.codec import dumps
 
     report, script = tmp_path / "report.json", tmp_path / "train.py"
     report.write_text(dumps(sample()[0]), encoding="utf-8")
@@ -119,3 +119,74 @@ def test_every_card_has_a_whole_row() -> None:
         assert find_gpu(name).name == name
     for other, name in cards["aliases"].items():
         assert find_gpu(other).name == name, other
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("3090 Ti", "RTX 3090 Ti"), ("3090ti", "RTX 3090 Ti"), ("2080ti", "RTX 2080 Ti"), ("1080ti", "GTX 1080 Ti"),
+        ("3060ti", "RTX 3060 Ti"), ("3070 Ti", "RTX 3070 Ti"), ("3080ti", "RTX 3080 Ti"), ("5060ti", "RTX 5060 Ti 8GB"),
+        ("4060 Ti", "RTX 4060 Ti 8GB"), ("4060 Ti 16GB", "RTX 4060 Ti 16GB"), ("rtx4060ti-16g", "RTX 4060 Ti 16GB"),
+        ("4090 24GB", "RTX 4090"), ("T4 16GB", "T4"), ("V100 32GB", "V100-32GB"), ("Tesla P100-PCIE-16GB", "P100"),
+        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", "RTX 3080 Ti Laptop"), ("RTX 3080 Ti mobile", "RTX 3080 Ti Laptop"),
+        ("L40", "L40"), ("A30", "A30"), ("RTX A4000", "A4000"), ("a5000", "A5000"),
+    ],
+)  # fmt: skip
+def test_a_name_is_no_size(text: str, name: str) -> None:
+    assert find_gpu(text).name == name
+
+
+def test_every_name_is_found_in_the_ways_people_write_it() -> None:
+    """Without its make, in lower case, without spaces, with NVIDIA's or a count before it."""
+    for gpu in gpus.known_gpus():
+        bare = gpu.name.removeprefix("RTX ").removeprefix("GTX ")
+        for text in (
+            gpu.name.lower(),
+            gpu.name.replace(" ", ""),
+            gpu.name.replace(" ", "-"),
+            bare,
+            f"NVIDIA {gpu.name}",
+        ):
+            found = find_gpu(text)
+            assert found.name == gpu.name, text
+            assert 2**30 < found.total_bytes < 2**39, text
+        assert gpus.split_count(f"4x{bare}") == (4, bare)
+        assert gpus.split_count(f"{bare} x 2") == (2, bare)
+
+
+@pytest.mark.parametrize(
+    "text", ["3090 Tii", "3090T", "24 T", "9TB", "0GB", "-24GB", "24GBs", "RTX 3080 12GB", "4090 48GB", ""]
+)
+def test_what_is_neither_a_name_nor_a_memory_size(text: str) -> None:
+    with pytest.raises(UsageError):
+        find_gpu(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["MacBook", "MacBook Pro M3", "M3 Max", "m4", "Apple M2 Ultra", "mps", "TPU v4", "cpu"]
+)
+def test_other_devices_are_not_supported(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is not supported: memprof simulates only CUDA .* ROCm .* XPU"):
+        find_gpu(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "single"),
+    [
+        ("2x4090", 2, "4090"), ("8xH100", 8, "H100"), ("8 x H100", 8, "H100"), ("8×A100 80GB", 8, "A100 80GB"),
+        ("H100:4", 4, "H100"), ("2*24GB", 2, "24GB"), ("H100", 1, "H100"), ("RTX 4090", 1, "RTX 4090"),
+    ],
+)  # fmt: skip
+def test_several_gpus(text: str, count: int, single: str) -> None:
+    assert gpus.split_count(text) == (count, single)
+    if count > 1:
+        with pytest.raises(UsageError, match=f"means {count} GPUs"):
+            find_gpu(text)
+
+
+def test_a_count_is_the_number_of_gpus() -> None:
+    pytest.importorskip("trl")
+    for command in ("plan", "simulate"):
+        asked = [command, "--model", "Qwen/Qwen3-8B", "--gpu", "8xH100", "--gpus", "4"]
+        done = CliRunner().invoke(main, asked)
+        assert (done.exit_code, "--gpu 8xH100 means 8 GPUs, and --gpus is 4" in done.output) == (2, True), done.output

@@ -23,7 +23,7 @@ from memprof.errors import UsageError
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, card_of, settings_of
 from memprof.plan.budget_search import Choice
-from tests.grpo.trainers import build, saved_llama, tiny_llama
+from tests.grpo.trainers import build, run_step, saved_llama, tiny_llama
 
 MIB = 2**20
 
@@ -189,7 +189,7 @@ def _over(trained: Any, phase: str, measured: int, monkeypatch: pytest.MonkeyPat
 def test_over_the_budget_the_next_rung_is_taken_once(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = trained._prepare_inputs(next(iter(trained.get_train_dataloader())))
     trained.model.train()
-    before = trained.compute_loss(trained.model, inputs)
+    before = run_step(trained, inputs)
 
     assert _over(trained, "backward", 119 * MIB, monkeypatch).startswith("memory budget kept")
     assert trained.args.checkpointing == "none"
@@ -202,5 +202,5 @@ def test_over_the_budget_the_next_rung_is_taken_once(trained: Any, monkeypatch: 
     layer = trained._step_context().base_model().model.layers[0]
     assert layer._memprof_wrappers
     assert layer.mlp._memprof_wrappers  # really in place, and the loss is the same
-    after = trained.compute_loss(trained.model, inputs)
+    after = run_step(trained, inputs)
     assert after.item() == pytest.approx(before.item(), rel=1e-5)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from memprof.compat.patching import replacing
 from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
 
 VOCABULARY = 61
@@ -224,18 +225,24 @@ def with_policies(trainer: Any, inputs: dict[str, Any], *, beta: float, noise: f
     return inputs
 
 
-def loss_and_gradients(
-    trainer: Any, inputs: dict[str, Any], wrapped: Any = None
-) -> tuple[float, dict[str, torch.Tensor], dict[str, Any]]:
-    """Loss, gradient of every trainable tensor and logged metrics of one micro-batch.
+def run_step(trainer: Any, inputs: dict[str, Any], wrapped: Any = None) -> torch.Tensor:
+    """Run the forward and backward of a training step on a micro-batch; return its loss.
 
     ``wrapped``: the model as accelerate wrapped it, where it did.
     """
-    trainer.model.train()
+    with replacing((trainer, "_prepare_inputs", dict)):
+        loss: torch.Tensor = trainer.training_step(wrapped or trainer.model, inputs, None)
+    trainer._metrics["train"].pop("step_time", None)
+    return loss
+
+
+def loss_and_gradients(
+    trainer: Any, inputs: dict[str, Any], wrapped: Any = None
+) -> tuple[float, dict[str, torch.Tensor], dict[str, Any]]:
+    """Loss, gradient of every trainable tensor and logged metrics of one micro-batch; ``wrapped`` as in `run_step`."""
     trainer.model.zero_grad()
     trainer._metrics["train"].clear()
-    loss = trainer.compute_loss(wrapped or trainer.model, dict(inputs))
-    trainer.accelerator.backward(loss)
+    loss = run_step(trainer, inputs, wrapped)
     gradients = {
         name: parameter.grad.detach().clone()
         for name, parameter in trainer.model.named_parameters()

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html
 
 import memprof
@@ -24,6 +23,7 @@ from memprof.instrument.attach import _attached, attach, attached
 from memprof.instrument.dump_requests import request_dump
 from memprof.recording.system.engine_sleep import Residency
 from memprof.vocabulary import Category
+from tests.reports.typed import build_document
 
 WIDTH = 96
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 if sys.version_info >= (3, 11):
@@ -15,52 +16,74 @@ if sys.version_info >= (3, 11):
 else:
     import sre_parse as sre
 
-from memprof.oom import evidence, explain, stack
-from memprof.oom.expressions import Scope, check, evaluate
-from memprof.oom.framework_settings import frameworks, names_in
-from memprof.oom.knowledge_files import MESSAGE_FILES, table
+from memprof.oom import explain, find_failures, stack
+from memprof.oom import facts as facts_module
+from memprof.oom.arithmetic import parts_of
+from memprof.oom.derived import BY_NUMBERS, VALUES
+from memprof.oom.facts import Facts, facts_of
+from memprof.oom.failure import Failure
+from memprof.oom.framework_settings import PLAIN, frameworks, names_in
+from memprof.oom.knowledge_files import (
+    Cause,
+    Circumstance,
+    FactRule,
+    Remedy,
+    answers,
+    causes,
+    circumstances,
+    facts_file,
+    remedies,
+    table,
+)
 from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY, TRIGGERS, answer_of
 from memprof.oom.message_form import Form
 from memprof.oom.reading import engine_share, fields, find, frames, matches, normalize
 from memprof.oom.wording import choose, fill
 from tests.oom.examples import EXAMPLES
 
-FILES = (*MESSAGE_FILES, "causes", "flags", "remedies", "torch", "elsewhere", "framework_settings")
-CONDITIONS = ("when", "impossible", "useless", "frees", "instead_when")
-REMEDIES = {key for name in FILES for key in table(name).get("remedy", {})}
+KEYS = {"form", "backend", "phase", "cause", "reason", "framework_kind", "constraint"}
+VALUES_READ = {group for form in (*FORMS, *DEVICE_FORMS) for group in form.types} | set(Failure.__dataclass_fields__)
 
 
-def entries() -> Iterator[dict[str, Any]]:
-    for name in FILES:
-        data = table(name)
-        yield from (data.get("cause", []) + data.get("circumstance", []))
-        yield from [*data.get("remedy", {}).values(), *data.get("answer", {}).values()]
+def rules() -> Iterator[Cause | Circumstance | Remedy | FactRule]:
+    yield from (*causes(), *circumstances(), *answers().values(), *remedies().values(), *facts_file().fact.values())
 
 
-def test_every_condition_is_one_that_can_be_evaluated() -> None:
-    for entry in entries():
-        sources = [entry[key] for key in CONDITIONS if isinstance(entry.get(key), str)]
-        sources += entry.get("let", {}).values()
-        sources += [source for key in ("do_when", "why_when", "because_when") for source in entry.get(key, [])]
-        for source in sources:
-            check(source)
-            for pattern in re.findall(r"'((?:[^'\\]|\\.)*)'", source):
-                re.compile(pattern)
-    for source in [*table("causes")["let"].values(), *table("flags")["flag"].values()]:
-        check(source)
+def conditions() -> Iterator[str]:
+    """Yield every name of a fact that a rule asks for."""
+    for rule in rules():
+        for key in ("when", "any", "unless", "all", "help_when", "instead_when"):
+            yield from getattr(rule, key, ())
+        yield from (
+            name
+            for key in ("do_when", "why_when", "because_when")
+            for names in getattr(rule, key, ())
+            for name in names
+        )
+        yield from [rule.already] if isinstance(rule, Remedy) and rule.already else []
+
+
+def test_every_fact_that_is_asked_for_is_defined() -> None:
+    file = facts_file()
+    (failure,) = find_failures("CUDA out of memory. Tried to allocate 2.00 GiB")
+    known = {*file.fact, *file.setting, *file.capture, *file.number, *BY_NUMBERS, *VALUES, *VALUES_READ}
+    known |= set(facts_of(failure, parts_of(failure), None, False, PLAIN).given)
+    for name in conditions():
+        key, _, value = name.removeprefix("!").partition(":")
+        assert key in (KEYS if value else known), name
 
 
 def test_every_remedy_that_is_named_is_there_and_every_remedy_is_named() -> None:
-    named = {item for entry in entries() for item in entry.get("try", []) if isinstance(item, str)}
+    named = {item for rule in rules() for item in getattr(rule, "tries", ()) if isinstance(item, str)}
     named |= {item for work in table("remedies")["work"].values() for listed in work.values() for item in listed}
-    assert named <= REMEDIES
-    assert REMEDIES - named == {"snapshot"}
+    assert named <= set(remedies())
+    assert set(remedies()) - named == {"snapshot"}
 
 
 def test_every_message_has_an_answer_and_a_trigger_for_long_logs() -> None:
     for form in FORMS:
         # a device's messages are decided by their numbers
-        assert form.kind == "device" or answer_of(form)["because"]
+        assert form.kind == "device" or answer_of(form).because
         assert any(trigger in EXAMPLES[form.id].text.lower() for trigger in TRIGGERS), form.id
 
 
@@ -72,49 +95,41 @@ def test_a_framework_is_known_by_its_own_files() -> None:
         assert found.framework == names.framework
 
 
-@pytest.mark.parametrize(
-    ("source", "value"),
-    [
-        ("a < 2 and b", None),
-        ("unknown > 1 or a == 1", True),
-        ("not (unknown > 1)", True),
-        ("unknown + 1", None),
-        ("2 * GiB", 2**31),
-        ("'x' if a else 'y'", "x"),
-        ("c", 2),
-        ("d", None),
-    ],
-)
-def test_an_unknown_number_makes_no_condition_hold(source: str, value: object) -> None:
-    scope = Scope({"a": 1, "b": None}, {}).within({"c": "a + 1", "d": "d + 1"})
-    assert evaluate(source, scope) == value
+def test_an_unknown_number_makes_no_fact_hold() -> None:
+    facts = Facts({"asked": 2**30, "total": None})
+    assert facts.has("asked")
+    assert facts.has("!total")
+    assert not facts.has("asked_above_total")
+    assert not facts.has("asked_quarter_of_device")
+    assert facts.value("asked_percent") is None
+    assert Facts({"asked": 2**31, "total": 2**30}).has("asked_above_total")
 
 
-@pytest.mark.parametrize("source", ["a.b", "[1]", "__import__('os')", "lambda: 1", "a if"])
-def test_nothing_else_is_evaluated(source: str) -> None:
-    with pytest.raises((ValueError, SyntaxError, KeyError)):
-        evaluate(source, Scope({"a": 1}, {}))
+def test_a_rule_holds_with_all_of_when_one_of_any_and_none_of_unless() -> None:
+    facts = Facts({"backend": "HIP", "asked": 1})
+    assert facts.holds(Remedy(do="", when=("backend:HIP",), any=("total", "asked"), unless=("backend:CUDA",)))
+    assert not facts.holds(Remedy(do="", when=("backend:HIP", "total")))
+    assert not facts.holds(Remedy(do="", any=("total", "free")))
+    assert not facts.holds(Remedy(do="", unless=("asked",)))
+
+
+def test_a_key_that_no_rule_has_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="wen"):
+        msgspec.convert({"do": "x", "wen": ["y"]}, Remedy)
 
 
 def test_templates_drop_what_is_not_known() -> None:
-    scope = Scope({"asked": 2**30, "x": 1.25, "n": 3}, {})
+    scope = Facts({"asked": 2**30, "x": 1.25, "n": 3})
     assert fill("{asked}[[ of {total}]] at {x:.1f}{n:size|}", scope) == "1.00 GiB at 1.23 B"
     assert fill("{total}", scope) is None
-    assert choose(["{total}", "{n} left", "none"], scope) == "3 left"
-    assert choose(["a", "b"], scope, ["n > 5", "True"]) == "b"
+    assert choose(("{total}", "{n} left", "none"), scope) == "3 left"
+    assert choose(("a", "b"), scope, [("total",), ()]) == "b"
+    assert fill("x[[{?asked} known]][[{?total} lost]]", scope) == "x known"
 
 
 # ------------------------------------------------------------------------------------------------- linear time
 
-READERS = (fields, frames, normalize, find, matches, engine_share, evidence, stack, explain)
-
-
-def texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from texts(inner)
+READERS = (fields, frames, normalize, find, matches, engine_share, facts_module, stack, explain)
 
 
 def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
@@ -122,13 +137,13 @@ def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
     for form in (*FORMS, *DEVICE_FORMS, *NOT_MEMORY):
         yield form.id, form.pattern
         yield from ((f"{form.id}, frames", p) for p in (form.frames, form.asked_by) if p is not None)
-    for name in FILES:
-        for source in texts(table(name)):
-            for pattern in re.findall(r"\w\('((?:[^'\\]|\\.)*)'", source):
-                yield f"{name}: {pattern[:50]}", re.compile(pattern)
-        for key, remedy in table(name).get("remedy", {}).items():
-            if "already" in remedy:
-                yield f"{key}, already", re.compile(f"(?i){remedy['already']}")
+    file = facts_file()
+    for name, rule in file.fact.items():
+        for key in ("frames", "near", "inner", "last", "code", "message", "around", "log", "text"):
+            if source := getattr(rule, key):
+                yield f"{name}, {key}", re.compile(source)
+    for kind in ("setting", "capture", "number"):
+        yield from ((f"{kind} {name}", re.compile(source)) for name, source in getattr(file, kind).items())
     for names in frameworks():
         yield from ((f"{names.framework}: {sign.pattern[:50]}", sign) for sign in names.signs)
     yield from ((f"share: {row.find}", row.pattern) for row in engine_share._lines())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.document.plan import PlanDocument, build_plan
+from memprof.reports.document.plan import PlanDocument
 from memprof.reports.html.plan import render_plan as render_page
 from memprof.reports.renderers import draw
 
@@ -24,6 +24,7 @@ from memprof.plan import cache, make_plan, planner, search, sizes
 from memprof.plan.methods import METHODS, methods_for
 from memprof.plan.pareto_front import fastest_of, front_of
 from memprof.plan.planner import Plan
+from tests.reports.typed import build_plan
 
 GB = 10**9
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import build_document
 from memprof.reports.document.outside_torch import outside_facts
 from memprof.reports.html.report import render_html
 
@@ -19,9 +18,11 @@ from memprof.config.gpus import CONTEXT_BYTES
 from memprof.recording.system.nvml import DeviceMeter
 from memprof.recording.system.outside_torch import Outside
 from memprof.recording.system.sampler import Sampler
+from memprof.report.run import NonTorchMemory
 from memprof.snapshot.validation import read_run
 from tests.reports.document.drawn import render_terminal
 from tests.reports.sample import sample
+from tests.reports.typed import build_document, typed
 
 GIB = 2**30
 UUID = "GPU-1b2c"
@@ -188,7 +189,7 @@ def test_what_is_outside_is_told_apart_and_adds_up() -> None:
     assert found["processes"] == [{"pid": 9, "bytes": 3 * GIB}]
     report, _ = sample()
     validate({**report, "outside": found})
-    facts = {f.label: f.value for f in outside_facts(found)}
+    facts = {f.label: f.value for f in outside_facts(typed(found, NonTorchMemory))}
     assert facts["Before recording"] == facts["Since then"] == "1.00 GiB"
     document = build_document({**report, "outside": found})
     assert "On the device outside torch" in render_html(document)
@@ -205,7 +206,7 @@ def test_a_groups_share_is_bounded_by_what_came_since_recording_began() -> None:
     assert found is not None
     assert (found["grown_bytes"], found["group_at_most_bytes"]) == (2 * GIB, GIB // 4)
     assert found["estimated_bytes"] is None  # the driver told all
-    (since,) = [f.note for f in outside_facts(found) if f.label == "Since then"]
+    (since,) = [f.note for f in outside_facts(typed(found, NonTorchMemory)) if f.label == "Since then"]
     assert "(8 process groups, on average at most 256.00 MiB each)" in since
 
 
@@ -217,7 +218,7 @@ def test_a_context_is_estimated_for_each_process_whose_share_is_not_told() -> No
     found = reported(outside.to_plain(), samples)
     assert found is not None
     assert found["estimated_bytes"] == CONTEXT_BYTES * 2
-    (said,) = [f.note for f in outside_facts(found) if f.label == "Estimated"]
+    (said,) = [f.note for f in outside_facts(typed(found, NonTorchMemory)) if f.label == "Estimated"]
     assert said == "not measured: a CUDA context of usual size for 2 other processes"
 
 
@@ -226,7 +227,7 @@ def test_a_refusal_is_shown_and_a_trace_has_nothing_to_say() -> None:
     found = reported(outside.to_plain(), [outside.row(1, GIB)])
     assert found is not None
     assert found["highest_used_bytes"] is None
-    assert [f.label for f in outside_facts(found)] == ["Not known", "Estimated"]
+    assert [f.label for f in outside_facts(typed(found, NonTorchMemory))] == ["Not known", "Estimated"]
     assert found["estimated_bytes"] == CONTEXT_BYTES
     assert reported(None, []) is None
     assert outside_facts(None) == ()

@@ -261,6 +261,7 @@ def _source(kind: str, n_points: int) -> dict[str, Any]:
         "events": n_points,
         "dropped_events": 0,
         "history": "complete",
+        "timed": kind != "simulated",
         "phases_known_by": "marks",
         "devices": [0],
         "rank": 0,

@@ -16,12 +16,13 @@ from markdown_it import MarkdownIt
 from memprof.reports.renderers import render
 
 from benchmarks.faults import inputs
-from memprof.advice.analyze_with_advice import ReportOf, analyze
+from memprof.advice.analyze_with_advice import ReportBuilder, analyze
 from memprof.analysis.analysis import Analysis
-from memprof.analysis.compare import Run, compare
 from memprof.cli import main
 from memprof.cli.answers import comparison_answer, report_answer
 from memprof.errors import InputError
+from tests.report.plain import as_run, compare
+from tests.reports.typed import comparison_of, report_of
 
 #: Colours, a link (OSC 8), the clipboard (OSC 52), C1 controls, an overwritten line, turned reading, markup, a script.
 ATTACK = (
@@ -82,7 +83,7 @@ def attacked(path: Path) -> Analysis:
 
 @pytest.fixture(scope="module")
 def report(attacked: Analysis, path: Path) -> dict[str, Any]:
-    found = ReportOf().of(attacked, path)
+    found = to_builtins(ReportBuilder().report_of(attacked, path))
     assert "evil" in json.dumps(found), "no attack came as far as the report"
     return found
 
@@ -118,7 +119,7 @@ def _holds_no_attack(html: str) -> None:
 
 
 def test_a_page_escapes_and_says_which_scripts_may_run(attacked: Analysis, report: dict[str, Any]) -> None:
-    html = render(report_answer("report", report, attacked), "html")
+    html = render(report_answer("report", report_of(report), attacked), "html")
     _holds_no_attack(html)
     policy = re.search(r'http-equiv="?Content-Security-Policy"? content="([^"]+)"', html, re.IGNORECASE)
     assert policy
@@ -135,7 +136,7 @@ def test_a_notebook_escapes(attacked: Analysis) -> None:
 
 
 def test_a_comparison_escapes(attacked: Analysis, report: dict[str, Any]) -> None:
-    compared = compare([Run(f"one{ATTACK}", "measured", report), Run("two", "measured", report)])
+    compared = comparison_of(compare([as_run(f"one{ATTACK}", "measured", report), as_run("two", "measured", report)]))
     for style in ("text", "markdown", "json"):
         assert not CONTROL.search(render(comparison_answer(compared, [None, None]), style))
     _holds_no_attack(render(comparison_answer(compared, [None, None]), "html"))

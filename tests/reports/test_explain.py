@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from memprof.reports.document.tables import allocation_rows, brief_stack, fold_shared
+from memprof.reports.document.tables import brief_stack, fold_shared
 from memprof.reports.renderers import draw
+
+from tests.reports.typed import rows_of
 
 OUTER = ("train.py:9 step", "train.py:31 main")
 
@@ -24,7 +26,7 @@ def listed(*stacks: tuple[str, ...]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("style", ["text", "markdown"])
 def test_frames_that_all_share_stand_once_above_the_list(style: str) -> None:
-    rows = allocation_rows(listed(("a.py:1 f", *OUTER), ("b.py:2 g", *OUTER), ()), 3 * 2**20)
+    rows = rows_of(listed(("a.py:1 f", *OUTER), ("b.py:2 g", *OUTER), ()), 3 * 2**20)
     text = draw("explain", rows, style)
     assert text.startswith("All share:\n")
     assert [text.count(frame) for frame in (*OUTER, "a.py:1 f", "b.py:2 g")] == [1, 1, 1, 1]
@@ -32,17 +34,17 @@ def test_frames_that_all_share_stand_once_above_the_list(style: str) -> None:
 
 
 def test_the_innermost_frame_stays_and_one_allocation_is_left_whole() -> None:
-    same = allocation_rows(listed(OUTER, OUTER), 2 * 2**20)
+    same = rows_of(listed(OUTER, OUTER), 2 * 2**20)
     shared, rows = fold_shared(same)
     assert (shared, [row.stack for row in rows]) == (OUTER[1:], [OUTER[:1]] * 2)
     assert fold_shared(same[:1]) == ((), same[:1])
-    apart = allocation_rows(listed(("a.py:1 f", "x.py:1 main"), ("a.py:1 f", "y.py:1 main")), 2 * 2**20)
+    apart = rows_of(listed(("a.py:1 f", "x.py:1 main"), ("a.py:1 f", "y.py:1 main")), 2 * 2**20)
     assert fold_shared(apart) == ((), apart)
 
 
 def test_what_was_left_out_of_a_stack_stays_said_with_it() -> None:
     deep = ("a.py:1 f", *OUTER, "<frozen runpy>:1 a", "<frozen runpy>:2 b")
-    rows = allocation_rows(listed(deep, ("b.py:2 g", *OUTER, "<frozen runpy>:1 a")), 2 * 2**20, brief_stack)
+    rows = rows_of(listed(deep, ("b.py:2 g", *OUTER, "<frozen runpy>:1 a")), 2 * 2**20, brief_stack)
     shared, folded = fold_shared(rows)
     assert shared == OUTER
     assert [row.stack[0] for row in folded] == ["a.py:1 f", "b.py:2 g"]

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 from memprof.reports.answers.report import largest
-from memprof.reports.document.build import build_document, document_of
-from memprof.reports.document.model import Allocation
-from memprof.reports.document.tables import allocation_rows
+from memprof.reports.document.build import document_of
+from memprof.reports.document.model import AllocationRow
 from memprof.reports.terminal.screen import console_of, text_of
 from memprof.reports.terminal.table import draw_table, shorten_left
 
-from memprof.analysis.allocations.alike import fold
 from memprof.analysis.analysis import Analysis, analyze
 from memprof.units import gib
+from tests.report.plain import fold
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import hostile, sample
 from tests.reports.test_terminal import same
+from tests.reports.typed import build_document, rows_of
 
 WIDTHS = (60, 72, 80, 100, 120)
 SNAPSHOTS = sorted(
@@ -36,7 +36,7 @@ def listed(name: str, mib: int, category: str, evidence: str, *stack: str) -> di
     }  # fmt: skip
 
 
-def peft() -> tuple[Allocation, ...]:
+def peft() -> tuple[AllocationRow, ...]:
     """Names as PEFT makes them, a file whose name alone is long, and a size of seven digits."""
     layers = [f"base_model.model.model.layers.{i}.mlp.down_proj.base_layer.weight" for i in range(28)]
     adapters = [f"base_model.model.model.layers.{i}.self_attn.q_proj.lora_A.default.weight" for i in range(28)]
@@ -48,10 +48,10 @@ def peft() -> tuple[Allocation, ...]:
         listed("", 900, "loss_logits", "shape", "/v/trl/trainer/grpo_trainer_with_a_long_name.py:11842 _compute_loss"),
         listed("", 1_200_000, "kv_cache", "stack", "/v/transformers/cache_utils.py:118 update"),
     ]
-    return allocation_rows(fold(found), 2**40)
+    return rows_of(fold(found), 2**40)
 
 
-def drawn(rows: tuple[Allocation, ...], width: int, colour: bool = False) -> str:
+def drawn(rows: tuple[AllocationRow, ...], width: int, colour: bool = False) -> str:
     console = console_of(width, colour)
     found = largest(rows)
     assert found is not None
@@ -116,9 +116,9 @@ def test_groups_add_up_to_the_categories(shared: Path, name: str) -> None:
     sums: dict[str, int] = {}
     blocks = 0
     for group in analysis.largest(None):
-        sums[group["category"]] = sums.get(group["category"], 0) + group["bytes"]
-        blocks += group["count"]
-        assert group["bytes"] == group["count"] * group["each_bytes"]
+        sums[group.category] = sums.get(group.category, 0) + group.bytes
+        blocks += group.count
+        assert group.bytes == group.count * group.each_bytes
     peak = analysis.peak
     assert sums == {c: n for c, n in peak.categories.items() if n}
     assert blocks == len(peak.rows)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
-from memprof.reports.document.build import build_document
-from memprof.reports.document.tables import allocation_rows
 from memprof.reports.markdown.draw import code, text
 from memprof.reports.renderers import draw
 
 from tests.reports.document.drawn import render_markdown
 from tests.reports.sample import hostile, sample
 from tests.reports.test_terminal import same
+from tests.reports.typed import build_document, rows_of
 
 
 def test_snapshot() -> None:
@@ -40,7 +39,7 @@ def test_hostile_names_are_text() -> None:
     report, series = hostile()
     markdown = render_markdown(build_document(report, series))
     listed = report["peak"]["allocations"]
-    markdown += draw("explain", allocation_rows(listed, sum(a["bytes"] for a in listed)), "markdown")
+    markdown += draw("explain", rows_of(listed, sum(a["bytes"] for a in listed)), "markdown")
     outside = re.sub(
         r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"^ *(```+)text$.*?^ *\1$", "", markdown, flags=re.M | re.S)
     )

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import build_document
 from memprof.reports.notebook import document_fragment
 
 from memprof import analyze
 from memprof.errors import InputError
 from tests.attribution.runs import Run, train
+from tests.reports.typed import build_document
 from tests.synthetic import SnapshotBuilder
 
 MIB = 2**20
@@ -94,7 +94,7 @@ def test_largest_groups_what_is_alike_before_it_counts(tmp_path: Path) -> None:
         run.ghost(MIB)
     run.ghost(20 * MIB)
     rows = analyze(run.save(tmp_path / "run.pickle")).largest(1)
-    assert [(row["count"], row["bytes"]) for row in rows] == [(100, 100 * MIB)]
+    assert [(row.count, row.bytes) for row in rows] == [(100, 100 * MIB)]
 
 
 def test_names_from_strangers_stay_text(tmp_path: Path) -> None:

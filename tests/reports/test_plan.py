@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.document.plan import PlanDocument, build_plan
+from memprof.reports.document.plan import PlanDocument
 from memprof.reports.html.plan import render_plan as render_page
 from memprof.reports.renderers import draw
 
 from memprof.analysis.report_files import validate
 from memprof.config.settings import Settings
 from memprof.plan.headline import headline_of_plan
+from memprof.report.codec import to_builtins
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.html.test_html import packed
 from tests.reports.test_terminal import same
+from tests.reports.typed import build_plan
 
 GIB = 2**30
 CODE = "args = GRPOConfig(\n    num_generations=4,\n)"
@@ -73,7 +75,7 @@ def timed_plan(**changes: Any) -> PlanDocument:
 
 
 def test_a_plan_follows_the_schema() -> None:
-    validate(sample_plan().data)
+    validate(to_builtins(sample_plan().plan))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
@@ -105,7 +107,7 @@ def test_the_terminal_shows_table_bars_and_settings(width: int) -> None:
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_what_was_searched_for_is_shown_beside_its_time(timed: bool) -> None:
-    rows = [{**row, "step_s": 41.0 if timed else None} for row in sample_plan().data["rows"]]
+    rows = [{**row, "step_s": 41.0 if timed else None} for row in to_builtins(sample_plan().plan)["rows"]]
     rows = [{**row, "largest": {**row, "config": {**row["config"], "completion_length": 704}}} for row in rows]
     lines = render_plan(sample_plan(rows=rows, best=None, code=None), 160).splitlines()
     head = next(line for line in lines if line.startswith("Method"))
@@ -118,21 +120,21 @@ def test_what_was_searched_for_is_shown_beside_its_time(timed: bool) -> None:
 
 def test_the_front_is_marked_and_the_fastest_is_named() -> None:
     plan = timed_plan()
-    validate(plan.data)
+    validate(to_builtins(plan.plan))
     text = render_plan(plan, 80)
     starred = [line.split()[0] for line in text.splitlines() if line.endswith("*") or " s *" in line]
     assert starred == ["full", "<lora>"]
     assert "* on the front: no other row" in text
     assert "Fastest that fits as given: <lora>, ≈ 41.0 s a step (estimated)." in " ".join(text.split())
     assert text.count(CODE) == 1  # the best is the fastest
-    slow = {**plan.data["rows"][2], "config": Settings(model="m", optim="sgd").to_dict()}
+    slow = {**to_builtins(plan.plan)["rows"][2], "config": Settings(model="m", optim="sgd").to_dict()}
     other = timed_plan(best=slow)
     assert render_plan(other, 80).count(CODE) == 2
     assert "\\*" in render_markdown(plan)
 
 
 def test_ties_are_said() -> None:
-    rows = timed_plan().data["rows"]
+    rows = to_builtins(timed_plan().plan)["rows"]
     assert "As fast to within 10 %, which no estimate tells apart: slow." in timed_plan(rows=rows).fastest_sentence
     rows[2]["step_s"] = 46.0
     assert "As fast" not in timed_plan(rows=rows).fastest_sentence
@@ -145,11 +147,11 @@ def test_a_card_without_a_speed_and_nothing_that_fits_are_said() -> None:
 
 
 def test_rows_that_do_other_work_are_compared_by_the_token() -> None:
-    rows = timed_plan().data["rows"]
+    rows = to_builtins(timed_plan().plan)["rows"]
     rows[2]["config"]["completion_length"] = 2 * 768 + 256  # twice the tokens
     plan = timed_plan(rows=rows)
     assert plan.per_tokens
-    seconds = [point["seconds"] for point in plan.priced]
+    seconds = [point.seconds for point in plan.priced()]
     assert seconds == [pytest.approx(s * 1e3 / 8192, abs=1e-6) for s in (30.0, 41.0, 22.0)]
     assert "tokens (estimated)" in plan.fastest_sentence
 
@@ -181,7 +183,7 @@ def test_the_page_draws_rows_and_holds_the_json() -> None:
     widths = [float(w) for w in re.findall(r'class="seg c-weights" style="width:([\d.]+)%"', page)]
     assert len(widths) == 2
     assert widths[0] == pytest.approx(widths[1], abs=0.2)
-    assert packed(page)["report"] == sample_plan().data
+    assert packed(page)["report"] == to_builtins(sample_plan().plan)
 
 
 @pytest.mark.browser
@@ -252,7 +254,7 @@ def test_the_page_is_read_on_a_phone(tmp_path: Path, width: int) -> None:
     ],
 )
 def test_the_page_says_what_a_search_changed(maximized: str, said: str) -> None:
-    rows = [dict(row) for row in timed_plan().data["rows"]]
+    rows = [dict(row) for row in to_builtins(timed_plan().plan)["rows"]]
     rows[1]["largest"] = dict(rows[1])
     page = render_page(timed_plan(rows=rows, maximized=maximized))
     assert said in page

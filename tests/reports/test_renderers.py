@@ -8,13 +8,14 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html
 from memprof.reports.notebook import document_fragment
 from memprof.reports.renderers import ANSWERS, FORMATS, PAGES, Answer, draw, formats_of, render
 
+from memprof.report.report import Explanation
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import sample
+from tests.reports.typed import build_document
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 
@@ -42,7 +43,7 @@ def test_json_asks_for_no_document_and_a_page_for_its_own() -> None:
     def never() -> None:
         raise AssertionError
 
-    answer = Answer("explain", {"schema": "memprof.explain/1", "allocations": []}, never)
+    answer = Answer("explain", Explanation(allocations=()), never)
     assert render(answer, "json") == '{\n "schema": "memprof.explain/1",\n "allocations": []\n}\n'
     with pytest.raises(AssertionError):
         render(answer, "text")

@@ -44,7 +44,7 @@ def _variants(analysis: Any, card: str) -> list[Any]:
 
 def _reserved(program: Any, capacity: int | None = None) -> int:
     from memprof.allocator.replay import reserved_within
-    from memprof.allocator.rounding import AllocatorSettings
+    from memprof.allocator.settings import AllocatorSettings
 
     return reserved_within(program, AllocatorSettings(), capacity)
 

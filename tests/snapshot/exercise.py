@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from contextlib import suppress
 
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 from memprof.errors import MemprofError
 from memprof.snapshot import snapshot_from_raw
 from memprof.snapshot.unpickle import plain_from_bytes

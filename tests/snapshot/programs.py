@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 
 MIB = 2**20
 
@@ -56,6 +56,8 @@ class Program:
                 self.block_size[len(self.events) - 1] = size
             elif what == "empty":
                 self.allocator.empty_cache()
+            elif what == "done":
+                self._complete(number)
             elif self.live:
                 address = self.live.pop(number % len(self.live))
                 if what == "free":
@@ -65,6 +67,15 @@ class Program:
                     self.pending.add(address)
                     self._record("free_requested", address, block.requested, block.pool.stream, block.pool.pool)
         return self
+
+    def _complete(self, number: int) -> None:
+        """Let a stream be done with a block that waits for it."""
+        if self.pending:
+            address = sorted(self.pending)[number % len(self.pending)]
+            self.pending.remove(address)
+            count = len(self.events)
+            self.allocator.free(address)
+            del self.events[count]  # the request, which was made long ago
 
     def segments(self) -> list[dict[str, Any]]:
         """The allocator's, with the blocks whose free was requested and has not been completed."""

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from memprof._native import scanner
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 from memprof.errors import InputError
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.snapshot.rows import scan

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.analyze_with_advice import ReportOf
+from memprof.advice.analyze_with_advice import ReportBuilder
 from memprof.analysis.ranks.reading import RanksReader, read_ranks
 from memprof.errors import UsageError
 from memprof.snapshot import load_snapshot
@@ -128,7 +128,7 @@ def test_other_processes_open_it_themselves(run: Path, served: tuple[str, Any]) 
     handler.login = f"user:{SECRET}"
     place = place_of(url.replace("://", f"://user:{SECRET}@"))
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
-        read = read_ranks([place], RanksReader(ReportOf()), executor=executor)
+        read = read_ranks([place], RanksReader(ReportBuilder()), executor=executor)
     assert [r["peak"]["active_bytes"] for r in read.report["ranks"]] == [6 << 20, 14 << 20]
     assert SECRET not in json.dumps(read.report)
 

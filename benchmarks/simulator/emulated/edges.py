@@ -112,7 +112,7 @@ def _needs(case: Case, gpu: Gpu) -> list[tuple[int, int, int, int]]:
     from memprof.simulate.run import simulate_settings
 
     analysis = analyse(simulate_settings(case.settings, gpu=gpu, stacks=False, by_name=case.loaded))
-    settings, held = allocator_of(analysis), int(analysis.timeline.active.max())
+    settings, held = allocator_of(analysis, gpu), int(analysis.timeline.active.max())
     return [
         (variant.workspace, variant.more, *_needed(variant.program, settings, held))
         for variant in variants_of(analysis, gpu)

@@ -7,14 +7,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import asdict
 
 from memprof.attribution.result import Attribution
+from memprof.report.allocations import Allocation, AllocationGroup
 from memprof.snapshot import Snapshot
 from memprof.snapshot.model import I64, distinct
 from memprof.timeline.timeline import Timeline
 
-# What alike allocations share, beside the pattern of their names and the shape in their tags.
-_SHARED = ("bytes", "category", "detail", "evidence", "rule", "phase", "retained")
+#: When an allocation was made and freed, in microseconds; None: before recording began, and not freed.
+Life = tuple[int | None, int | None]
+
+
+class TimedGroup(AllocationGroup, frozen=True, kw_only=True):
+    """A group of alike allocations with the times of each.
+
+    Attributes:
+        lives: when each was made and freed.
+    """
+
+    lives: tuple[Life, ...]
 
 
 class Described(Protocol):
@@ -28,17 +40,12 @@ class Described(Protocol):
     def holders(self) -> Mapping[int, Sequence[str]]:
         """Return by row what held the block when the recording ended."""
 
-    def allocation(self, row: int) -> dict[str, Any]:
+    def allocation(self, row: int) -> Allocation:
         """Return all that is known of one row."""
 
 
-def largest_groups(views: Described, rows: I64, top: int | None = None) -> list[dict[str, Any]]:
-    """Describe the groups among ``rows`` that hold most together, the largest sum first.
-
-    Each is the first block's description (``Views.allocation``) with the ``count`` of blocks, the sum of their
-    ``bytes`` and ``requested_bytes``, ``each_bytes`` of one, their common ``name``, all that hold one (``held_by``),
-    and ``lives``: when each was born and died (None: before recording began, and not freed).
-    """
+def largest_groups(views: Described, rows: I64, top: int | None = None) -> list[TimedGroup]:
+    """Describe the groups among ``rows`` that hold most together, the largest sum first."""
     groups = groups_of(views, rows)
     sums = [int(views.timeline.size[group].sum()) for group in groups]
     order = sorted(range(len(groups)), key=lambda i: (-sums[i], int(groups[i][0])))
@@ -72,54 +79,70 @@ def _patterns(ids: Any, words: Sequence[Any], pattern: Callable[[Any], str]) -> 
     return np.array(of, dtype=np.int64)[where.reshape(-1)]
 
 
-def _described(views: Described, group: I64, total: int) -> dict[str, Any]:
+def _described(views: Described, group: I64, total: int) -> TimedGroup:
     line, found = views.timeline, views.attribution
-    first = views.allocation(int(group[0]))
     names = [found.names[int(i)] or "" for i in distinct(found.name[group])]
     born = np.where(line.alloc_event[group] >= 0, line.born_us[group], -1)
     lives = [
-        [None if b < 0 else b, None if d < 0 else d]
+        (None if b < 0 else b, None if d < 0 else d)
         for b, d in zip(born.tolist(), line.died_us[group].tolist(), strict=True)
     ]
     held = [who for row in group.tolist() for who in views.holders.get(row, [])] if views.holders else []
-    return {
-        **first,
-        "count": len(group),
-        "bytes": total,
-        "each_bytes": first["bytes"],
-        "requested_bytes": int(line.requested[group].sum()),
-        "name": common_name(names) or None,
-        "held_by": list(dict.fromkeys(held)),
-        "lives": lives,
-    }
+    first, requested = views.allocation(int(group[0])), int(line.requested[group].sum())
+    return _group(first, lives, total, requested, common_name(names), held)
 
 
-def fold(listed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def fold(listed: Iterable[Allocation]) -> list[TimedGroup]:
     """Fold allocations described one by one, as a report lists them, into groups as :func:`largest_groups` returns."""
-    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    alike: dict[_Likeness, list[Allocation]] = {}
     for allocation in listed:
         alike.setdefault(_likeness(allocation), []).append(allocation)
-    folded = [_folded(group) for group in alike.values()]
-    return sorted(folded, key=lambda group: -int(group["bytes"]))
+    return sorted((_folded(group) for group in alike.values()), key=lambda group: -group.bytes)
 
 
-def _likeness(allocation: Mapping[str, Any]) -> tuple[Any, ...]:
-    name = _name_pattern(allocation.get("name")) + tag_shape(allocation.get("tag"))
-    stack, others = allocation.get("stack") or [], allocation.get("alternatives") or []
-    return (*(allocation.get(k) for k in _SHARED), name, tuple(stack), tuple(others))
+def without_lives(group: TimedGroup) -> AllocationGroup:
+    """Return a group as a report lists it."""
+    return AllocationGroup(**{name: getattr(group, name) for name in AllocationGroup.__struct_fields__})
 
 
-def _folded(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first = group[0]
-    return {
-        **first,
-        "count": len(group),
-        "bytes": sum(a["bytes"] for a in group),
-        "each_bytes": first["bytes"],
-        "name": common_name([str(a.get("name") or "") for a in group]) or None,
-        "held_by": list(dict.fromkeys(who for a in group for who in a.get("held_by") or [])),
-        "lives": [[a.get("born_us"), a.get("died_us")] for a in group],
+#: What alike allocations share.
+_Likeness = tuple[object, ...]
+
+
+def _likeness(a: Allocation) -> _Likeness:
+    name = _name_pattern(a.name) + tag_shape(a.tag)
+    return a.bytes, a.category, a.detail, a.evidence, a.rule, a.phase, a.retained, name, a.stack, a.alternatives
+
+
+def _folded(group: Sequence[Allocation]) -> TimedGroup:
+    held = [who for a in group for who in a.held_by]
+    sums = sum(a.bytes for a in group), sum(a.requested_bytes for a in group)
+    return _group(
+        group[0], [(a.born_us, a.died_us) for a in group], *sums, common_name([a.name or "" for a in group]), held
+    )
+
+
+def _group(
+    first: Allocation, lives: Sequence[Life], total: int, requested: int, name: str, held: Iterable[str]
+) -> TimedGroup:
+    own = {
+        "count": len(lives),
+        "bytes": total,
+        "each_bytes": first.bytes,
+        "requested_bytes": requested,
+        "name": name or None,
+        "held_by": tuple(dict.fromkeys(held)),
+        "born_us": _outermost(min, [born for born, _ in lives]),
+        "died_us": _outermost(max, [died for _, died in lives]),
+        "lives": tuple(lives),
     }
+    return TimedGroup(**{**asdict(first), **own})
+
+
+def _outermost(pick: Callable[[list[int]], int], times: Sequence[int | None]) -> int | None:
+    """Pick the outermost time; None, which is beyond the recording, where one of them is."""
+    within = [t for t in times if t is not None]
+    return pick(within) if len(within) == len(times) else None
 
 
 def _name_pattern(name: object) -> str:

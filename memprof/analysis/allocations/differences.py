@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.report import Report
+from memprof.report.allocations import Allocation
+from memprof.report.comparison import Surplus
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-Key = tuple[tuple[str, ...], int, str]
+Key = tuple[tuple[str, ...], int, Category]
 
 _CATEGORIES = list(Category)
-# What is told of an example.
-_TOLD = ("category", "detail", "name", "phase", "stack")
 _LIBRARY = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|python3\.\d+)[/\\]")
 
 
@@ -32,7 +33,7 @@ class Holdings:
 
     counts: Mapping[Key, int]
     examples: Mapping[Key, int]
-    describe: Callable[[int], Mapping[str, Any]]
+    describe: Callable[[int], Allocation]
     cutoff: int
 
 
@@ -68,38 +69,46 @@ def holdings_of_analysis(analysis: Analysis) -> Holdings:
     for (stack, size, code), row, count in zip(kinds.T.tolist(), rows[first].tolist(), counts.tolist(), strict=True):
         if stack not in keys:
             keys[stack] = stack_key(analysis.stacks.of(stack))
-        key = (keys[stack], size, str(_CATEGORIES[code]))
+        key = (keys[stack], size, _CATEGORIES[code])
         held[key] = held.get(key, 0) + count
         examples.setdefault(key, row)
     return Holdings(held, examples, analysis.allocation, 0)
 
 
-def holdings_of_report(report: Mapping[str, Any]) -> Holdings:
+def holdings_of_report(report: Report) -> Holdings:
     """Return the blocks that a report lists, which may be only the largest."""
-    listed = report["peak"]["allocations"]
+    listed = report.peak.allocations
     held: dict[Key, int] = {}
     examples: dict[Key, int] = {}
     for i, allocation in enumerate(listed):
-        key = (stack_key(allocation["stack"]), allocation["bytes"], allocation["category"])
+        key = (stack_key(allocation.stack), allocation.bytes, allocation.category)
         held[key] = held.get(key, 0) + 1
         examples.setdefault(key, i)
-    complete = sum(a["bytes"] for a in listed) >= report["peak"]["active_bytes"]
-    smallest = min((a["bytes"] for a in listed), default=report["peak"]["active_bytes"])
+    complete = sum(a.bytes for a in listed) >= report.peak.active_bytes
+    smallest = min((a.bytes for a in listed), default=report.peak.active_bytes)
     return Holdings(held, examples, listed.__getitem__, 0 if complete else smallest)
 
 
-def surplus(one: Holdings, other: Holdings) -> list[dict[str, Any]]:
-    """List the blocks ``one`` holds more of than ``other``, the largest sum first; only sizes known in both count.
-
-    ``bytes`` are those without a counterpart, each of ``each_bytes``; ``count_in`` and ``count_not_in`` are the blocks
-    of that stack, size and category in each, and the rest is of an example.
-    """
+def surplus(one: Holdings, other: Holdings) -> list[Surplus]:
+    """List the blocks ``one`` holds more of than ``other``, the largest sum first; only sizes known in both count."""
     cutoff = max(one.cutoff, other.cutoff)
     found = []
     for key, count in one.counts.items():
         missing = count - (there := other.counts.get(key, 0))
-        if key[1] > cutoff and missing > 0:
-            figures = {"bytes": key[1] * missing, "each_bytes": key[1], "count_in": count, "count_not_in": there}
-            example = one.describe(one.examples[key])
-            found.append(figures | {name: example[name] for name in _TOLD if name in example})
-    return sorted(found, key=lambda s: -s["bytes"])
+        if key[1] <= cutoff or missing <= 0:
+            continue
+        example = one.describe(one.examples[key])
+        found.append(
+            Surplus(
+                bytes=key[1] * missing,
+                each_bytes=key[1],
+                count_in=count,
+                count_not_in=there,
+                category=example.category,
+                detail=example.detail,
+                name=example.name,
+                phase=example.phase,
+                stack=example.stack,
+            )
+        )
+    return sorted(found, key=lambda s: -s.bytes)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from memprof.frame_paths import text_path
+from memprof.report.advice import Place
+from memprof.report.allocations import Allocation
+from memprof.report.comparison import Surplus
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -85,34 +88,34 @@ def _is_plumbing(frame: str) -> bool:
     return file.rooted and file.path.split("/")[0] in _PLUMBING and not file.path.startswith(_PLACES)
 
 
-def places_at_peak(views: Views, category: str) -> list[dict[str, Any]]:
-    """List the places that hold most of a category at the peak: ``{"frame", "bytes", "share"}``, the largest first.
+def places_at_peak(views: Views, category: Category) -> list[Place]:
+    """List the places that hold most of a category at the peak, the largest first.
 
     Every allocation alive then is counted. ``share`` is of the whole category.
     """
     import numpy as np  # here, so that --help loads none
 
     rows = views.peak.rows
-    rows = rows[views.attribution.category[rows] == Category(category).code]
+    rows = rows[views.attribution.category[rows] == category.code]
     stacks, which = np.unique(views.timeline.stack[rows], return_inverse=True)
     held = np.bincount(which, views.timeline.size[rows], minlength=len(stacks))
     found = ((views.stacks.of(int(stack)), round(n)) for stack, n in zip(stacks, held, strict=True))
     return _largest(found, views.peak.categories[category])
 
 
-def listed_places(groups: Iterable[Mapping[str, Any]], category: str, whole: int) -> list[dict[str, Any]]:
-    """List places as :func:`places_at_peak` does, from the allocations that a report lists."""
-    return _largest(((g.get("stack") or [], int(g["bytes"])) for g in groups if g["category"] == category), whole)
+def listed_places(groups: Iterable[Allocation | Surplus], category: str, whole: int) -> list[Place]:
+    """List places as :func:`places_at_peak` does, from the allocations that a report or a comparison lists."""
+    return _largest(((g.stack, g.bytes) for g in groups if g.category == category), whole)
 
 
-def _largest(found: Iterable[tuple[Sequence[str], int]], whole: int) -> list[dict[str, Any]]:
+def _largest(found: Iterable[tuple[Sequence[str], int]], whole: int) -> list[Place]:
     sums: dict[str, int] = {}
     for stack, n_bytes in found:
         if frame := place_of(stack):
             sums[frame] = sums.get(frame, 0) + n_bytes
-    places: list[dict[str, Any]] = []
+    places: list[Place] = []
     for frame, n_bytes in sorted(sums.items(), key=lambda item: -item[1])[:MOST]:
-        if n_bytes < _SHOWN * whole or sum(place["bytes"] for place in places) >= _HALF * whole:
+        if n_bytes < _SHOWN * whole or sum(place.bytes for place in places) >= _HALF * whole:
             break
-        places.append({"frame": frame, "bytes": n_bytes, "share": round(n_bytes / whole, 4)})
+        places.append(Place(frame=frame, bytes=n_bytes, share=round(n_bytes / whole, 4)))
     return places

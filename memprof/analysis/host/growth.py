@@ -7,10 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from memprof.analysis.counters import read_counters
 from memprof.errors import InputError
+from memprof.report.base import known
+from memprof.report.run import Host, HostGrowth
 from memprof.snapshot.recorded_run import HostMemory
 from memprof.units import GIB
 
@@ -30,10 +32,8 @@ _LEAST_BYTES, _LEAST_SHARE = GIB // 4, 0.05
 _RISING = 3
 
 
-def host_growth(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
     """Return the growth of a run's host memory after its warm-up; None where it does not grow, or too little is known.
-
-    ``steps``, ``bytes``, ``parts`` (that grew, the largest first) and a ``sentence``: a report's ``host.growth``.
 
     Args:
         rows: the steps of one rank, as :class:`memprof.analysis.counters.Counters` has them.
@@ -52,17 +52,15 @@ def host_growth(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     named = [f"{PARTS[name]} {size / GIB:.2f} GiB" for name, size in ordered.items() if size > 0.1 * grown]
     said = "; ".join(named) if named else "no part that is told apart accounts for it"
     how = f"{grown / steps / GIB:.3f} GiB a step, {grown / GIB:.2f} GiB in {steps} steps"
-    return {
-        "steps": steps,
-        "bytes": grown,
-        "parts": {name.removeprefix("host_"): size for name, size in ordered.items()},
-        "sentence": f"Host memory grows by {how}: {said}.",
-    }
+    return HostGrowth(
+        steps=steps,
+        bytes=grown,
+        parts={name.removeprefix("host_"): size for name, size in ordered.items()},
+        sentence=f"Host memory grows by {how}: {said}.",
+    )
 
 
-def host_report(
-    host: HostMemory | None, snapshot: str | None, rank: int
-) -> tuple[dict[str, Any] | None, str | None]:
+def host_report(host: HostMemory | None, snapshot: str | None, rank: int) -> tuple[Host | None, str | None]:
     """Return a report's ``host``, with ``growth`` from the counters that the run keeps beside its snapshots; and a
     note: how it grew, or why that is not known.
 
@@ -72,16 +70,22 @@ def host_report(
     """
     if host is None:
         return None, None
-    plain: dict[str, Any] = msgspec.to_builtins(host)
+    recorded = Host(
+        pinned_bytes=known(host.pinned_bytes),
+        pinned_requested_bytes=known(host.pinned_requested_bytes),
+        managed_bytes=known(host.managed_bytes),
+        rss_bytes=known(host.rss_bytes),
+        offloaded=host.offloaded,
+    )
     if snapshot is None:
-        return plain, None
+        return recorded, None
     counters = counters_beside(Path(snapshot), rank)
     try:
         found = host_growth(read_counters(counters).steps) if counters.is_file() else None
     except InputError as error:
         why = str(error).replace(str(counters), counters.name)
-        return plain, f"Whether host memory grew from step to step is not known: {why}"
-    return (plain, None) if found is None else ({**plain, "growth": found}, found["sentence"])
+        return recorded, f"Whether host memory grew from step to step is not known: {why}"
+    return (recorded, None) if found is None else (replace(recorded, growth=found), found.sentence)
 
 
 def counters_beside(snapshot: Path, rank: int) -> Path:

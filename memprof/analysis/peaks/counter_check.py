@@ -17,7 +17,7 @@ from memprof.snapshot.model import Snapshot
 from memprof.snapshot.recorded_run import PhaseCounters
 from memprof.timeline.timeline import Timeline
 from memprof.units import format_bytes
-from memprof.vocabulary import History
+from memprof.vocabulary import History, Phase
 
 DETAIL = "not_in_history"
 
@@ -65,10 +65,10 @@ def counted_requested(snapshot: Snapshot, timeline: Timeline) -> int:
     return max((row.requested_peak or 0 for row in _counted(snapshot, timeline)), default=0)
 
 
-def counted_reserved(snapshot: Snapshot, timeline: Timeline) -> tuple[int, str, int | None]:
+def counted_reserved(snapshot: Snapshot, timeline: Timeline) -> tuple[int, Phase, int | None]:
     """Return the highest reserved bytes that were counted, and their phase and step; 0 where none were."""
     rows = [(row.reserved_peak or 0, row.phase, row.step) for row in _counted(snapshot, timeline)]
-    return max(rows, key=lambda row: row[0], default=(0, "other", None))
+    return max(rows, key=lambda row: row[0], default=(0, Phase.OTHER, None))
 
 
 def unseen_note(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.peaks.left_over import left_over
+from memprof.report.allocations import Finding
 from memprof.snapshot.model import I64, is_among
 from memprof.vocabulary import Category, Evidence
 
@@ -25,18 +26,13 @@ _WIDTHS = (2, 4)
 _VECTORS, _MATRICES = (512, 1 << 17), 1 << 17
 
 
-def findings(views: Views) -> list[dict[str, Any]]:
-    """List what explains a part of the peak: ``kind``, ``category``, ``bytes``, ``count`` of blocks, ``frame``.
-
-    ``saves_bytes`` is what the highest moment of the whole recording would be lower without it. Kinds: ``left_over``
-    by earlier passes (``passes`` is how many hold a block, where numbers of blocks tell), ``two_copies`` of weights,
-    ``brief_workspace`` that a convolution's plan takes while it runs.
-    """
-    found = [f for f in (left_over(views), _two_copies(views), _brief_workspace(views)) if f is not None]
-    return [f for f in found if f["saves_bytes"] >= _WORTH * views.peak.active_bytes]
+def findings(views: Views) -> tuple[Finding, ...]:
+    """List what explains a part of the peak that is worth naming."""
+    found = (f for f in (left_over(views), _two_copies(views), _brief_workspace(views)) if f is not None)
+    return tuple(f for f in found if f.saves_bytes >= _WORTH * views.peak.active_bytes)
 
 
-def _two_copies(views: Views) -> dict[str, Any] | None:
+def _two_copies(views: Views) -> Finding | None:
     """Find two copies of the weights: nearly every size is there an even number of times.
 
     A model has its embeddings once and an odd number of norms. Sizes with odd counts may hold a hundredth of the bytes.
@@ -50,10 +46,14 @@ def _two_copies(views: Views) -> dict[str, Any] | None:
     if len(sizes) < 4 or total < _NOTICEABLE or odd > 0.01 * total or (counts[counts > 2] % 2).any():
         return None
     half = (total - odd) // 2
-    return {
-        "kind": "two_copies", "category": str(Category.WEIGHTS), "bytes": half, "count": len(rows) // 2,
-        "saves_bytes": half, "frame": _made_twice(views, rows, total),
-    }  # fmt: skip
+    return Finding(
+        kind="two_copies",
+        category=Category.WEIGHTS,
+        bytes=half,
+        count=len(rows) // 2,
+        saves_bytes=half,
+        frame=_made_twice(views, rows, total),
+    )
 
 
 def _made_twice(views: Views, rows: I64, total: int) -> str:
@@ -67,7 +67,7 @@ def _made_twice(views: Views, rows: I64, total: int) -> str:
     return place_of(views.stacks.of(int(made[0][int(np.argmax(held * twice))])))
 
 
-def _brief_workspace(views: Views) -> dict[str, Any] | None:
+def _brief_workspace(views: Views) -> Finding | None:
     """Find a convolution plan's brief workspace at the peak; ``saves_bytes``: without all such workspaces."""
     line, found = views.timeline, views.attribution
     if _PLAN not in found.rules:
@@ -77,14 +77,17 @@ def _brief_workspace(views: Views) -> dict[str, Any] | None:
     here = rows[is_among(rows, views.peak.rows)]
     if not len(here):
         return None
-    return {
-        "kind": "brief_workspace", "category": str(Category.WORKSPACE), "bytes": int(line.size[here].sum()),
-        "count": len(here), "saves_bytes": line.saved_without(rows, line.alloc_event[rows]),
-        "frame": place_of(views.stacks.of(int(line.stack[here[0]]))),
-    }  # fmt: skip
+    return Finding(
+        kind="brief_workspace",
+        category=Category.WORKSPACE,
+        bytes=int(line.size[here].sum()),
+        count=len(here),
+        saves_bytes=line.saved_without(rows, line.alloc_event[rows]),
+        frame=place_of(views.stacks.of(int(line.stack[here[0]]))),
+    )
 
 
-def weights_bits(views: Views) -> int | None:
+def weights_bits(views: Views) -> Literal[16, 32] | None:
     """Return 16 or 32 where the sizes of the weights say so; None elsewhere.
 
     A norm's vector has ``width × bytes``, a square matrix ``width² × bytes``: the square of the first over the second
@@ -99,7 +102,9 @@ def weights_bits(views: Views) -> int | None:
         return None
     usual = sizes[vectors][counts[vectors] >= counts[vectors].max() / 2]
     widths = set(_quotients(usual.tolist(), sizes[sizes > _MATRICES].tolist()))
-    return 8 * widths.pop() if len(widths) == 1 else None
+    if len(widths) != 1:
+        return None
+    return 16 if widths == {2} else 32
 
 
 def _quotients(vectors: list[int], matrices: list[int]) -> Iterator[int]:
@@ -110,6 +115,7 @@ def _quotients(vectors: list[int], matrices: list[int]) -> Iterator[int]:
                     yield width
 
 
-def _requested(views: Views) -> Any:
+def _requested(views: Views) -> I64:
     line = views.timeline
-    return np.where(line.requested > 0, line.requested, line.size)
+    requested: I64 = np.where(line.requested > 0, line.requested, line.size)
+    return requested

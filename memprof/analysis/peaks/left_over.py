@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from memprof.analysis.allocations.places import place_of, users_line
+from memprof.report.allocations import Finding
 from memprof.snapshot.model import I64, Action, distinct
 from memprof.vocabulary import Category, Phase
 
@@ -29,7 +31,7 @@ _FEWEST = 3
 _CATEGORIES = list(Category)
 
 
-def left_over(views: Views) -> dict[str, Any] | None:
+def left_over(views: Views) -> Finding | None:
     """Return what earlier passes left at the peak as a finding (see :mod:`memprof.analysis.peaks.findings`)."""
     line = views.timeline
     trace = views.snapshot.traces.get(line.device)
@@ -49,7 +51,7 @@ def left_over(views: Views) -> dict[str, Any] | None:
     # Without the name each would go when its pass is over, not when the next begins.
     saves, passes = line.saved_without(rows, over), len(distinct(since[alive]))
     found = _found(views, held, int(line.size[held].sum()), saves, passes)
-    return {**found, "holds_bytes": int(line.size[held[np.isin(held, along)]].sum())}
+    return replace(found, holds_bytes=int(line.size[held[np.isin(held, along)]].sum()))
 
 
 def _freed_along(views: Views, pythons: I64, left: tuple[I64, I64, I64]) -> tuple[I64, I64]:
@@ -87,7 +89,7 @@ def pass_returned(views: Views) -> bool:
     return bool((call >= 0).any() and (call[int(np.argmax(call >= 0)) :] != call[call >= 0][0]).any())
 
 
-def _found(views: Views, rows: I64, held: int, saves: int, passes: int) -> dict[str, Any]:
+def _found(views: Views, rows: I64, held: int, saves: int, passes: int) -> Finding:
     line, category = views.timeline, views.attribution.category[rows]
     most = int(np.argmax(np.bincount(category, line.size[rows])))
     of_most = rows[category == most].tolist()
@@ -99,16 +101,16 @@ def _found(views: Views, rows: I64, held: int, saves: int, passes: int) -> dict[
         known = trace is not None and freed < len(trace)
         return (users_line(views.stacks.of(int(trace.stack[freed]))) if known and trace is not None else "") or made
 
-    return {
-        "kind": "left_over",
-        "category": str(_CATEGORIES[most]),
-        "bytes": held,
-        "count": len(rows),
-        "saves_bytes": max(0, saves),
-        "frame": _most(line, of_most, lambda row: place_of(views.stacks.of(int(line.stack[row])))),
-        "held_at": _most(line, of_most, held_at),
-        "passes": passes,
-    }
+    return Finding(
+        kind="left_over",
+        category=_CATEGORIES[most],
+        bytes=held,
+        count=len(rows),
+        saves_bytes=max(0, saves),
+        frame=_most(line, of_most, lambda row: place_of(views.stacks.of(int(line.stack[row])))),
+        held_at=_most(line, of_most, held_at),
+        passes=passes,
+    )
 
 
 def _most(line: Timeline, rows: list[int], frame_of: Callable[[int], str]) -> str:
@@ -199,7 +201,7 @@ def _made_between(births: I64, deaths: I64, ends: I64, begins: I64) -> NDArray[n
     return np.array(found, bool)[which.reshape(-1)]
 
 
-def _by_numbers(views: Views, calls: NDArray[np.int64]) -> dict[str, Any] | None:
+def _by_numbers(views: Views, calls: NDArray[np.int64]) -> Finding | None:
     """Tell passes in a dump by how many equal blocks each stack holds.
 
     Layers alone would give one number for all, and what a pass makes once would stand among them.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from memprof.analysis.ranks.dump_names import ROLES
 from memprof.analysis.ranks.files import Recording, not_read
 from memprof.errors import UsageError
+from memprof.report import Report
+from memprof.report.ranks import Recording as ListedRecording
+from memprof.vocabulary import Category, Phase
 
 _MOST_STRANGERS = 5
-_TRAINS = ("optimizer_state", "gradients", "activation_gradients")
-_SERVES = ("kv_cache", "inference_engine")
+_TRAINS = (Category.OPTIMIZER_STATE, Category.GRADIENTS, Category.ACTIVATION_GRADIENTS)
+_SERVES = (Category.KV_CACHE, Category.INFERENCE_ENGINE)
+# A role, and where it is known from.
+_Role = tuple[str | None, Literal["name", "recording", "content"] | None]
 # The role that a report shows first, where a run has several.
 _FIRST = ("actor", "critic", "reference", "reward", "teacher", "rollout")
 
@@ -31,13 +36,13 @@ class DumpGroup:
 
     def __init__(self, shown: Sequence[Recording]) -> None:
         self.shown = list(shown)
-        self.roles: dict[Path, tuple[str | None, str | None]] = {}
-        self.reports: dict[Path, dict[str, Any]] = {}
+        self.roles: dict[Path, _Role] = {}
+        self.reports: dict[Path, Report] = {}
         self.refused: dict[Path, str] = {}
         self.from_json = 0
         self.notes: list[str] = []
 
-    def add(self, recording: Recording, report: dict[str, Any] | None, why: str) -> None:
+    def add(self, recording: Recording, report: Report | None, why: str) -> None:
         """Add a recording that was read: its report, or why there is none."""
         if report is None:
             self.refused[recording.path] = why
@@ -85,7 +90,7 @@ def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Record
 # ---- of one step by role, and of one role the newest of each rank ----------------------------------------------------
 
 
-def _role_of(recording: Recording, report: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _role_of(recording: Recording, report: Report) -> _Role:
     """Return what a process was for and how that is known: ``name``, ``recording`` or ``content``; None where it isn't.
 
     A dump with gradients or optimizer state trains; one that computes reference log-probabilities and does not is the
@@ -93,13 +98,13 @@ def _role_of(recording: Recording, report: Mapping[str, Any]) -> tuple[str | Non
     """
     if recording.role is not None:
         return recording.role, "name"
-    said = (report["source"].get("config") or {}).get("role")
+    said = (report.source.config or {}).get("role")
     if isinstance(said, str) and said:
         return ROLES.get(said, said), "recording"
-    own, phases = report.get("own_peaks") or {}, {phase.get("phase") for phase in report.get("phases") or []}
+    own, phases = report.own_peaks, {span.phase for span in report.phases}
     if any(own.get(category) for category in _TRAINS):
-        return ("critic" if own.get("value_model") else "actor"), "content"
-    if "reference_logprobs" in phases:
+        return ("critic" if own.get(Category.VALUE_MODEL) else "actor"), "content"
+    if Phase.REFERENCE_LOGPROBS in phases:
         return "reference", "content"
     if any(own.get(category) for category in _SERVES):
         return "rollout", "content"
@@ -146,7 +151,7 @@ def _age(recording: Recording) -> tuple[str, int, int, int, str]:
 # ---- rows of the report ----------------------------------------------------------------------------------------------
 
 
-def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[dict[str, Any]]:
+def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[ListedRecording]:
     """Return a row for every recording in the folder: what its path says, its peak if read, why it is not shown."""
     shown = {recording.path for recording in group.shown}
     strangers, links = not_read(folder, found)
@@ -159,22 +164,22 @@ def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> lis
     steps = {recording.step for recording in group.shown}
     rows = []
     for recording in found:
-        role, how = group.roles.get(recording.path, (recording.role, "name" if recording.role else None))
+        role, how = group.roles.get(recording.path) or _named(recording)
         rows.append(
-            {
-                "file": recording.path.relative_to(folder).as_posix(),
-                "rank": recording.rank,
-                "step": recording.step,
-                "role": role,
-                "role_from": how,
-                "pid": recording.pid,
-                "time": recording.time,
-                "label": recording.label,
-                "out_of_memory": recording.out_of_memory,
-                "shown": recording.path in shown,
-                "peak_bytes": _peak(group.reports.get(recording.path)),
-                "because": None if recording.path in shown else _because(recording, role, steps, group),
-            }
+            ListedRecording(
+                file=recording.path.relative_to(folder).as_posix(),
+                rank=recording.rank,
+                step=recording.step,
+                role=role,
+                role_from=how,
+                pid=recording.pid,
+                time=recording.time,
+                label=recording.label,
+                out_of_memory=recording.out_of_memory,
+                shown=recording.path in shown,
+                peak_bytes=group.reports[recording.path].peak.active_bytes if recording.path in group.reports else None,
+                because=None if recording.path in shown else _because(recording, role, steps, group),
+            )
         )
     return rows
 
@@ -184,8 +189,8 @@ def _first_of(paths: Sequence[Path]) -> str:
     return f"{', '.join(map(str, paths[:_MOST_STRANGERS]))}{more}"
 
 
-def _peak(report: Mapping[str, Any] | None) -> int | None:
-    return None if report is None else int(report["peak"]["active_bytes"])
+def _named(recording: Recording) -> _Role:
+    return recording.role, "name" if recording.role else None
 
 
 def _because(recording: Recording, role: str | None, steps: set[int | None], group: DumpGroup) -> str:

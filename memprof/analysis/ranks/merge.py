@@ -3,56 +3,54 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from memprof.analysis.ranks.across import across
 from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError
+from memprof.report import Report
 from memprof.report.base import MOST_RANKS
+from memprof.report.ranks import MissingRank, RankSummary
 
 
 def merged(
-    report: Mapping[str, Any],
-    ranks: Iterable[Mapping[str, Any]],
-    world_size: int | None,
-    missing: Iterable[Mapping[str, Any]],
-) -> dict[str, Any]:
+    report: Report, ranks: Iterable[RankSummary], world_size: int | None, missing: Iterable[MissingRank]
+) -> Report:
     """Return the report of the rank to be shown in full with ``ranks`` (by number) and ``across_ranks`` added.
 
     Raises:
         InputError: there are two summaries of one rank.
     """
-    entries = sorted((dict(r) for r in ranks), key=lambda r: r["rank"])
-    count = Counter(r["rank"] for r in entries)
+    entries = sorted(ranks, key=lambda r: r.rank)
+    count = Counter(r.rank for r in entries)
     twice = [rank for rank in count if count[rank] > 1]
     if twice:
         raise InputError(
             f"rank {twice[0]} is there twice ({_files_of(entries, twice[0])}), so these are not the ranks of one run; "
             "compare runs with `memprof compare`, or give the folder they are in."
         )
-    return {**report, "ranks": entries, "across_ranks": across(entries, world_size, missing)}
+    return replace(report, ranks=tuple(entries), across_ranks=across(entries, world_size, missing))
 
 
-def _files_of(entries: Iterable[Mapping[str, Any]], rank: int) -> str:
-    return " and ".join(Path(r["file"]).name if r.get("file") else "a file" for r in entries if r["rank"] == rank)
+def _files_of(entries: Iterable[RankSummary], rank: int) -> str:
+    return " and ".join(Path(r.file).name if r.file else "a file" for r in entries if r.rank == rank)
 
 
-def fullest(ranks: Iterable[Mapping[str, Any]]) -> int:
+def fullest(ranks: Iterable[RankSummary]) -> int:
     """Choose the rank to show first: one that ran out of memory, else the highest peak, else the lowest number."""
-    first = max(ranks, key=lambda r: (r["oom"] is not None, r["peak"]["active_bytes"], -r["rank"]))
-    rank: int = first["rank"]
-    return rank
+    return max(ranks, key=lambda r: (r.oom is not None, r.peak.active_bytes, -r.rank)).rank
 
 
-def world_size_of(claims: Iterable[Any], present: Iterable[int]) -> int | None:
+def world_size_of(claims: Iterable[int | None], present: Iterable[int]) -> int | None:
     """Return how many ranks the run had, from its recordings' claims; None where every recording claims 1.
 
     Raises:
         InputError: the recordings come from runs of different sizes, or a number is none that a rank has.
     """
-    sizes = sorted({n for n in claims if type(n) is int and n > 1})
+    sizes = sorted({n for n in claims if n is not None and n > 1})
     if len(sizes) > 1:
         raise InputError(
             f"these recordings are of a run of {sizes[0]} ranks and of one of {sizes[-1]}; compare runs with "
@@ -64,18 +62,14 @@ def world_size_of(claims: Iterable[Any], present: Iterable[int]) -> int | None:
     return max(sizes[0], highest + 1) if sizes else None
 
 
-def missing_ranks(present: Iterable[int], world_size: int | None, folder: Path | None = None) -> list[dict[str, Any]]:
-    """List the ranks without a recording, with the last line of their counters file where there is one.
-
-    Each is ``{"rank", "last_step", "peak_allocated_bytes"}``; the last two are None where they are not known.
-    """
+def missing_ranks(present: Iterable[int], world_size: int | None, folder: Path | None = None) -> list[MissingRank]:
+    """List the ranks without a recording, with the last line of their counters file where there is one."""
     there = set(present)
-    absent = [rank for rank in range(world_size or 0) if rank not in there]
-    return [{"rank": rank, **_last_counted(rank, folder)} for rank in absent]
+    return [_missing(rank, folder) for rank in range(world_size or 0) if rank not in there]
 
 
-def _last_counted(rank: int, folder: Path | None) -> dict[str, Any]:
-    unknown = {"last_step": None, "peak_allocated_bytes": None}
+def _missing(rank: int, folder: Path | None) -> MissingRank:
+    unknown = MissingRank(rank=rank, last_step=None, peak_allocated_bytes=None)
     if folder is None:
         return unknown
     from memprof.analysis.counters import read_counters
@@ -89,5 +83,6 @@ def _last_counted(rank: int, folder: Path | None) -> dict[str, Any]:
         except InputError:
             return unknown
         peaks = [n for row in steps if type(n := row.get("peak_allocated")) is int]
-        return {"last_step": steps[-1]["step"] if steps else None, "peak_allocated_bytes": max(peaks, default=None)}
+        last = steps[-1]["step"] if steps else None
+        return MissingRank(rank=rank, last_step=last, peak_allocated_bytes=max(peaks, default=None))
     return unknown

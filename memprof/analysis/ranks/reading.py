@@ -12,21 +12,25 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from memprof.analysis.ranks.files import Recording, choose, find_recordings, recording_of, report_beside
 from memprof.analysis.ranks.groups import DumpGroup, dump_rows, sort_dumps
 from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
 from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.analysis.ranks.summary import rank_summary
-from memprof.analysis.report_files import read_memprof_json
 from memprof.errors import InputError, UsageError
 from memprof.executors import answers, open_executor
+from memprof.report import Report
+from memprof.report.files import read_answer
+from memprof.report.ranks import RankSummary
+from memprof.report.ranks import Recording as ListedRecording
 
 #: Makes the report of a snapshot; importable by name, as it runs in other processes.
-Maker = Callable[[Path], dict[str, Any]]
+Maker = Callable[[Path], Report]
 #: Writes a report's JSON to a file.
-Keeper = Callable[[dict[str, Any], Path], None]
+Keeper = Callable[[Report, Path], None]
 
 # Reading takes about so many bytes for each byte of the file (measured: 5.5 GB for a file of 1 GB), and so many beside.
 _TIMES, _BESIDE = 6, 200 << 20
@@ -43,7 +47,7 @@ class ReadRank:
     ``from_json`` tells that the report's JSON was there, ``note`` why one that is there was not used.
     """
 
-    report: dict[str, Any] | None
+    report: Report | None
     why: str = ""
     from_json: bool = False
     note: str = ""
@@ -98,7 +102,7 @@ class RanksReader:
         return ReadRank(report, note=note)
 
 
-def _kept(keep: Keeper, report: dict[str, Any], place: Path) -> str:
+def _kept(keep: Keeper, report: Report, place: Path) -> str:
     """Write a report beside its snapshot, never over another's file; return a note where that cannot be done."""
     with suppress(InputError):  # a damaged report of memprof's may be replaced
         if place.exists() and _report_or_none(place) is None:
@@ -110,7 +114,7 @@ def _kept(keep: Keeper, report: dict[str, Any], place: Path) -> str:
     return ""
 
 
-def _standing_for(snapshot: Path, beside: Path) -> tuple[dict[str, Any] | None, str]:
+def _standing_for(snapshot: Path, beside: Path) -> tuple[Report | None, str]:
     """Return the report beside a snapshot where it was made of it, else None and why not."""
     try:
         report = _report_or_none(beside)
@@ -120,8 +124,8 @@ def _standing_for(snapshot: Path, beside: Path) -> tuple[dict[str, Any] | None, 
         return None, f"{beside.name} is damaged; its snapshot was read."
     if beside.stat().st_mtime_ns < snapshot.stat().st_mtime_ns:
         return None, f"{beside.name} is older than its snapshot, which was read."
-    files, size = report["source"].get("files") or [], report["source"].get("file_bytes")
-    if [Path(str(file)).name for file in files] != [snapshot.name] or size not in (None, snapshot.stat().st_size):
+    files, size = report.source.files, report.source.file_bytes
+    if [Path(file).name for file in files] != [snapshot.name] or size not in (None, snapshot.stat().st_size):
         return None, f"{beside.name} was not made of {snapshot.name}, which was read."
     return report, ""
 
@@ -149,7 +153,7 @@ def _refuse_strangers(snapshot: Path) -> None:
 class RanksRead:
     """A run's merged report, and the recording of the rank that it shows in full."""
 
-    report: dict[str, Any]
+    report: Report
     shown: Recording
 
 
@@ -232,7 +236,7 @@ class _Files:
 
 def _of_folder(
     folder: Path, files: _Files, step: int | None, role: str | None
-) -> tuple[list[Recording], DumpGroup, list[dict[str, Any]]]:
+) -> tuple[list[Recording], DumpGroup, list[ListedRecording]]:
     """Choose and read the recordings of a folder; where all of the chosen are damaged, the next best ones."""
     found = left = find_recordings(folder)
     refused: dict[Path, str] = {}
@@ -261,7 +265,7 @@ def _with_failures(found: Sequence[Recording], group: DumpGroup, step: int | Non
     newer = [r for r in found if step is None and at is not None and (r.step or 0) > at and r.role in roles]
     for recording in newer:
         report = _readable(recording.report) if recording.report is not None else None
-        if report is not None and report.get("oom"):
+        if report is not None and report.oom is not None:
             group.shown = [*(r for r in group.shown if r.rank != recording.rank), recording]
             group.notes.append(
                 f"Rank {recording.rank} ran out of memory in step {recording.step}; it is shown as it was then."
@@ -270,99 +274,100 @@ def _with_failures(found: Sequence[Recording], group: DumpGroup, step: int | Non
             group.notes.append(f"Rank {recording.rank} has a newer recording, of step {recording.step} (see --step).")
 
 
-def _merged(folder: Path | None, found: Sequence[Recording], group: DumpGroup, rows: list[dict[str, Any]]) -> RanksRead:
+def _merged(
+    folder: Path | None, found: Sequence[Recording], group: DumpGroup, rows: Sequence[ListedRecording]
+) -> RanksRead:
     notes = group.notes
-    claims, summaries, by_rank = [], [], {}
+    here: list[_Rank] = []
     for number, recording in enumerate(group.shown):
         report = group.reports[recording.path]
-        claims.append(report["source"].get("world_size"))
         rank = _rank(recording, report, number, notes)
-        summaries.append(_summary(report, rank, recording))
-        by_rank[rank] = (recording, report)
+        here.append(_Rank(recording, report, rank_summary(report, rank, str(recording.path))))
     if folder is not None:
-        _leave_out_older_runs(claims, summaries, by_rank, notes)
-    here = list(summaries)
-    summaries += _told_by_rank_0(folder, {s["rank"] for s in summaries}, group.shown[0].step, claims)
-    present = [s["rank"] for s in summaries]
+        here = _of_newest_run(here, notes)
+    claims = [rank.report.source.world_size for rank in here]
+    told = _told_by_rank_0(folder, {r.summary.rank for r in here}, group.shown[0].step, claims)
+    summaries = [*(rank.summary for rank in here), *told]
+    present = [s.rank for s in summaries]
     world = world_size_of(claims, present)
-    shown = fullest(here)
-    recording, report = by_rank[shown]
+    highest = fullest(rank.summary for rank in here)
+    shown = next(rank for rank in here if rank.summary.rank == highest)
     if group.from_json and len(group.reports) > 1:
         notes.append(f"{group.from_json} of {len(group.reports)} recordings were read from the JSON of their reports.")
-    report = {**report, "source": {**report["source"], "rank": shown, "world_size": world or len(summaries)}}
-    report["notes"] = [*report["notes"], *notes]
-    report |= {"recordings": rows} if len(rows) > len(group.shown) else {}
-    return RanksRead(merged(report, summaries, world, missing_ranks(present, world, folder)), recording)
+    report = replace(
+        shown.report,
+        source=replace(shown.report.source, rank=highest, world_size=world or len(summaries)),
+        notes=(*shown.report.notes, *notes),
+        recordings=tuple(rows) if len(rows) > len(group.shown) else shown.report.recordings,
+    )
+    return RanksRead(merged(report, summaries, world, missing_ranks(present, world, folder)), shown.recording)
 
 
-def _rank(recording: Recording, report: dict[str, Any], number: int, notes: list[str]) -> int:
+@dataclass(frozen=True)
+class _Rank:
+    """A rank to show: its recording, its own report, and that in short."""
+
+    recording: Recording
+    report: Report
+    summary: RankSummary
+
+
+def _rank(recording: Recording, report: Report, number: int, notes: list[str]) -> int:
     """Number a rank by what the recording says, else by the file's name, else by its place on the command line."""
-    source = report["source"]
-    if type(source.get("rank")) is int and (source.get("world_size") or 1) > 1:
-        return int(source["rank"])
+    source = report.source
+    if source.rank is not None and (source.world_size or 1) > 1:
+        return source.rank
     if recording.rank is not None:
         return recording.rank
     notes.append(f"{recording.path.name} does not say which rank it is of: it is called rank {number} here.")
     return number
 
 
-def _summary(report: dict[str, Any], rank: int, recording: Recording) -> dict[str, Any]:
-    try:
-        return rank_summary(report, rank, str(recording.path))
-    except InputError as error:
-        raise InputError(f"{recording.path}: {error}") from None
-
-
-def _leave_out_older_runs(
-    claims: list[Any], summaries: list[dict[str, Any]], by_rank: dict[int, Any], notes: list[str]
-) -> None:
+def _of_newest_run(ranks: list[_Rank], notes: list[str]) -> list[_Rank]:
     """Keep the newest file's run: a folder may hold files of an earlier one with more ranks."""
-    newest = max(range(len(claims)), key=lambda i: by_rank[summaries[i]["rank"]][0].path.stat().st_mtime_ns)
-    others = [i for i in range(len(claims)) if claims[i] != claims[newest]]
+    newest = max(ranks, key=lambda rank: rank.recording.path.stat().st_mtime_ns).report.source.world_size
+    others = [rank for rank in ranks if rank.report.source.world_size != newest]
     if not others:
-        return
-    left = ", ".join(str(summaries[i]["rank"]) for i in others)
-    notes.append(f"Files of another run, of {claims[others[0]]} ranks, were left out (rank {left}).")
-    for i in reversed(others):
-        del by_rank[summaries[i]["rank"]], summaries[i], claims[i]
+        return ranks
+    left = ", ".join(str(rank.summary.rank) for rank in others)
+    notes.append(f"Files of another run, of {others[0].report.source.world_size} ranks, were left out (rank {left}).")
+    return [rank for rank in ranks if rank.report.source.world_size == newest]
 
 
 def _told_by_rank_0(
-    folder: Path | None, present: set[int], step: int | None, claims: list[Any]
-) -> list[dict[str, Any]]:
+    folder: Path | None, present: set[int], step: int | None, claims: Sequence[int | None]
+) -> list[RankSummary]:
     """Find ranks whose files are elsewhere, by the summaries rank 0 received when the run ended."""
     for place in places_of_run(folder) if folder is not None and step is not None else ():
         path = place / f"step-{step:06d}.ranks.json"
-        data = _readable(path) if path.is_file() else None
-        if data is not None and data["source"].get("world_size") in claims:
-            return [s for s in data.get("ranks") or [] if s["rank"] not in present]
+        report = _readable(path) if path.is_file() else None
+        if report is not None and report.source.world_size in claims:
+            return [s for s in report.ranks if s.rank not in present]
     return []
 
 
 # ---- reports' JSON ---------------------------------------------------------------------------------------------------
 
 
-def _report_or_none(path: Path) -> dict[str, Any] | None:
+def _report_or_none(path: Path) -> Report | None:
     """Read a report's JSON; None where the file is something else, and the snapshot has to say.
 
     Raises:
         InputError: it is damaged.
     """
-    data = read_memprof_json(path)
-    if data is None or data["schema"] != "memprof.report/1":
-        return None
-    return data
+    answer = read_answer(path)
+    return answer if isinstance(answer, Report) else None
 
 
-def _readable(path: Path) -> dict[str, Any] | None:
+def _readable(path: Path) -> Report | None:
     try:
         return _report_or_none(path)
     except InputError:
         return None
 
 
-def _rank_report(path: Path) -> dict[str, Any]:
-    data = _report_or_none(path)
-    if data is None:
+def _rank_report(path: Path) -> Report:
+    report = _report_or_none(path)
+    if report is None:
         raise InputError(f"{path}: no report of memprof; give snapshots, or the JSON of `memprof report --json`.")
-    return data
+    return report

@@ -31,15 +31,16 @@ def file_of_run(folder: Path) -> Path:
     """
     if not folder.is_dir():
         return folder
-    from memprof.analysis.report_files import read_memprof_json
+    from memprof.report import Report
+    from memprof.report.files import read_answer
 
     places = places_of_run(folder)
     snapshots = [p for place in places for p in sorted(place.glob("*.pickle"))]
     peaks: dict[Path, int] = {}
     for path in (p for place in places for p in sorted(place.glob("*.json"))):
-        data = read_memprof_json(path)
-        if data is not None and data["schema"] == "memprof.report/1":
-            peaks[path] = int(data["peak"]["allocated_bytes"])
+        answer = read_answer(path)
+        if isinstance(answer, Report):
+            peaks[path] = answer.peak.allocated_bytes
     if peaks:
         best = max(peaks, key=lambda path: peaks[path])
         beside = best.with_suffix(".pickle")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,6 +12,7 @@ from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import read_run
 from memprof.cli.options import RECORDING, device_option, redact_option, seconds_option
 from memprof.errors import UsageError
+from memprof.report import Report
 
 
 @click.command(name="advise")
@@ -56,8 +56,8 @@ def command(
 
 
 def _simulated(
-    report: dict[str, Any], gpu: str | None, seconds: float, workers: int | None, use_cache: bool
-) -> dict[str, Any]:
+    report: Report, gpu: str | None, seconds: float, workers: int | None, use_cache: bool
+) -> Report:
     """Simulate the changes; without TRL keep the estimates and note it."""
     from memprof.cli.simulating import need_torch
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
-from memprof.cli.answers import compared_document, comparison_answer, redacted
+from memprof.cli.answers import compared_document, comparison_answer, redacted, redacted_parts
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
 from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import AboveLimit, InputError, UsageError
+from memprof.report import Report
+from memprof.report.comparison import Comparison
 
 if TYPE_CHECKING:
     from memprof.analysis.compare import Run
@@ -69,8 +73,9 @@ def command(
     columns = [c for path in inputs for c in _read(path, device, rules, redact, output.page is not None)]
     columns += _published(published)
     answer = compare(_labelled(columns, labels, redact), size)
-    answer["allocations_only_in"] = redacted(answer["allocations_only_in"], redact)
-    answer["headline"] = headline_of_comparison(answer)
+    only_in = redacted_parts(answer.allocations_only_in, redact)
+    answer = replace(answer, allocations_only_in=only_in)
+    answer = replace(answer, headline=headline_of_comparison(answer))
     failures = over_limit(answer, limit) if limit is not None else []
     emit(comparison_answer(answer, [c.document for c in columns]), output)
     if failures:
@@ -88,19 +93,18 @@ def _percent(text: str | None) -> float | None:
 
 def _read(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> list[_Column]:
     from memprof.analysis.ranks.run_folders import file_of_run
-    from memprof.analysis.report_files import read_memprof_json
+    from memprof.report.files import read_answer, schema_of
 
     path = file_of_run(path)
-    data = read_memprof_json(path)
-    if data is None:
+    answer = read_answer(path)
+    if answer is None:
         return [_snapshot(path, device, rules, redact, page)]
-    schema = data["schema"]
-    if schema == "memprof.report/1":
-        return [_report(path, "", data, redact)]
-    if schema == "memprof.compare/1":
-        return _comparison(path, data, redact)
+    if isinstance(answer, Report):
+        return [_report(path, "", answer, redact)]
+    if isinstance(answer, Comparison):
+        return _comparison(path, answer, redact)
     raise InputError(
-        f"{path}: {schema!r:.60} cannot be compared; give snapshots, memprof.report/1 or memprof.compare/1."
+        f"{path}: {schema_of(answer)!r:.60} cannot be compared; give snapshots, memprof.report/1 or memprof.compare/1."
     )
 
 
@@ -109,27 +113,27 @@ def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, 
     from memprof.analysis.compare import Run, badge_of
 
     analysis = analysed(path, device, rules)
-    report = redacted(analysis.to_dict(), redact, analysis)
+    report = redacted(analysis.report, redact, analysis)
     document = compared_document(analysis, page, redact)
     return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
 
 
-def _report(path: Path, label: str, data: dict[str, Any], redact: bool) -> _Column:
+def _report(path: Path, label: str, report: Report, redact: bool) -> _Column:
     from memprof.analysis.allocations.differences import holdings_of_report
     from memprof.analysis.compare import Run, badge_of
 
-    data = redacted(data, redact)
-    return _Column(path, label, Run("", badge_of(data), data, held=holdings_of_report(data)), None)
+    report = redacted(report, redact)
+    return _Column(path, label, Run("", badge_of(report), report, held=holdings_of_report(report)), None)
 
 
-def _comparison(path: Path, data: dict[str, Any], redact: bool) -> list[_Column]:
+def _comparison(path: Path, comparison: Comparison, redact: bool) -> list[_Column]:
     from memprof.analysis.compare import Run
 
     return [
-        _report(path, run["label"], run["report"], redact)
-        if run["report"] is not None
-        else _Column(path, run["label"], Run("", run["badge"], published=run["published"]), None)
-        for run in data["runs"]
+        _report(path, run.label, run.report, redact)
+        if run.report is not None
+        else _Column(path, run.label, Run("", run.badge, published=run.published), None)
+        for run in comparison.runs
     ]
 
 
@@ -140,14 +144,12 @@ def _published(name: str | None) -> list[_Column]:
     from memprof.analysis.published_tables import published_columns
 
     return [
-        _Column(Path(), rows["label"], Run("", "published", published=rows), None) for rows in published_columns(name)
+        _Column(Path(), rows.label, Run("", "published", published=rows), None) for rows in published_columns(name)
     ]
 
 
 def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> list[Run]:
     """Label the runs: by the user's words, the file's own, or the part in which their paths differ."""
-    from dataclasses import replace
-
     from memprof.analysis.compare import distinct, short_names
 
     own = [c for c in columns if c.run.published is None]
@@ -158,10 +160,10 @@ def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> 
         from memprof.redact import redact_text
 
         paths = [redact_text(path) for path in paths]
-        columns = [replace(c, label=redact_text(c.label)) for c in columns]
+        columns = [dataclasses.replace(c, label=redact_text(c.label)) for c in columns]
     given = iter(labels)
     heads = [
         next(given) if labels and c.run.published is None else c.label or path
         for c, path in zip(columns, paths, strict=True)
     ]
-    return [replace(c.run, label=head) for c, head in zip(columns, distinct(heads), strict=True)]
+    return [dataclasses.replace(c.run, label=head) for c, head in zip(columns, distinct(heads), strict=True)]

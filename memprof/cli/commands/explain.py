@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
-from memprof.cli.answers import redacted
+from memprof.cli.answers import redacted_parts
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
 from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
 from memprof.errors import UsageError
+from memprof.report.allocations import Allocation, AllocationGroup
+from memprof.report.report import Explanation
 from memprof.reports.renderers import Answer
 
 _DEFAULT_TOP = 20
@@ -60,8 +62,9 @@ def command(
     where = _address(address)
     analysis = analysed(snapshot, device, rules)
     most = None if everything else top or _DEFAULT_TOP
-    groups = redacted(analysis.largest(most, at, category, where), redact, analysis)
-    singles = redacted(analysis.explain(at, category, most, where), redact, analysis) if output.wants_json else []
+    groups = redacted_parts(analysis.largest(most, at, category, where), redact, analysis)
+    listed = analysis.explain(at, category, most, where) if output.wants_json else ()
+    singles = redacted_parts(listed, redact, analysis)
     _emit(groups, singles, at, output, full_stacks, analysis.timed)
 
 
@@ -75,16 +78,20 @@ def _address(text: str | None) -> int | None:
 
 
 def _emit(
-    groups: list[dict[str, Any]], singles: list[dict[str, Any]], at: str, output: Output, full_stacks: bool, timed: bool
+    groups: Sequence[AllocationGroup],
+    singles: tuple[Allocation, ...],
+    at: str,
+    output: Output,
+    full_stacks: bool,
+    timed: bool,
 ) -> None:
     from memprof.reports.document.tables import allocation_rows, brief_stack
     from memprof.units import format_bytes
 
-    blocks, whole = sum(g["count"] for g in groups), sum(g["bytes"] for g in groups)
+    blocks, whole = sum(group.count for group in groups), sum(group.bytes for group in groups)
     many = f"{blocks} allocation{'' if blocks == 1 else 's'}"
     lines = f" on {len(groups)} line{'' if len(groups) == 1 else 's'}" if blocks > len(groups) else ""
     caption = f"{many}{lines}, {format_bytes(whole)}, alive at {at}, largest first"
-    data = {"schema": "memprof.explain/1", "allocations": singles}
     shorten = None if full_stacks else brief_stack
     rows = partial(allocation_rows, groups, whole, shorten, timed=timed)
-    emit(Answer("explain", data, rows, caption=caption), output)
+    emit(Answer("explain", Explanation(allocations=singles), rows, caption=caption), output)

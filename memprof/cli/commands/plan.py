@@ -12,8 +12,11 @@ from memprof.cli.option_groups import grouped
 from memprof.cli.options import executor_option
 from memprof.cli.progress import progress
 from memprof.cli.simulating import need_torch
-from memprof.cli.simulation_options import GROUPS, given_settings, run_options, settings_of, value_of
+from memprof.cli.simulation_options import GROUPS, given_settings, run_options, settings_of, value_of, with_gpu_count
 from memprof.errors import UsageError
+from memprof.report import plan as report
+from memprof.report.codec import from_builtins
+from memprof.report.plan import Serving
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
@@ -73,9 +76,8 @@ def command(
 
     Exit code 4: nothing fits.
     """
-    from memprof.config.gpus import find_gpu
-
-    find_gpu(gpu)
+    single, given = with_gpu_count(gpu, config_file, given)
+    gpu = single or gpu
     if output.page is not None and output.page.suffix != ".html":
         raise UsageError(
             f"-o {output.page}: a plan is written as a page; give a name that ends in .html, or use --json."
@@ -150,8 +152,8 @@ def _serve(
         max_model_len or settings.sequence_length,
         max_num_seqs or settings.per_device_train_batch_size * settings.generation_steps,
     )
-    data: dict[str, Any] = plan.to_dict()
-    emit(Answer("serving", data, lambda: data), output, fits=plan.fits)
+    found = from_builtins(plan.to_dict(), Serving)
+    emit(Answer("serving", found, lambda: found), output, fits=plan.fits)
 
 
 def _vary(text: str | None) -> tuple[str, list[Any]] | None:
@@ -174,13 +176,14 @@ def _most_gpus(varied: tuple[str, list[Any]] | None) -> dict[str, Any]:
 
 def _answer(plan: Plan, with_yaml: bool) -> Answer:
     from memprof.config.to_trl_config import as_python, as_yaml
-    from memprof.reports.document.plan import build_plan
+    from memprof.reports.document.plan import PlanDocument
 
     best, fastest = plan.best, plan.fastest
-    data = {
+    plain = {
         **plan.to_dict(),
         "code": as_python(best.settings) if best is not None else None,
         "fastest_code": as_python(fastest.settings) if fastest is not None else None,
     }
     yaml = as_yaml(best.settings) if with_yaml and best is not None else ""
-    return Answer("plan", data, lambda: build_plan(data, yaml=yaml))
+    found = from_builtins(plain, report.Plan)
+    return Answer("plan", found, lambda: PlanDocument(found, yaml))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 from click.core import ParameterSource
+from msgspec.structs import replace
 
 from memprof.analysis.headline import with_headline
 from memprof.cli import options
@@ -17,6 +18,7 @@ from memprof.cli.inputs import GivenRun, analysed, known_report
 from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
+from memprof.report.run import Capacity
 
 _LISTED = 50
 
@@ -76,12 +78,12 @@ def command(
     minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
-    card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}
+    card = None if capacity is None else Capacity(bytes=capacity_bytes(capacity), source="option")
     whole = output.page is not None or redact
     how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole)
     run = _read(snapshots, step, role, how, output)
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
-    report = report if card is None else with_headline({**report, "capacity": card})
+    report = report if card is None else with_headline(replace(report, capacity=card))
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact, run.analysis), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
@@ -144,35 +146,34 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
 
 
 def _read_one(path: Path, how: _Reading) -> GivenRun:
-    from memprof.advice.analyze_with_advice import ReportOf
+    from memprof.advice.analyze_with_advice import ReportBuilder
 
-    report = ReportOf(how.device, how.rules, how.listed)
+    report = ReportBuilder(how.device, how.rules, how.listed)
     if not how.whole:
         with working(f"Reading {path.name}"):
-            return GivenRun(path, report.once(path), None)
+            return GivenRun(path, report(path), None)
     analysis = analysed(path, how.device, how.rules)
-    return GivenRun(path, report.of(analysis, path), analysis)
+    return GivenRun(path, report.report_of(analysis, path), analysis)
 
 
 def _read_ranks(
     places: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output
 ) -> GivenRun:
     """Read the ranks of one run; read the shown rank's snapshot whole for a page or for more allocations."""
-    from memprof.advice.analyze_with_advice import ReportOf
+    from memprof.advice.analyze_with_advice import ReportBuilder
     from memprof.analysis.ranks.reading import RanksReader, read_ranks
-    from memprof.reports.json import write_json
-
+    from memprof.report.files import write_answer
     as_usual = how.device is None and how.rules is None
     if how.keep_json and any("://" in str(place) for place in places):
         raise UsageError("--keep-json writes beside the snapshots, and what a URL names is only read.")
     if how.keep_json and not as_usual:
         raise UsageError("--keep-json keeps reports as they are made without --device and --rules; drop those.")
-    reader = RanksReader(ReportOf(how.device, how.rules), as_usual, write_json if how.keep_json else None)
+    reader = RanksReader(ReportBuilder(how.device, how.rules), as_usual, write_answer if how.keep_json else None)
     with working("Reading the ranks"):
         read = read_ranks(places, reader, step=step, role=role, executor=how.executor)
     report, shown = read.report, read.shown.snapshot
     if shown is None or (output.page is None and how.listed == _LISTED) or known_report(shown) is not None:
         return GivenRun(read.shown.path, report, None)
     run = _read_one(shown, how)
-    peak = {**report["peak"], "allocations": run.report["peak"]["allocations"]}
-    return GivenRun(shown, {**report, "peak": peak}, run.analysis)
+    peak = replace(report.peak, allocations=run.report.peak.allocations)
+    return GivenRun(shown, replace(report, peak=peak), run.analysis)

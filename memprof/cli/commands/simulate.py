@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.advising import check_card
 from memprof.cli.answers import report_answer
 from memprof.cli.emit import Output, output_options
 from memprof.cli.group import OWN_PROCESS
@@ -16,7 +15,14 @@ from memprof.cli.option_groups import grouped
 from memprof.cli.options import RECORDING, executor_option
 from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
-from memprof.cli.simulation_options import GROUPS, budget_option, given_settings, run_options, settings_of
+from memprof.cli.simulation_options import (
+    GROUPS,
+    budget_option,
+    given_settings,
+    run_options,
+    settings_of,
+    with_gpu_count,
+)
 from memprof.cli.unused_options import refuse_unused
 from memprof.errors import UsageError
 from memprof.simulate.fast_start import take_process
@@ -93,8 +99,7 @@ def command(
         raise UsageError(f"{shared} does nothing with --script: a script runs in this process; drop it.")
     if memory_budget is not None and (like is not None or script is not None):
         raise UsageError("--memory-budget chooses for settings given here; drop --like and --script.")
-    gpu = gpu or given_settings(config_file, given).get("gpu")
-    check_card(gpu)
+    gpu, given = with_gpu_count(gpu or given_settings(config_file, given).get("gpu"), config_file, given)
     if like is not None:
         if script is not None or completion_lengths is not None:
             raise UsageError("--like takes everything from a recording; drop --script and --completion-lengths.")
@@ -120,7 +125,7 @@ def command(
         run = SettingsRun(settings, gpu)
     with working(f"Simulating {run.label}"):
         outcome = run.outcome(completion_lengths, workers, executor)
-    emit_simulated(report_answer("simulate", outcome.analysis.to_dict(), outcome.analysis), outcome, output)
+    emit_simulated(report_answer("simulate", outcome.analysis.report, outcome.analysis), outcome, output)
 
 
 def _changes_of(values: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from memprof.compat import transformers
+from memprof.config.model_shape import ModelShape
+from memprof.config.piece_size import MOST_TOKENS, piece_tokens, small_bytes
+from memprof.errors import InputError
 from memprof.grpo.rows import Row, is_fake
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.random_state import RandomState
@@ -176,3 +179,32 @@ def _pieces_of_group(group: Sequence[Row], limit: int) -> list[Piece]:
     by_index = {row.index: row for row in group}
     parts = [[by_index[row.index] for row in part] for part in pieces_of(completions, limit)]
     return [*(Piece(part, prompt) for part in parts), Piece((), prompt, closes=True)]
+
+
+class PieceSizes:
+    """Compute how many tokens a piece of one model has if the settings don't say.
+
+    ``small_bytes``: what is small next to its weights.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        self._itemsize = model.dtype.itemsize
+        self.small_bytes = small_bytes(self._weights)
+        try:
+            self._shape: ModelShape | None = ModelShape.of(model.config)
+        except InputError:  # a family whose config has other names
+            self._shape = None
+
+    def of(self, settings: Any, checkpointing: str) -> tuple[int, int]:
+        """Return the tokens of a piece with a graph, and of one without; ``checkpointing``: the kind in use."""
+        if settings.max_tokens_per_piece is not None:
+            return settings.max_tokens_per_piece, settings.max_tokens_per_piece
+        if self._shape is None:
+            return MOST_TOKENS, MOST_TOKENS
+        whole = checkpointing in ("none", "mlp") or (checkpointing == "auto" and not settings.gradient_checkpointing)
+        kept = self._shape.layers if whole else 0
+        return (
+            piece_tokens(self._shape, self._weights, self._itemsize, kept_layers=kept),
+            piece_tokens(self._shape, self._weights, self._itemsize),
+        )

@@ -17,6 +17,7 @@ from memprof.oom.reading.regions import regions
 from memprof.units import GIB
 
 _MOST_EVENTS = 200
+_AROUND = 20_000  # characters around a message
 _HEAD = 60_000  # characters at the beginning of a log, where programs print their settings
 _LOG_RANK = re.compile(r"\brank[ =:]{1,2}(\d{1,5})\b|\[rank(\d{1,5})\]", re.I)
 _NUMBERS = ("requested", "total", "free", "allowed", "allocated", "device", "rank")
@@ -96,7 +97,9 @@ def _failure(stream: Stream, hit: Hit, floor: int, ceiling: int) -> Failure:
     host = hit.form.kind in ("host", "cpu", "killed")
     if host and "total" in device_fields:
         values["total"] = device_fields.pop("total")
-    around = "\n".join(line.text for line in stream.lines[max(0, floor, index - 200) : min(ceiling, end + 40)])
+    beside = stream.lines[max(0, floor, index - 200) : min(ceiling, end + 40)]
+    while len(beside) > 1 and sum(len(line.text) + 1 for line in beside) > _AROUND:
+        beside = beside[max(1, len(beside) // 8) :]
     return Failure(
         hit.form,
         hit.form.kind,
@@ -108,7 +111,8 @@ def _failure(stream: Stream, hit: Hit, floor: int, ceiling: int) -> Failure:
         processes=hit.processes,
         frames=frames_around(stream.lines, index, floor, ceiling),
         facts=values,
-        around=around[-20_000:],
+        around="\n".join(line.text for line in beside),
+        around_lines=tuple(line.number for line in beside),
         **device_fields,  # type: ignore[arg-type]
     )
 

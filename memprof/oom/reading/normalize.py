@@ -8,6 +8,7 @@ of several ranks reads as several texts. A stream keeps its lines (for traceback
 from __future__ import annotations
 
 import html
+import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -32,6 +33,11 @@ _PREFIX = re.compile(
     r"|(?P<srun>\d{1,4}):(?=[ \t])"
     r"|\[?\d{4}[-/](?:\d\d|[A-Z][a-z]{2})[-/]\d\d[T ,_]{1,3}\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?"
     r"(?:Z|[ ]?[+-]\d\d:?\d\d)?(?P<tags>(?: [A-Z]{2}\d{1,4}){0,4})\]?:?(?:[ \t]{0,20}-(?=[ \t]))?"
+    rf"|[\w.-]{{1,60}}[ \t]{{1,4}}-[ \t]{{1,4}}{_LEVEL}[ \t]{{1,4}}-(?=[ \t])"
+    rf"|{_LEVEL}:[\w.]{{1,60}}:|{_LEVEL}[ \t]{{0,8}}\|"
+    r"|[\w.<>]{1,80}:[\w.<>]{1,60}:\d{1,6}[ ]-(?=[ \t])"
+    r"|[IWEF]\d{4} [\d:.]{8,30}[ \t]{1,8}\d{1,9} [\w./-]{1,160}:\d{1,6}\]"
+    r"|[IWEF] [\w./-]{1,160}\.(?:cc|cpp|h|cu):\d{1,6}\]"
     rf"|\[?{_LEVEL}\]?(?: \d\d-\d\d \d\d:\d\d:\d\d)?:?(?=[ \t\[]|$)(?:[ \t]{{0,20}}-(?=[ \t]))?"
     r"|\[ {0,6}\d{1,9}\.\d{1,9}\]"
     rf"|\d{{2,9}}:\d{{2,9}}(?=[ \t]{{1,4}}{_LEVEL}\b)"
@@ -48,7 +54,18 @@ _RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗�
 _BOX_END = re.compile(r"[ \t]{0,400}[│┃║]{1,20}[ \t]{0,400}$")
 # The file and line that rich's log handler prints at the right edge.
 _RIGHT_EDGE = re.compile(r"[ \t]{2,400}[\w.-]{1,60}\.py:\d{1,6}[ \t]{0,400}$")
-_ESCAPED_BREAK = re.compile(r"(?<!\\)\\n")
+# A text inside a text: JSON in JSON escapes its line breaks and quotes once more at each level.
+_ESCAPED = re.compile(
+    r"\\n(?:\\{0,8}[ \t\"]|\\{0,8}t|Traceback|torch\.|\w{1,40}(?:Error|Exception)\b|During|The above|[│|])|File \\{1,8}\"|\\n[^\n]{0,400}memory|memory[^\n]{0,400}\\n"
+)
+_ESCAPE = re.compile(r"\\([\\\"/nrt])")
+_UNESCAPED = {"n": "\n", "r": "", "t": "\t"}
+_MOST_LEVELS = 4
+#: Keys under which loggers, containers and clouds put what was printed, in the order in which it is read.
+_SAYS = (
+    "log", "message", "msg", "text", "line", "event", "textPayload", "body", "error", "err", "exception", "exc_info",
+    "exc_text", "stack", "stack_trace", "stacktrace", "traceback",
+)  # fmt: skip
 _REPEATED = re.compile(
     r"[ \t]{0,400}\[repeated \d{1,7}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?[ \t]{0,400}$"
 )
@@ -135,18 +152,34 @@ def streams_of(text: str, first_line: int) -> list[Stream]:
 
 
 def _lines_of(raw: str, number: int) -> list[Line]:
-    if len(raw) > _LONGEST_LINE:
-        pieces = [raw[i : i + _LONGEST_LINE] for i in range(0, len(raw), _LONGEST_LINE)]
-        return [Line(number, "", None, piece) for piece in pieces]
-    if "\\n" in raw and ('File \\"' in raw or "memory" in raw):
-        raw = _ESCAPED_BREAK.sub("\n", raw).replace('\\"', '"')
+    if raw[:1] == "{" and raw.rstrip()[-1:] == "}":
+        raw = _of_json(raw)
+    for _ in range(_MOST_LEVELS):
+        if _ESCAPED.search(raw) is None:
+            break
+        raw = _ESCAPE.sub(lambda match: _UNESCAPED.get(match[1], match[1]), raw)
     if "\x1b" in raw or "\\u001b" in raw or "\\x1b" in raw or "\\033" in raw:
         raw = _ANSI.sub("", raw)
     if "<" in raw and ">" in raw:
         raw = html.unescape(_TAG.sub("", _BREAK.sub("\n", raw)))
     elif "&" in raw and ";" in raw:
         raw = html.unescape(raw)
-    return [_line(part, number) for part in raw.split("\n")]
+    parts = raw.split("\n")
+    pieces = (part[i : i + _LONGEST_LINE] for part in parts for i in range(0, max(1, len(part)), _LONGEST_LINE))
+    return [_line(piece, number) for piece in pieces]
+
+
+def _of_json(raw: str) -> str:
+    """Return what a logger's JSON object says, line by line; the line as it stands where it is none."""
+    try:
+        entry = json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw
+    rank = next((entry[key] for key in ("rank", "local_rank") if isinstance(entry.get(key), int)), None)
+    said = [text for key in _SAYS for text in [entry.get(key)] if isinstance(text, str) and text]
+    text = "\n".join(said or [value for value in entry.values() if isinstance(value, str) and " " in value])
+    tag = "" if rank is None or isinstance(rank, bool) else f"[rank{rank}]: "
+    return "\n".join(f"{tag}{_of_json(line) if line[:1] == '{' else line}" for line in text.rstrip("\n").split("\n"))
 
 
 def _line(raw: str, number: int) -> Line:

@@ -19,9 +19,7 @@ def regions(text: str, notes: list[str]) -> Iterator[tuple[int, str]]:
         return
     spans: list[tuple[int, int]] = []
     for at in _places(text.lower()):
-        lo = text.rfind("\n", 0, max(0, at - _BEFORE)) + 1
-        hi = text.find("\n", min(len(text), at + _AFTER))
-        hi = len(text) if hi < 0 else hi
+        lo, hi = _line_start(text, max(0, at - _BEFORE)), _line_end(text, min(len(text), at + _AFTER))
         if spans and lo <= spans[-1][1]:
             spans[-1] = (spans[-1][0], max(hi, spans[-1][1]))
         else:
@@ -32,6 +30,16 @@ def regions(text: str, notes: list[str]) -> Iterator[tuple[int, str]]:
         line += text.count("\n", at, lo)
         at = lo
         yield line, text[lo:hi]
+
+
+def _line_start(text: str, at: int) -> int:
+    """Return where the line of a place begins, or a place before it in a line too long to read whole."""
+    return max(text.rfind("\n", max(0, at - _AFTER), at) + 1, at - _AFTER, 0)
+
+
+def _line_end(text: str, at: int) -> int:
+    end = text.find("\n", at, at + _AFTER)
+    return end if end >= 0 else min(len(text), at + _AFTER)
 
 
 def _places(lowered: str) -> list[int]:
@@ -51,7 +59,7 @@ def _within(spans: list[tuple[int, int]], notes: list[str], text: str) -> list[t
         return spans
     head, tail = _first(spans, _MOST // 2), _first([(-hi, -lo) for lo, hi in reversed(spans)], _MOST // 2)
     kept = head + [(-hi, -lo) for lo, hi in reversed(tail)]
-    kept = [(text.rfind("\n", 0, lo) + 1, hi) for lo, hi in kept]
+    kept = [(_line_start(text, lo), hi) for lo, hi in kept]
     skipped = sum(hi - lo for lo, hi in spans) - sum(hi - lo for lo, hi in kept)
     notes.append(
         f"This log speaks of memory almost everywhere; its first and last {_MOST / 2e6:.1f} MB were read closely "

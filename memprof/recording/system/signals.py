@@ -1,22 +1,24 @@
-"""Handle the signals that end a process: write what was recorded first.
+"""Handle SIGTERM and Ctrl-C in the process that is recorded, and in no process that it forks.
 
-An exception unwinds and is met on its way. A SIGTERM does not: by default the process is gone at once. While a run is
-watched, and only where the program has no handler of its own, the signal writes what there is and then does what it
-would have done: the process still dies by it. A second one ends it on the spot.
+An exception unwinds through the code that writes recordings. SIGTERM does not: by default the process ends at once.
+While a run is recorded, and if the program has no SIGTERM handler of its own, memprof installs one that writes what
+was recorded; the process then dies by the signal, as it would have without memprof. Python runs a handler only between
+two bytecode instructions of the main thread, so a call into C delays it until the call returns.
 
-Python runs its handlers between two steps of the main thread, which may be waiting for a dead rank inside a
-collective and never come back. So a thread listens too; what it cannot leave to the main thread it does itself.
+A forked child has no such handler. It would inherit one: a child inside a C call could not be terminated, and a
+SIGTERM that reaches a child while Python starts in it would be lost. So SIGTERM is blocked in the forking thread from
+before the fork until the child has its default action back; the kernel keeps a signal that arrives in between. A
+program started by ``exec`` (``subprocess``, ``posix_spawn``, the ``spawn`` and ``forkserver`` start methods) has no
+handlers.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,168 +26,177 @@ from typing import Any
 
 from memprof.recording.guard import Door, way_in
 
-# How long the main thread may take to notice a signal before it counts as stuck.
-_PATIENCE_S = 2.0
-_LOOKS = 20
-# The ends of our pipes that Python writes signals to.
-_OURS: set[int] = set()
+# Handlers of memprof in this process, by signal: memprof's, and the one that was there before.
+_installed: dict[int, tuple[Any, Any]] = {}
+# What writes recordings before SIGTERM ends the process, oldest first.
+_saving: list[Terminations] = []
+# Blocks that are to finish before SIGTERM is acted on, and whether one waits for them.
+_delays = 0
+_is_delayed = False
+# In a thread that forks: whether the program itself had blocked SIGTERM.
+_forking = threading.local()
 
 
 class Interrupts:
-    """Delay a Ctrl-C in the block to its end, so that a dump is finished; a second one is not delayed.
+    """Delay a Ctrl-C in the block to its end, so that what it writes is complete; a second one is not delayed.
 
-    Only Python's own handler is put off, on the main thread. Whoever uses the block raises what is ``pending``, or
-    knows that an interrupt is on its way already.
+    Only Python's default handler is replaced, on the main thread. ``pending`` is whether a Ctrl-C came; the caller
+    raises it.
     """
 
     def __init__(self) -> None:
         self.pending = False
-        self._previous: Any = None
-        self.door = Door(lost="nothing: an interrupt is not put off")
-        self._handler = self.door.hook(self._wait)
+        self.door = Door(lost="nothing: a Ctrl-C is not delayed")
+        self._handler: Any = None
 
     @way_in
     def __enter__(self) -> Interrupts:
-        if _main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._previous = signal.signal(signal.SIGINT, self._handler)
+        self._handler = _install(signal.SIGINT, self._delay, signal.default_int_handler)
         return self
 
     @way_in
     def __exit__(self, *_: object) -> None:
-        if self._previous is not None and signal.getsignal(signal.SIGINT) is self._handler:
-            signal.signal(signal.SIGINT, self._previous)
+        _remove(signal.SIGINT, self._handler)
 
-    def _wait(self, number: int, frame: FrameType | None) -> None:
+    def _delay(self, number: int, frame: FrameType | None) -> None:
         if self.pending:
             raise KeyboardInterrupt
         self.pending = True
 
 
 class Terminations:
-    """Call ``rescue``, which writes what there is, once on a SIGTERM that has no handler, then let the process die by
-    it."""
+    """Call ``save``, which writes what was recorded, when SIGTERM ends the process.
 
-    def __init__(self, rescue: Callable[[], None]) -> None:
-        self._rescue = rescue
-        self.door = Door(lost="what was recorded until this signal")
-        self._handler = self.door.hook(self._caught)
-        self._owner = os.getpid()
-        self._begun = threading.Event()
-        self._once = threading.Lock()
-        self._installed = False
-        self._finishing = self._pending = False
-        self._pipe: tuple[int, int] | None = None
+    With several of them the newest is called first. Nothing is installed on another thread than the main one, or if the
+    program has a SIGTERM handler; its own handler, or the end of the process, then decides what is written.
+    """
+
+    def __init__(self, save: Callable[[], None]) -> None:
+        self.save = save
+        self.door = Door(lost="what was recorded until SIGTERM")
 
     @way_in
     def start(self) -> None:
-        """Begin to listen, where that is possible and nobody else does."""
-        if not _main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return
-        signal.signal(signal.SIGTERM, self._handler)
-        self._installed = True
-        Door(lost="what is recorded until a signal ends a program that is stuck in one call")(self._listen)
+        """Call ``save`` on SIGTERM from now on."""
+        if signal.SIGTERM not in _installed:
+            _install(signal.SIGTERM, _terminated, signal.SIG_DFL)
+        if signal.SIGTERM in _installed and self not in _saving:
+            _saving.append(self)
 
     @way_in
     def stop(self) -> None:
-        """Put everything back."""
-        if not self._installed or not _main_thread():
-            return
-        self._installed = False
-        if signal.getsignal(signal.SIGTERM) is self._handler:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self._pipe is not None:
-            if (now := signal.set_wakeup_fd(-1)) not in (-1, self._pipe[1]):
-                signal.set_wakeup_fd(now)  # somebody else's by now
-            _OURS.discard(self._pipe[1])
-            os.close(self._pipe[1])  # the thread reads the end of it, closes its own and leaves
-            self._pipe = None
+        """Stop calling ``save``; the last one to stop puts the default action back."""
+        if self in _saving:
+            _saving.remove(self)
+        if not _saving and signal.SIGTERM in _installed:
+            _remove(signal.SIGTERM, _installed[signal.SIGTERM][0])
 
-    @contextmanager
-    def finishing(self) -> Iterator[None]:
-        """Finish what the block writes: delay a signal to the block's end. A second one is not delayed."""
-        self._finishing = True
+
+@contextmanager
+def delayed_termination() -> Iterator[None]:
+    """Finish the block before SIGTERM is acted on; a second one ends the process at once. Main thread only."""
+    global _delays
+    if not _is_main_thread():
+        yield
+        return
+    _delays += 1
+    try:
+        yield
+    finally:
+        _delays -= 1
+        if _is_delayed and not _delays:
+            _save_and_die()
+
+
+@contextmanager
+def finish_first() -> Iterator[None]:
+    """Finish the block before SIGTERM or Ctrl-C is acted on; a second signal is not delayed.
+
+    Raises:
+        KeyboardInterrupt: at the end of the block, if Ctrl-C was pressed in it.
+    """
+    interrupts = Interrupts()
+    with delayed_termination():
         try:
-            yield
+            with interrupts:
+                yield
         finally:
-            self._finishing = False
-            if self._pending:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    def _listen(self) -> None:
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        if (other := signal.set_wakeup_fd(write, warn_on_full_buffer=False)) != -1:
-            signal.set_wakeup_fd(other)
-            os.close(read)
-            os.close(write)
-            return
-        self._pipe = (read, write)
-        _OURS.add(write)
-        _leave_children_alone()
-        threading.Thread(target=self.door.hook(self._wait), args=(read,), name="memprof-signals", daemon=True).start()
-
-    def _caught(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal on the main thread, between two steps of the program."""
-        self._begun.set()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self._finishing:
-            self._pending = True
-            return
-        try:
-            self._save()
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def _wait(self, read: int) -> None:
-        """Handle a signal on the listening thread: a byte is a signal's number."""
-        while data := _read(read):
-            if signal.SIGTERM not in data or os.getpid() != self._owner:
-                continue
-            if self._begun.wait(_PATIENCE_S) or not _stuck():
-                continue
-            self._begun.set()
-            # Dying by the signal is C's to do: Python lets only its main thread change a handler.
-            ctypes.pythonapi.PyOS_setsig.restype = ctypes.c_void_p
-            ctypes.pythonapi.PyOS_setsig(int(signal.SIGTERM), ctypes.c_void_p(0))
-            self._save()
-            os.kill(os.getpid(), signal.SIGTERM)
-        os.close(read)
-
-    def _save(self) -> None:
-        # A forked worker inherits the handler, but the run is its parent's.
-        if os.getpid() == self._owner and self._once.acquire(blocking=False):
-            self.door.tidy(self._rescue, sys.stdout.flush, sys.stderr.flush)
+            if interrupts.pending:
+                raise KeyboardInterrupt
 
 
-@functools.cache
-def _leave_children_alone() -> None:
-    """Forget the pipe in a forked child: it shares it, and its signals are not ours."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=Door().hook(_forget_pipe))
+def _terminated(number: int, frame: FrameType | None) -> None:
+    global _is_delayed
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+    if _delays:
+        _is_delayed = True
+    else:
+        _save_and_die()
 
 
-def _forget_pipe() -> None:
-    if (now := signal.set_wakeup_fd(-1)) not in (-1, *_OURS):
-        signal.set_wakeup_fd(now)  # somebody else's
+def _save_and_die() -> None:
+    saving, _saving[:] = list(reversed(_saving)), []
+    try:
+        for one in saving:
+            one.door.tidy(one.save)
+        Door(lost="what was not printed yet").tidy(sys.stdout.flush, sys.stderr.flush)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _main_thread() -> bool:
+def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _stuck() -> bool:
-    """Tell whether the main thread stands still inside one call."""
-    main = threading.main_thread().ident
-    seen = set()
-    for _ in range(_LOOKS):
-        frame = sys._current_frames().get(main or 0)
-        seen.add((id(frame), None if frame is None else frame.f_lasti))
-        time.sleep(0.01)
-    return len(seen) == 1
+def _install(number: int, step: Callable[[int, FrameType | None], None], previous: Any) -> Any:
+    """Handle a signal whose handler is ``previous``; return the handler, or None if the signal has another."""
+    if not _is_main_thread() or signal.getsignal(number) is not previous:
+        return None
+    _keep_from_children()
+    handler = Door().hook(step)
+    _installed[number] = (handler, previous)
+    signal.signal(number, handler)
+    return handler
 
 
-def _read(handle: int) -> bytes:
-    try:
-        return os.read(handle, 64)
-    except OSError:
-        return b""
+def _remove(number: int, handler: Any) -> None:
+    """Put the previous handler back, unless the program has installed another one since."""
+    ours, previous = _installed.get(number, (None, None))
+    if ours is None or ours is not handler or not _is_main_thread():
+        return
+    if signal.getsignal(number) is handler:
+        signal.signal(number, previous)
+    del _installed[number]
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _keep_from_children() -> None:
+    """Let every fork from now on leave memprof's handlers in the parent; hooks cannot be taken back."""
+    if hasattr(os, "register_at_fork"):
+        before, parent, child = (Door().hook(step) for step in (_before_fork, _after_fork, _after_fork_in_child))
+        os.register_at_fork(before=before, after_in_parent=parent, after_in_child=child)
+
+
+def _before_fork() -> None:
+    # Asked for first: a handler of the program's that raises here must not leave the signal blocked.
+    _forking.blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _after_fork() -> None:
+    if vars(_forking).pop("blocked", True) is False:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _after_fork_in_child() -> None:
+    global _delays, _is_delayed
+    for number, (handler, previous) in _installed.items():
+        if signal.getsignal(number) is handler:
+            signal.signal(number, previous)
+    _installed.clear()
+    _saving.clear()
+    _delays, _is_delayed = 0, False
+    _after_fork()  # a SIGTERM that came meanwhile ends the child here

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memprof.allocator.model import Pool, segment_record
-from memprof.allocator.rounding import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 
 
 class PlainHeap:

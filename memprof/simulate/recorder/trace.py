@@ -10,8 +10,6 @@ from memprof.allocator.model import CachingAllocator
 from memprof.recording.frames import StackWriter
 from memprof.simulate.recorder.plain_heap import PlainHeap
 
-_SETTINGS = ("expandable_segments", "oldest_first")
-
 
 class Event(NamedTuple):
     """Hold one entry of the trace; sizes are bytes, time is a count, ``captured`` a stack not yet written."""
@@ -90,7 +88,7 @@ class Trace:
         return {
             "segments": segments,
             "device_traces": [*([] for _ in range(device)), trace],
-            "allocator_settings": {name: getattr(self._heap.settings, name) for name in _SETTINGS},
+            "allocator_settings": self._heap.settings.to_snapshot(),
             "external_annotations": [],
         }
 

@@ -6,8 +6,9 @@ import copy
 import random
 from typing import Any
 
-from memprof.analysis.ranks.merge import fullest, merged, missing_ranks
-from memprof.analysis.ranks.summary import rank_summary
+from memprof.analysis.ranks.merge import missing_ranks
+from memprof.report.codec import plain_entries
+from tests.report.plain import fullest, merged, rank_summary
 from tests.reports.sample import sample
 
 PER_NODE = 8
@@ -67,7 +68,8 @@ def many_ranks(world: int, missing: tuple[int, ...] = (), seed: int = 0) -> dict
                 summaries.append(_like(summaries[0], rank, factor / factors[0]))
     shown = fullest(summaries)
     report = rank_report(shown, world, factors[shown])
-    return merged(report, summaries, world, missing_ranks([s["rank"] for s in summaries], world))
+    missing_rows = plain_entries(missing_ranks([s["rank"] for s in summaries], world))
+    return merged(report, summaries, world, missing_rows)
 
 
 def _like(summary: dict[str, Any], rank: int, factor: float) -> dict[str, Any]:

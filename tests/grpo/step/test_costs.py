@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("trl")
 
-from tests.grpo.trainers import VOCABULARY, batch, build, tiny_llama, with_policies
+from tests.grpo.trainers import VOCABULARY, batch, build, run_step, tiny_llama, with_policies
 
 pytestmark = pytest.mark.trl
 
@@ -43,10 +43,10 @@ class Operators(TorchDispatchMode):
 
 def counted(trainer: Any, micro_batches: list[Any]) -> Operators:
     trainer.model.train()
-    trainer.accelerator.backward(trainer.compute_loss(trainer.model, dict(micro_batches[0])))
+    run_step(trainer, micro_batches[0])
     with Operators() as operators:
         for inputs in micro_batches:
-            trainer.accelerator.backward(trainer.compute_loss(trainer.model, dict(inputs)))
+            run_step(trainer, inputs)
     return operators
 
 

@@ -15,7 +15,6 @@ from transformers import TrainerCallback
 from benchmarks.lean.equality.families import compared
 from memprof.errors import UsageError
 from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
-from memprof.grpo.reference import HostReference
 from memprof.grpo.step.probe import ask
 from tests.grpo.trainers import (
     TOLERANCE,
@@ -262,7 +261,7 @@ def test_no_value_of_the_callers_arguments_is_another_afterwards(lean: bool, tmp
     )
     assert trainer.args is args
     assert _fields(args) == before
-    assert isinstance(trainer.ref_model, HostReference)
+    assert trainer._host_reference is not None
     if lean:
         assert next(trainer.model.parameters()).dtype == torch.bfloat16
     args.learning_rate, args.logging_steps = 0.0, 2

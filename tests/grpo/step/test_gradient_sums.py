@@ -12,7 +12,7 @@ pytest.importorskip("trl")
 
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.step.gradient_sums import gradient_sums
-from tests.grpo.trainers import batch, build, groups, loss_and_gradients, tiny_llama, with_policies, worst
+from tests.grpo.trainers import batch, build, groups, loss_and_gradients, run_step, tiny_llama, with_policies, worst
 
 pytestmark = pytest.mark.trl
 
@@ -46,7 +46,7 @@ def test_no_piece_is_lost(settings: dict[str, Any], tmp_path: Path) -> None:
         trainer.model.train()
         for seed in (5, 6):
             inputs = with_policies(trainer, groups(6, seed=seed), beta=0.0)
-            trainer.accelerator.backward(trainer.compute_loss(trainer.model, dict(inputs)))
+            run_step(trainer, inputs)
         found.append({name: p.grad.double() for name, p in trainer.model.named_parameters()})
         assert all(p.grad.dtype == torch.bfloat16 for p in trainer.model.parameters())
         assert not any(p._post_accumulate_grad_hooks for p in trainer.model.parameters())

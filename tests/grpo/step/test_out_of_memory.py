@@ -18,7 +18,17 @@ from memprof.grpo.paged.sampling import Sampling
 from memprof.grpo.paged.schedule import PoolSize, Work
 from memprof.grpo.step import micro_batch, out_of_memory, scoring
 from memprof.grpo.techniques import apply
-from tests.grpo.trainers import batch, build, groups, loss_and_gradients, tiny_llama, tiny_mixture, with_policies, worst
+from tests.grpo.trainers import (
+    batch,
+    build,
+    groups,
+    loss_and_gradients,
+    run_step,
+    tiny_llama,
+    tiny_mixture,
+    with_policies,
+    worst,
+)
 
 pytestmark = pytest.mark.trl
 
@@ -84,7 +94,7 @@ def gradients_of(trainer: Any, inputs: Any, times: int) -> Any:
     """The gradient of one micro-batch on top of ``times - 1`` others."""
     loss, found, _ = loss_and_gradients(trainer, inputs)
     for _ in range(times - 1):
-        trainer.accelerator.backward(trainer.compute_loss(trainer.model, dict(inputs)))
+        run_step(trainer, inputs)
         found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     return loss, found
 

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from memprof.reports.document.advice import advised
-from memprof.reports.document.build import build_document
+from memprof.reports.document.advice import advice_basis, advice_words, whole_step
 from memprof.reports.html.report import render_html, write_html
 from memprof.reports.renderers import draw
 
-from memprof.advice.ranking import ranked
-from memprof.analysis.headline import headline_of
+from tests.report.plain import headline_of, ranked
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import MIB, sample
+from tests.reports.typed import build_document, report_of
 
 GIB = 2**30
 
@@ -31,7 +30,7 @@ def _entry(action: str, gib: float, **more: Any) -> dict[str, Any]:
 def _report(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The sample on a card that it nearly fills, its advice in the order in which it is written."""
     report = {**sample()[0], "capacity": {"bytes": 9 * GIB, "from": "option"}, **more}
-    return {**report, "advice": ranked(entries, report)}
+    return {**report, "advice": ranked(entries, report.get("oom"))}
 
 
 def test_what_keeps_the_gradients_goes_first_unless_it_saves_little() -> None:
@@ -54,7 +53,7 @@ def test_idle_memory_goes_first_only_where_it_would_have_saved_the_run() -> None
     oom = {"requested_bytes": 1, "device_free_bytes": 0, "phase": "forward", "step": 1, "stack": []}
     saved = _report(idle, other, oom={**oom, "fits_defragmented": True})
     assert "let segments grow" in headline_of(saved)["action"]
-    assert "up to 3.00 GiB less reserved" in advised(saved).changes[0].also
+    assert "up to 3.00 GiB less reserved" in advice_words(report_of(saved).advice[0])
 
 
 def test_after_a_failed_step_savings_say_what_they_count_from() -> None:
@@ -65,31 +64,32 @@ def test_after_a_failed_step_savings_say_what_they_count_from() -> None:
         "fits_defragmented": False,
         "ahead": {
             "still": {"optimizer_state": 2 * GIB}, "moment": "optimizer_step", "short_bytes": GIB,
+            "available_bytes": None,
             "needed_bytes": needed,
         },
     }  # fmt: skip
     entry = _entry("Keep moments in 8 bits", 3.0, peak_after_bytes=needed - 3 * GIB)
     report = _report(entry, _entry("Halve the batch", 0.5), oom=oom)
-    found = advised(report)
-    assert found.changes[0].of_bytes == needed
-    assert found.changes[1].of_bytes is None
+    found = report_of(report)
+    assert [whole_step(change, found) for change in found.advice] == [needed, None]
     action = headline_of(report)["action"]
     assert "It saves 3.00 GiB of the 8.78 GiB that the step needs in all (an estimate)." in action
-    assert found.basis.endswith("counted from the 8.78 GiB that the step needs in all")
+    assert advice_basis(found).endswith("counted from the 8.78 GiB that the step needs in all")
     page = render_html(build_document(_report(entry, oom=oom)))
     assert "leaves 5.78 GiB of 8.78 GiB" in page
-    assert advised(_report(entry)).changes[0].of_bytes is None
+    alone = report_of(_report(entry))
+    assert whole_step(alone.advice[0], alone) is None
 
 
 def test_a_peak_that_moves_is_said() -> None:
-    moved = advised(_report(_entry("Halve the batch", 1.0, moves_to="generate"))).changes[0]
-    assert moved.limit == "It saves no more because the peak is then in generate, at 5.78 GiB."
+    moved = report_of(_report(_entry("Halve the batch", 1.0, moves_to="generate"))).advice[0]
+    assert "It saves no more because the peak is then in generate, at 5.78 GiB." in advice_words(moved)
 
 
 def test_the_simulators_own_error_is_said() -> None:
     entry = _entry("Halve the batch", 1.0, basis="simulated")
     unchanged = {"measured_bytes": 1000, "simulated_bytes": 1012, "assumed": []}
-    assert "1.2 % above what was measured" in advised(_report(entry, unchanged=unchanged)).basis
+    assert "1.2 % above what was measured" in advice_basis(report_of(_report(entry, unchanged=unchanged)))
 
 
 _TOGETHER = {

@@ -8,17 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import build_document, document_of
+from memprof.reports.document.build import badge_of, document_of, growth_words, oom_sentence
 from memprof.reports.document.model import Document, Row
-from memprof.reports.document.tables import allocation_rows, brief_stack, call_site, shown_stack, site_words
+from memprof.reports.document.page_title import subtitle_of
+from memprof.reports.document.tables import (
+    brief_stack,
+    call_site,
+    evidence_bytes,
+    phase_table,
+    shown_stack,
+    site_words,
+)
 
 from memprof.units import GIB
 from tests.reports.sample import MIB, PEAK, sample
+from tests.reports.typed import build_document, rows_of
 
 
 @pytest.fixture
 def document() -> Document:
     return build_document(*sample())
+
+
+def adds_up(document: Document) -> bool:
+    return all(check.ok is not False for check in document.checks)
 
 
 def row(document: Document, identifier: str) -> Row:
@@ -62,8 +75,9 @@ def test_details_that_are_incomplete_say_so() -> None:
 
 
 def test_phases_fold_repeats_and_show_the_worst(document: Document) -> None:
-    assert document.phases is not None
-    lines: dict[str, Any] = {line.cells[0].phase: line for line in document.phases.lines}  # type: ignore[union-attr]
+    phases = phase_table(document.report)
+    assert phases is not None
+    lines: dict[str, Any] = {line.cells[0].phase: line for line in phases.lines}  # type: ignore[union-attr]
     name, _, _, low, high, _ = lines["backward"].cells
     assert name.badges == ("×4", "peak")
     assert low < high == document.summary.peak_bytes
@@ -74,10 +88,11 @@ def test_phases_fold_repeats_and_show_the_worst(document: Document) -> None:
 
 def test_alike_allocations_are_one_line_and_lose_no_byte(document: Document) -> None:
     weights = document.allocations[0]
-    assert (weights.name, weights.count, weights.each_bytes) == ("model.layers.*.mlp.up_proj.weight", 4, 700 * MIB)
+    assert (weights.count, weights.group.each_bytes) == (4, 700 * MIB)
+    assert weights.name == "model.layers.*.mlp.up_proj.weight"
     assert weights.shape == "8960×1536 bfloat16"
-    assert sum(a.bytes for a in document.allocations) == document.allocations_bytes == document.summary.peak_bytes
-    assert document.allocations_listed == len(document.report["peak"]["allocations"])
+    assert sum(a.bytes for a in document.allocations) == document.summary.peak_bytes
+    assert sum(a.count for a in document.allocations) == len(document.report.peak.allocations)
 
 
 def test_evidence_and_alternatives_in_words(document: Document) -> None:
@@ -85,7 +100,7 @@ def test_evidence_and_alternatives_in_words(document: Document) -> None:
     assert why["activations"] == "rule model.forward matched its stack"
     assert "could also be temporaries" in why["activation_gradients"]
     assert why["unattributed"] == "nothing explains it"
-    assert sum(e.bytes for e in document.evidence) == document.summary.peak_bytes
+    assert sum(n for _, n in evidence_bytes(document.report.peak)) == document.summary.peak_bytes
 
 
 def test_icicle_keeps_every_byte_at_every_level(document: Document) -> None:
@@ -118,8 +133,8 @@ def test_icicle_names_no_line_that_only_starts_a_command() -> None:
 
 
 def test_everything_adds_up(document: Document) -> None:
-    assert document.adds_up.ok
-    labels = [c.label for c in document.adds_up.checks if c.ok]
+    assert adds_up(document)
+    labels = [c.label for c in document.checks if c.ok]
     assert labels == [
         "Sum of categories",
         "Sum of groups",
@@ -148,30 +163,29 @@ def test_what_does_not_add_up_is_said(spoil: Any, label: str) -> None:
     report, series = sample()
     report = copy.deepcopy(report)
     spoil(report)
-    sums = build_document(report, series).adds_up
-    assert not sums.ok
-    assert label in [c.label for c in sums.checks if c.ok is False]
+    checks = build_document(report, series).checks
+    assert label in [c.label for c in checks if c.ok is False]
 
 
 def test_pending_free_stands_between_allocated_and_active() -> None:
     document = build_document(*sample(pending_mib=64))
-    assert document.adds_up.ok
+    assert adds_up(document)
     assert document.summary.peak_bytes == (sum(PEAK.values()) - 64) * MIB
     assert document.rows[-1].at_peak == sum(PEAK.values()) * MIB
 
 
 def test_a_trace_has_no_device() -> None:
     document = build_document(*sample("trace"))
-    assert document.device_peak is None
+    assert document.report.device_peak.reserved_bytes is None
     assert document.summary.rest == ()
     assert document.summary.capacity_bytes is None
     assert "Headroom" not in {f.label for f in document.summary.facts}
-    assert document.adds_up.ok
+    assert adds_up(document)
 
 
 def test_a_simulation_is_badged() -> None:
-    assert build_document(*sample("simulated")).badge == "simulated"
-    assert build_document(*sample()).badge == "measured"
+    badges = [badge_of(build_document(*sample(kind)).report.source) for kind in ("simulated", "cuda")]
+    assert badges == ["simulated", "measured"]
 
 
 def test_oom_says_what_was_asked_and_whether_it_would_have_fitted() -> None:
@@ -186,9 +200,9 @@ def test_oom_says_what_was_asked_and_whether_it_would_have_fitted() -> None:
         "cached_bytes": GIB,
         "inactive_split_bytes": GIB // 2,
     }
-    oom = build_document(report, series).oom
+    oom = build_document(report, series).report.oom
     assert oom is not None
-    assert oom.sentence == (
+    assert oom_sentence(oom) == (
         "Out of memory in backward, step 3: 2.00 GiB were asked for, 1.00 GiB were free on the device. "
         "1.50 GiB lay free inside the allocator. Joined to it, the request would fit."
     )
@@ -206,13 +220,13 @@ def test_growth_across_steps_in_words() -> None:
             {"bytes": 2 * GIB, "bytes_per_step": float(GIB), "steps": 2, "category": "inputs", "stack": ["a.py:1 keep"]}
         ],
     }
-    found = build_document(report, series).steps
+    found = build_document(report, series).report.growth
     assert found is not None
-    assert found.sentence == (
+    assert growth_words(found) == (
         "Memory left when a step ends changes by +1.00 GiB a step; "
         "the number of tokens explains 25 % of the difference between peaks."
     )
-    assert found.left_behind[0].site == "a.py:1 keep"
+    assert call_site(found.left_behind[0].stack) == "a.py:1 keep"
 
 
 def test_a_run_without_anything_is_still_a_document() -> None:
@@ -228,8 +242,8 @@ def test_a_run_without_anything_is_still_a_document() -> None:
     report["device_peak"] |= {"reserved_bytes": 0, "grown_by": []}
     document = build_document(report, {**series, "time_us": []})
     assert document.headline.cause == "Nothing was allocated."
-    assert (document.timeline, document.phases, document.allocations) == (None, None, ())
-    assert document.adds_up.ok
+    assert (document.timeline, phase_table(document.report), document.allocations) == (None, None, ())
+    assert adds_up(document)
 
 
 def test_call_site_is_the_first_frame_a_reader_can_act_on() -> None:
@@ -262,7 +276,7 @@ def test_a_phase_nobody_knows_is_not_called_other() -> None:
     report["peak"]["phase"] = "other"
     document = build_document(report, series)
     assert document.summary.where.startswith("an unknown phase")
-    assert document.subtitle[-1] == "no history: the allocator's state only"
+    assert subtitle_of(document.report)[-1] == "no history: the allocator's state only"
 
 
 def test_the_lives_of_a_simulated_run_count_events() -> None:
@@ -276,8 +290,8 @@ def test_the_lives_of_a_simulated_run_count_events() -> None:
 
 def test_single_allocations_keep_order_and_are_not_folded() -> None:
     listed = sample()[0]["peak"]["allocations"]
-    rows = allocation_rows(listed, sum(a["bytes"] for a in listed))
-    assert [r.each_bytes for r in rows] == [a["bytes"] for a in listed]
+    rows = rows_of(listed, sum(a["bytes"] for a in listed))
+    assert [r.group.each_bytes for r in rows] == [a["bytes"] for a in listed]
     assert {r.count for r in rows} == {1}
 
 
@@ -295,7 +309,7 @@ def test_real_snapshots_become_documents_that_add_up(shared: Path, name: str) ->
 
     analysis = analyze(shared / "snapshots" / f"{name}.pickle")
     document = document_of(analysis)
-    assert document.adds_up.ok, [c for c in document.adds_up.checks if c.ok is False]
+    assert adds_up(document), [c for c in document.checks if c.ok is False]
     assert document.summary.peak_bytes == analysis.peak.allocated_bytes
     assert sum(c.bytes for c in document.icicle.children) == document.icicle.bytes
     if document.timeline:

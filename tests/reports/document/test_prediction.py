@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import build_document
+from memprof.reports.document.build import reproduce_facts
+from memprof.reports.document.prediction import needs_table
 from memprof.reports.html.report import render_html
 from msgspec.json import encode
 
@@ -22,6 +23,7 @@ from memprof.config.trl_arguments import assumed_of
 from memprof.snapshot.validation import read_run
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import sample
+from tests.reports.typed import build_document, report_of
 
 GIB = 2**30
 
@@ -124,7 +126,7 @@ def test_the_hosts_share_is_said() -> None:
 
 def test_a_recorded_run_says_nothing_of_the_kind() -> None:
     document = build_document(sample()[0])
-    assert document.prediction is None
+    assert document.report.expected_error is None
     assert "Expected error" not in render_markdown(document)
 
 
@@ -219,9 +221,9 @@ def test_cached_memory_is_not_said_to_be_what_a_phase_needs() -> None:
     held = {"phase": "generate", "allocated_bytes": 4 * GIB, "reserved_bytes": 10 * GIB, "needed_bytes": 11 * GIB}
     report["fit"]["phases"].append({**held, "fits": False})
     document = build_document(report)
-    assert document.prediction is not None
-    assert document.prediction.needs is not None
-    assert ["cached" in str(line.cells[-1]) for line in document.prediction.needs.lines] == [False, True]
+    needs = needs_table(document.report.fit)
+    assert needs is not None
+    assert ["cached" in str(line.cells[-1]) for line in needs.lines] == [False, True]
     for rendered in (render_markdown(document), render_terminal(document, 100), render_html(document)):
         assert "It fits only if cached memory is released." in rendered
 
@@ -229,9 +231,9 @@ def test_cached_memory_is_not_said_to_be_what_a_phase_needs() -> None:
 def test_a_simulation_without_a_snapshot_is_made_again_from_its_json() -> None:
     report = _report()
     report["source"] |= {"files": [], "config": {"recipe": "trl", "model": "m"}}
-    facts = {fact.label: fact.value for fact in build_document(report).reproduce}
+    facts = {fact.label: fact.value for fact in reproduce_facts(report_of(report).source)}
     assert facts["Command"] == "memprof simulate --like memprof-report.json -o report.html"
     assert "Every allocation" not in facts
     report["source"]["files"] = ["sim.pickle"]
-    facts = {fact.label: fact.value for fact in build_document(report).reproduce}
+    facts = {fact.label: fact.value for fact in reproduce_facts(report_of(report).source)}
     assert facts["Command"] == "memprof report sim.pickle -o report.html"

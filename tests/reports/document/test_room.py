@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from memprof.reports.document.build import build_document
+from memprof.reports.document.build import oom_sentence
 from memprof.reports.document.model import Room
-from memprof.reports.document.summary import room_of
 from memprof.reports.html.report import render_html
 
 from memprof.analysis.report import capacity_of
+from memprof.report.codec import to_builtins
+from memprof.report.run import Capacity, OutOfMemory
 from memprof.snapshot.recorded_run import Device
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import MIB, PEAK, sample
+from tests.reports.typed import build_document, room_of, typed
 
 CARD = 25_386_352_640  # of the sample: 24,210 MiB
 HELD = sum(PEAK.values())
@@ -82,20 +84,25 @@ def test_a_request_that_failed_on_a_card_that_is_known() -> None:
 def test_free_bytes_give_the_card_where_nothing_else_does() -> None:
     report = ran_out()
     report["source"]["device_total_bytes"] = None
-    report["capacity"] = capacity_of(Device(), report["oom"])
-    assert report["capacity"] == {"bytes": 7500 * MIB, "from": "oom"}
+    oom = typed(report["oom"], OutOfMemory)
+    capacity = capacity_of(Device(), oom)
+    assert capacity == Capacity(bytes=7500 * MIB, source="oom")
+    assert capacity is not None
+    report["capacity"] = to_builtins(capacity)
     room = room_of(report)
     assert room is not None
     assert room.capacity_bytes == 7500 * MIB
     assert "the card at least" in room.sentence
-    assert capacity_of(Device(total_bytes=CARD), report["oom"]) == {"bytes": CARD, "from": "device"}
+    assert capacity_of(Device(total_bytes=CARD), oom) == Capacity(bytes=CARD, source="device")
     assert capacity_of(Device(), None) is None
 
 
 def test_a_tensor_trace_is_asked_about_a_card_and_says_what_it_lacks() -> None:
     report = sample("trace")[0]
     assert room_of(report) is None
-    room = room_of({**report, "capacity": capacity_of(Device(type="cpu", total_bytes=8000 * MIB), None)})
+    machine = capacity_of(Device(type="cpu", total_bytes=8000 * MIB), None)
+    assert machine is not None
+    room = room_of({**report, "capacity": to_builtins(machine)})
     assert room is not None
     assert room.sentence.startswith("1.03 GiB left of 7.81 GiB (this machine's memory), 13 %.")
     room = room_of({**report, "capacity": {"bytes": 8000 * MIB, "from": "option"}})
@@ -132,12 +139,12 @@ def test_the_sentence_looks_ahead_and_names_the_piece() -> None:
         requested_bytes=8_713_000, device_free_bytes=10 * MIB, segment_bytes=20 * MIB, fits_defragmented=None,
         ahead=ahead,
     )  # fmt: skip
-    found = build_document(report).oom
+    found = build_document(report).report.oom
     assert found is not None
     room = room_of(report)
     assert room is not None
     assert room.sentence.endswith("For the whole step 500.00 MiB were missing.")
-    assert found.sentence == (
+    assert oom_sentence(found) == (
         "Out of memory in backward, step 1: 8.31 MiB were asked for, which takes 20.00 MiB in one piece, 10.00 MiB "
         "were free on the device. The step had still to make 850.00 MiB of optimizer state beside 6.01 GiB that it "
         "keeps: 6.84 GiB in all, 500.00 MiB more than there was."

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
-from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document
 from memprof.reports.document.prediction import reserving
 from memprof.reports.document.summary import summary_of
+from msgspec.structs import replace
 
-from memprof.analysis.headline import headline_of
+from memprof.report.simulation import Fit, GenerationNeed
 from memprof.units import GIB
+from memprof.vocabulary import Evidence, Phase
+from tests.report.plain import headline_of
 from tests.reports.sample import MIB, PEAK, sample
+from tests.reports.typed import build_document, report_of, typed
 
 
 @pytest.fixture
@@ -41,9 +44,10 @@ def test_what_is_guessed_names_no_answer_of_a_few_bytes() -> None:
     report, series = sample()
     report["peak"]["guessed"] = {"inputs": 1000 * MIB}
     rows = build_document(report, series).allocations
-    guess = replace(rows[0], evidence="lifetime", bytes=999 * MIB, alternatives=("Temporaries",))
-    little = replace(guess, bytes=MIB, alternatives=("Inputs",))
-    found = summary_of(report, [guess, little]).guessed
+    group = replace(rows[0].group, evidence=Evidence.LIFETIME, bytes=999 * MIB, alternatives=("temporaries",))
+    guess = dataclasses.replace(rows[0], group=group)
+    little = dataclasses.replace(guess, group=replace(group, bytes=MIB, alternatives=("inputs",)))
+    found = summary_of(report_of(report), [guess, little]).guessed
     assert found is not None
     assert found.note == "could be temporaries"
 
@@ -55,9 +59,8 @@ def test_the_bar_fills_the_device_exactly(document: Document) -> None:
 
 def test_headroom_is_what_the_device_peak_leaves(document: Document) -> None:
     facts = {f.label: f.bytes for f in document.summary.facts}
-    assert document.device_peak is not None
-    peak = document.device_peak
-    assert facts["Headroom"] == 25_386_352_640 - peak.reserved_bytes - (peak.non_torch_bytes or 0)
+    peak = document.report.device_peak
+    assert facts["Headroom"] == 25_386_352_640 - (peak.reserved_bytes or 0) - (peak.non_torch_bytes or 0)
     assert facts["Generation's peak"] == (4 * 700 + 36 + 32 + 5 + 72 + 12 * 40 + 3) * MIB
     assert facts["Unattributed"] == 5 * MIB
 
@@ -78,22 +81,32 @@ def test_more_reserved_than_the_device_has_is_said() -> None:
 )  # fmt: skip
 def test_generation_says_what_it_reserves_and_what_is_given_back(flushes: int, words: str) -> None:
     told = {"held_bytes": 2**30, "reserved_bytes": 3 * 2**30, "flushes": flushes, "expandable": False}
-    assert reserving({"fit": {"generation": told}}) == f"; reserves 3.00, {words}"
-    assert not reserving({"fit": None})
+    fit = Fit(
+        gpu="24GB", total_bytes=1, limit_bytes=1, needed_bytes=1, reserved_bytes=1, non_torch_bytes=0,
+        headroom_bytes=0, margin=0.0, fits=True, flushes=False, phase=Phase.GENERATE, phases=(), sentence="",
+        generation=typed(told, GenerationNeed),
+    )  # fmt: skip
+    assert reserving(fit) == f"; reserves 3.00, {words}"
+    assert not reserving(None)
 
 
 def test_a_tensor_trace_says_what_every_phase_holds() -> None:
     report, _ = sample()
     report["peak"]["reserved_bytes"] = report["device_peak"]["reserved_bytes"] = None
-    lowest = summary_of(report).facts[0]
+    lowest = summary_of(report_of(report)).facts[0]
     assert (lowest.label, lowest.bytes) == ("Lowest phase peak", min(p["peak_bytes"] for p in report["phases"]))
 
 
 def test_other_devices_are_named_and_the_one_shown_is_not() -> None:
     report, _ = sample()
-    of_one = {"allocated_bytes": 3 * MIB, "categories": {"weights": 3 * MIB}, "phase": "forward", "step": 1}
+    of_one = {"categories": {"weights": 3 * MIB}, "phase": "forward", "step": 1, "time_us": 1, "active_bytes": 3 * MIB}
+    of_one |= {"reserved_bytes": None}
     report["devices"] = [
-        {"device": n, "shown": n == 0, "peak": of_one | {"allocated_bytes": (5 - 2 * n) * MIB}} for n in (0, 1)
+        {
+            "device": n, "shown": n == 0, "device_peak_bytes": None,
+            "peak": of_one | {"allocated_bytes": (5 - 2 * n) * MIB},
+        }
+        for n in (0, 1)
     ]
-    facts = {f.label: f.bytes for f in summary_of(report).facts}
+    facts = {f.label: f.bytes for f in summary_of(report_of(report)).facts}
     assert (facts["Device 1"], facts["All 2 devices"], "Device 0" in facts) == (3 * MIB, 8 * MIB, False)

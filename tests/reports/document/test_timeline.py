@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.build import build_document
-
 from tests.reports.sample import sample
+from tests.reports.typed import build_document
 
 
 def test_timeline_holds_the_peak_and_gives_each_span_one_unit() -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import build_document
-from memprof.reports.document.comparison import build_comparison
 from memprof.reports.html.compare import write_comparison
 from memprof.reports.html.report import write_html
 
 from tests.reports.compared import hostile_comparison, published_comparison, sample_comparison
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import hostile, sample
+from tests.reports.typed import build_comparison, build_document
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")]
 

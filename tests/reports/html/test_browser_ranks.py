@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import build_document
 from memprof.reports.html.report import write_html
 
 from tests.analysis.ranks.simulated import many_ranks
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import sample
+from tests.reports.typed import build_document
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")]
 

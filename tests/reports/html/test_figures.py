@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.text import STACK_ORDER
 from memprof.reports.html.interactive_timeline import PHASE_UNIT, peak_hold, thinned, timeline_data, timeline_figure
@@ -22,6 +21,7 @@ from plotly.graph_objects import Figure
 
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 from tests.reports.sample import sample
+from tests.reports.typed import build_document
 
 
 @pytest.fixture
@@ -83,10 +83,10 @@ def test_plotly_understands_the_figure(timeline: Timeline) -> None:
 
 def test_points_hold_the_same_bytes(timeline: Timeline) -> None:
     data = timeline_data(timeline, build_document(*sample()), 10**9, Opened(build_document(*sample())))
-    planes = np.frombuffer(gzip.decompress(base64.b64decode(data["points"])), np.uint8)
-    steps = planes.reshape(len(data["columns"]), 8, data["n_points"]).transpose(0, 2, 1).copy().view("<i8")[..., 0]
-    points = dict(zip(data["columns"], np.cumsum(steps, axis=1).tolist(), strict=True))
-    at_peak = sum(points[category][data["peak_point"]] for category in timeline.categories)
+    planes = np.frombuffer(gzip.decompress(base64.b64decode(data.points)), np.uint8)
+    steps = planes.reshape(len(data.columns), 8, data.n_points).transpose(0, 2, 1).copy().view("<i8")[..., 0]
+    points = dict(zip(data.columns, np.cumsum(steps, axis=1).tolist(), strict=True))
+    at_peak = sum(points[category][data.peak_point] for category in timeline.categories)
     assert at_peak == timeline.total[timeline.peak_point]
     assert points["time"] == list(timeline.time_us)
     assert [x / PHASE_UNIT for x in points["phase"]] == pytest.approx(timeline.phase_x)

@@ -78,12 +78,12 @@ def test_the_scripts_lean_trainer_is_the_recipes(
     card: bool,
 ) -> None:
     from memprof.advice.candidates import candidates_for
-    from memprof.advice.recorded_run import run_of
     from memprof.config.from_recording import settings_like
     from memprof.config.gpus import find_gpu
     from memprof.grpo.techniques import apply as defaults
     from memprof.simulate.run import simulate_settings
     from memprof.simulate.script.script import simulate_script
+    from tests.report.plain import run_of
 
     monkeypatch.setattr(defaults, "OFFLOAD_FROM_BYTES", 0)  # the defaults of long completions
     monkeypatch.setattr(defaults, "TILE_TOKENS", 64)

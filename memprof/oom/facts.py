@@ -1,0 +1,272 @@
+"""What is known of one failure: facts by name, each with the line of the text that shows it.
+
+Causes, remedies and answers are conditions over these facts (``knowledge/*.toml``): the names of facts that must hold.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from memprof.allocator.settings import AllocatorSettings, settings_of
+from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
+from memprof.oom.derived import BY_NUMBERS, VALUES
+from memprof.oom.failure import Failure, Frame
+from memprof.oom.framework_settings import PLAIN, Names
+from memprof.oom.knowledge_files import FactRule, facts_file
+
+Value = str | int | float | bool | None
+
+# The allocator's settings if the log shows them, in a command line, a script or a list of the environment.
+_CONF = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?\]?\s{0,3}[=:,]\s{0,3}['\"]?([\w:.,\[\]>]{3,400})")
+_NEAR, _INNER = 12, 6
+_LONGEST_CODE = 90
+# What torch's own message proposes is not what was set.
+_PROPOSED = re.compile(
+    r"try\s{1,4}setting\s{1,4}\S{1,80}|use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0\.0|consider \S{1,80}"
+    r"|please set \S{1,80}",
+    re.I,
+)
+_TORCH = r"(?i)\b(?:py)?torch(?: version)?(?:==|[ :=@v-]{1,3})(\d)\.(\d{1,2})(?!\d)"
+
+
+class Condition(Protocol):
+    """A rule that names facts: all of ``when``, one of ``any`` if there are any, none of ``unless``."""
+
+    when: tuple[str, ...]
+    any: tuple[str, ...]
+    unless: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact as ``--explain-facts`` prints it; ``line`` is the line of the text that shows it, None if none does."""
+
+    name: str
+    says: str
+    value: str
+    line: int | None
+
+
+class Facts:
+    """Answer what is known of a failure by name; every answer is worked out when it is first asked for."""
+
+    def __init__(self, values: Mapping[str, Value], failure: Failure | None = None, around: str = "") -> None:
+        """Take what is known.
+
+        Args:
+            values: numbers (bytes), texts and flags by name.
+            failure: whose frames, message and surroundings are searched; None for a recording.
+            around: what stands in place of a text around the message.
+        """
+        self.given = dict(values)
+        self._values = dict(values)
+        self._holds: dict[str, bool] = {}
+        self._lines: dict[str, int | None] = {}
+        self.frames: Sequence[Frame] = failure.frames if failure else ()
+        self._message = failure.text if failure else ""
+        self._around = [_without_proposals(around)]
+        self._numbers: Sequence[int] = ()
+        self._line = failure.line if failure else None
+        if failure:
+            self._around = [_without_proposals(failure.around), _without_proposals(failure.head)]
+            self._numbers = failure.around_lines
+
+    def value(self, name: str) -> Value:
+        """Return a value by name, None if it is unknown."""
+        if name not in self._values:
+            self._values[name] = None  # while it is worked out: a name that asks for itself is unknown
+            self._values[name] = self._worked_out(name)
+        return self._values[name]
+
+    def text(self, name: str) -> str | None:
+        """Return a value as text, None if it is unknown."""
+        return None if (value := self.value(name)) is None else str(value)
+
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = self.value(name)
+        return float(value) if isinstance(value, int | float) else math.nan
+
+    def or_0(self, *names: str) -> float:
+        """Return the first of these numbers that is known and not 0, else 0."""
+        return next((n for n in (getattr(self, name) for name in names) if n and n == n), 0.0)
+
+    def _worked_out(self, name: str) -> Value:
+        rules = facts_file()
+        if name in rules.capture or name in rules.number:
+            pattern = rules.capture.get(name) or rules.number[name]
+            match = next((m for text in (*self._around, self._message) if (m := _search(pattern, text))), None)
+            return None if match is None else float(match[1]) if name in rules.number else match[1]
+        if name not in VALUES:
+            return None
+        try:
+            value = VALUES[name](self)
+        except (ValueError, ZeroDivisionError, OverflowError):  # of a number that is unknown
+            return None
+        return None if isinstance(value, float) and math.isnan(value) else value
+
+    def has(self, name: str) -> bool:
+        """Say whether a fact holds: ``serving``, ``asked`` (known), ``backend:HIP``, or none of these with ``!``."""
+        if name.startswith("!"):
+            return not self.has(name[1:])
+        if name not in self._holds:
+            self._holds[name] = False  # while it is worked out: a fact that asks for itself does not hold
+            self._holds[name] = self._found(name)
+        return self._holds[name]
+
+    def holds(self, rule: Condition) -> bool:
+        """Say whether a rule's condition holds."""
+        if not all(map(self.has, rule.when)) or any(map(self.has, rule.unless)):
+            return False
+        return not rule.any or any(map(self.has, rule.any))
+
+    def decide(self, cause: str, reason: str) -> None:
+        """Take note of the verdict: facts and values may depend on it."""
+        self.given.update(cause=cause, reason=reason)
+        self._values = dict(self.given)
+        self._holds.clear()
+
+    def _found(self, name: str) -> bool:
+        key, _, wanted = name.partition(":")
+        if wanted:
+            return self.text(key) == wanted
+        if name in self._values:
+            return self._values[name] not in (None, False, "")
+        rules = facts_file()
+        if name in rules.fact:
+            return self._rule_holds(name, rules.fact[name])
+        if name in rules.setting:
+            return self._searched(name, f"(?i){rules.setting[name]}", self._around)
+        if name in BY_NUMBERS:
+            return BY_NUMBERS[name](self)
+        return self.value(name) not in (None, False, "")
+
+    def _rule_holds(self, name: str, rule: FactRule) -> bool:
+        if not all(map(self.has, rule.all)) or any(map(self.has, rule.unless)):
+            return False
+        places = [f"{frame.path}:{frame.function}" for frame in self.frames]
+        around = self._around
+        searched = {
+            "frames": (rule.frames, places),
+            "near": (rule.near, places[-_NEAR:]),
+            "inner": (rule.inner, [place.rpartition("/")[2] for place in places[-_INNER:]]),
+            "last": (rule.last, places[-1:]),
+            "code": (rule.code, [frame.code for frame in self.frames[-1:]]),
+            "message": (rule.message, [self._message]),
+            "around": (f"(?i){rule.around}" if rule.around else "", around),
+            "log": (rule.log, [self._message, *around]),
+            "text": (rule.text, [self._message, *places, *around]),
+        }
+        patterns = [(pattern, texts) for pattern, texts in searched.values() if pattern]
+        if any(self._searched(name, pattern, texts) for pattern, texts in patterns) or any(map(self.has, rule.any)):
+            return True
+        return bool(rule.all) and not patterns and not rule.any
+
+    def _searched(self, name: str, pattern: str, texts: Sequence[str]) -> bool:
+        for text in texts:
+            if (match := _search(pattern, text)) is not None:
+                self._lines[name] = self._line_of(text, match.start())
+                return True
+        return False
+
+    def _line_of(self, text: str, position: int) -> int | None:
+        """Return the line of the log that a position of one of the texts stands in; the failure's for its message."""
+        index = text.count("\n", 0, position)
+        if text is self._around[0]:
+            return self._numbers[index] if index < len(self._numbers) else self._line
+        return index + 1 if text is self._around[-1] else self._line
+
+    def code_line(self, pattern: str) -> str | None:
+        """Return the innermost frame's line of code if the pattern is found there, shortened."""
+        code = self.frames[-1].code if self.frames else ""
+        return code.strip()[:_LONGEST_CODE] if code and re.search(pattern, code) else None
+
+    def listed(self) -> Iterator[Fact]:
+        """Yield every fact that holds and every value that is known, with its line."""
+        rules = facts_file()
+        for name, value in self.given.items():
+            if value not in (None, False, "") and not name.startswith("setting_"):
+                yield Fact(name, "read" if isinstance(value, int | float) else "known", str(value), self._line)
+        for name in [*rules.fact, *rules.setting, *BY_NUMBERS]:
+            if self.has(name):
+                says = rules.fact[name].says if name in rules.fact else "set" if name in rules.setting else "by numbers"
+                yield Fact(name, says, "yes", self._lines.get(name))
+
+
+@lru_cache(maxsize=4096)
+def _search(pattern: str, text: str) -> re.Match[str] | None:
+    return re.search(pattern, text)
+
+
+@lru_cache(maxsize=64)
+def _without_proposals(text: str) -> str:
+    return _PROPOSED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, names: Names) -> Facts:
+    """Return what is known of a failure: its numbers, whose run it was, and what its texts show."""
+    words = {f"setting_{word}": text for word, text in {**PLAIN.words, **names.words}.items()}
+    if names.framework:  # another framework's words would be foreign to it
+        own = {f"setting_{word}" for word in (*names.words, "micro_batch", "checkpointing", "optimizer", "offload")}
+        words = {key: text for key, text in words.items() if key in own}
+    places = "\n".join(f"{frame.path}:{frame.function}" for frame in failure.frames)
+    version = next((v for text in (places, failure.text, failure.around, failure.head) if (v := _version(text))), None)
+    oldest = _oldest_wording(failure)
+    surroundings = _PROPOSED.sub(" ", f"{failure.head}\n{failure.around}")
+    numbers = _numbers(failure, parts, _allocator_in(surroundings))
+    if failure.kind != "device":
+        numbers.update({name: failure.facts[name] for name in ("total", "free") if name in failure.facts})
+    told: dict[str, Value] = {
+        "form": failure.form.id, "kind": failure.kind, "program": failure.form.program, "backend": failure.backend,
+        "phase": phase, "logits": logits, "rank": failure.rank, "framework": names.framework or None,
+        "framework_kind": names.kind if names.framework else None, "engine_sleeps": names.sleeps, "torch": version,
+        "torch_at_most": version or oldest,
+    }  # fmt: skip
+    return Facts({**failure.facts, **numbers, **words, **told}, failure)
+
+
+def _allocator_in(text: str) -> AllocatorSettings:
+    """Return the allocator's settings that a log shows; torch's defaults if it shows none."""
+    found = _CONF.search(text)
+    return settings_of({"PYTORCH_CUDA_ALLOC_CONF": found[1].rstrip(".,")} if found else {})
+
+
+def _numbers(failure: Failure, parts: Parts, allocator: AllocatorSettings) -> dict[str, Value]:
+    asked, allocated = failure.requested, parts.allocated
+    return {
+        **{k: v for k, v in asdict(parts).items() if k not in ("processes", "contradictions", "own_process")},
+        "asked": asked,
+        "total": failure.total,
+        "free": free_bytes(failure),
+        "allowed": failure.allowed,
+        "other": failure.other,
+        "private_pools": failure.private_pools,
+        "missing": missing_bytes(failure),
+        "idle": parts.cached or 0,
+        "live": None if not failure.total or allocated is None else allocated / failure.total,
+        "piece": None if asked is None else allocator.segment_size(allocator.round_size(asked)),
+        "processes": len(parts.processes),
+        "silent": sum(not held for _, held in parts.processes),
+        "pid": parts.processes[0][0] if len(parts.processes) == 1 else failure.facts.get("pid"),
+    }
+
+
+def _version(text: str) -> int | None:
+    match = _search(_TORCH, text)
+    return int(match[1]) * 100 + int(match[2]) if match else None
+
+
+def _oldest_wording(failure: Failure) -> int | None:
+    """Return the newest version that can word it so; None where any can."""
+    if failure.backend not in ("CUDA", "HIP"):
+        return None
+    text = failure.text.lower()
+    if "already allocated" in text:
+        return 103 if "cached" in text else 200
+    return 201 if "capacty" in text else None
