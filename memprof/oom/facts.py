@@ -187,6 +187,11 @@ class Facts:
         code = self.frames[-1].code if self.frames else ""
         return code.strip()[:_LONGEST_CODE] if code and re.search(pattern, code) else None
 
+    def largest(self, pattern: str) -> tuple[float, str]:
+        """Return the bytes and the name of the largest row of a table of processes, whose sizes are in pages."""
+        rows = [(4096.0 * int(row[1]), row[2]) for row in re.finditer(pattern, self._around[0])]
+        return max(rows, default=(math.nan, ""))
+
     def listed(self) -> Iterator[Fact]:
         """Yield every fact that holds and every value that is known, with its line."""
         rules = facts_file()
@@ -228,7 +233,8 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
         "framework_kind": names.kind if names.framework else None, "engine_sleeps": names.sleeps, "torch": version,
         "torch_at_most": version or oldest,
     }  # fmt: skip
-    return Facts({**failure.facts, **numbers, **words, **told}, failure)
+    defaults = dict.fromkeys(names.on, True)  # settings that the framework has on unless told otherwise
+    return Facts({**failure.facts, **numbers, **words, **told, **defaults}, failure)
 
 
 def _allocator_in(text: str) -> AllocatorSettings:

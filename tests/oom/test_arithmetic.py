@@ -186,7 +186,7 @@ def test_what_nobody_is_named_for_is_not_other_processes() -> None:
     failure = explained(CAUSES["nobody is named"][2])
     assert failure["other_processes_bytes"] is None
     assert failure["unexplained_bytes"] == gib(24) - gib(1) - gib(5) - mib(100)
-    assert "not explained" in {row["name"] for row in failure["numbers"]}
+    assert "unaccounted" in {row["name"] for row in failure["numbers"]}
 
 
 def test_listed_processes_are_added_up_and_taken_off() -> None:
