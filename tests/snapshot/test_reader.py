@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from memprof.allocator.settings import AllocatorSettings
 from memprof.analysis.analysis import analyze
@@ -293,11 +294,11 @@ def test_unsigned_addresses_are_those_of_some_devices(raw: dict[str, Any], tmp_p
         analysis = analyze(file)
         assert not analysis.snapshot.notes
         found = analysis.explain()
-        owned = [row for row in found if row["evidence"] == "owner"]
+        owned = [row for row in found if row.evidence == "owner"]
         assert len(owned) > 1
-        assert all(row["held_by"] == ["x"] for row in owned)
-        assert [analysis.explain(address=row["address"] + 1) for row in found] == [[row] for row in found]
-        allocations.append([{**row, "address": row["address"] - by} for row in found])
+        assert all(row.held_by == ("x",) for row in owned)
+        assert [analysis.explain(address=row.address + 1) for row in found] == [(row,) for row in found]
+        allocations.append([replace(row, address=row.address - by) for row in found])
     assert allocations[0] == allocations[1]
 
 
