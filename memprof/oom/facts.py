@@ -14,10 +14,11 @@ from typing import Protocol
 
 from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
-from memprof.oom.derived import BY_NUMBERS, VALUES
+from memprof.oom.derived import BY_NUMBERS, SIZES, VALUES
 from memprof.oom.failure import Failure, Frame
 from memprof.oom.framework_settings import PLAIN, Names
 from memprof.oom.knowledge_files import FactRule, facts_file
+from memprof.units import format_bytes
 
 Value = str | int | float | bool | None
 
@@ -197,10 +198,12 @@ class Facts:
         rules = facts_file()
         for name, value in self.given.items():
             if value not in (None, False, "") and not name.startswith("setting_"):
-                yield Fact(name, "read" if isinstance(value, int | float) else "known", str(value), self._line)
+                size = name in SIZES and isinstance(value, int | float)
+                yield Fact(name, "of the message", format_bytes(int(value)) if size else str(value), self._line)
         for name in [*rules.fact, *rules.setting, *BY_NUMBERS]:
             if self.has(name):
-                says = rules.fact[name].says if name in rules.fact else "set" if name in rules.setting else "by numbers"
+                says = "on already" if name in rules.setting else "by the numbers"
+                says = (rules.fact[name].says or "by other facts") if name in rules.fact else says
                 yield Fact(name, says, "yes", self._lines.get(name))
 
 
