@@ -120,7 +120,11 @@ class TensorTrace:
         if self._mode is None:
             return
         mode, self._mode = self._mode, None
-        trouble = remove_mode(mode)
+        trouble = None
+        if mode.is_elsewhere:  # a generator that another thread closes
+            mode.leave_later()
+        else:
+            trouble = remove_mode(mode)
         self.scope.stop()
         self._region.stop()
         self._patches.restore()
