@@ -38,9 +38,12 @@ _TORCH = r"(?i)\b(?:py)?torch(?: version)?(?:==|[ :=@v-]{1,3})(\d)\.(\d{1,2})(?!
 class Condition(Protocol):
     """A rule that names facts: all of ``when``, one of ``any`` if there are any, none of ``unless``."""
 
-    when: tuple[str, ...]
-    any: tuple[str, ...]
-    unless: tuple[str, ...]
+    @property
+    def when(self) -> tuple[str, ...]: ...
+    @property
+    def any(self) -> tuple[str, ...]: ...
+    @property
+    def unless(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
