@@ -151,8 +151,9 @@ def core_environment(folder: Path, wheel: Path) -> str:
 
 # Import names of the core dependencies and of what they need in turn.
 CORE_MODULES = (
-    *("click", "fastjsonschema", "markdown_it", "mdurl", "numpy", "numpy.libs", "pygments", "rich", "tomli"),
-    *(f"{name}-*.dist-info" for name in ("click", "fastjsonschema", "numpy", "rich")),
+    *("click", "detect_secrets", "fastjsonschema", "markdown_it", "mdurl", "numpy", "numpy.libs", "pygments", "rich"),
+    *("certifi", "charset_normalizer", "idna", "requests", "tomli", "urllib3", "yaml"),
+    *(f"{name}-*.dist-info" for name in ("click", "detect_secrets", "fastjsonschema", "numpy", "rich")),
 )
 
 WRITE_SNAPSHOT = """
