@@ -209,7 +209,6 @@ def main() -> None:
         found = result[when]
         print(f"{when} training: {found['strict']} of {found['of']} right in the answer block,"
               f" {found['lenient']} by the last number written")  # fmt: skip
-    print(f"Memory: {arguments.output_dir / '_memprof' / 'report.html'}")
     if not any(step["reward_std"] > 0 for step in result["steps"]):
         raise SystemExit("The rewards never varied within a group, so nothing was trained.")
 

@@ -5,12 +5,8 @@ A ``str`` enum, not ``enum.StrEnum``, because Python 3.10 is supported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import Any
-
-from memprof.units import format_bytes
 
 #: How the name of a device ends that ``memprof emulate`` pretends.
 EMULATED = "(emulated)"
@@ -146,17 +142,6 @@ GROUP_OF: dict[Category, Group] = {Category(name): g for g, (_, names) in _GROUP
 # A category's label is its id in words.
 CATEGORY_LABELS: dict[Category, str] = {c: c.replace("_", " ").capitalize() for c in Category}
 CATEGORY_LABELS[Category.KV_CACHE] = "KV cache"
-
-
-def ahead_words(ahead: Mapping[str, Any]) -> str:
-    """Say what a step that ran out of memory had still to make, beside what, and how much that is in all."""
-    still: Mapping[str, int] = ahead["still"]
-    parts = " and ".join(f"{format_bytes(n)} of {CATEGORY_LABELS.get(c, c).lower()}" for c, n in still.items())  # type: ignore[call-overload]
-    needed, kept = int(ahead["needed_bytes"]), int(ahead["needed_bytes"]) - sum(still.values())
-    short = f", {format_bytes(ahead['short_bytes'])} more than there was" if ahead["short_bytes"] else ""
-    if ahead["moment"] in (Phase.FORWARD, Phase.BACKWARD) or kept <= 0:
-        return f"had still to make {parts}; the request that failed brings it to {format_bytes(needed)} before{short}"
-    return f"had still to make {parts} beside {format_bytes(kept)} that it keeps: {format_bytes(needed)} in all{short}"
 
 
 _LOG_PROBS = {"old_logprobs": "old log-probs", "reference_logprobs": "reference log-probs"}

@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         "record a run: sessions, phases, owners, both recorders",
         ("snapshot", "compat", "config", "emulate"),
     ),
-    "plan": ("search what fits, by simulations in other processes", ("config", "executors", "report")),
+    "plan": ("search what fits, by simulations in other processes", ("config", "executors")),
     "advice": (
         "find what to change, estimated or simulated",
         ("config", "oom", "plan", "analysis", "attribution", "allocator", "snapshot", "report"),

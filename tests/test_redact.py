@@ -6,8 +6,11 @@ import copy
 import getpass
 import json
 import pickle
+import random
+import re
 import shutil
 import socket
+import string
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +22,7 @@ from hypothesis import strategies as st
 
 from memprof.analysis.report_files import validate
 from memprof.frame_paths import short_path
-from memprof.redact import HIDDEN, redact, redact_snapshot, redact_text
+from memprof.redact import HIDDEN, _library_secrets, redact, redact_snapshot, redact_text
 from tests.reports.sample import sample
 from tests.reports.typed import build_document
 
@@ -123,6 +126,146 @@ def test_tokens_go_wherever_they_stand(secret: str) -> None:
     assert secret not in redact_text(f"--token={secret} x")
 
 
+_LETTERS, _HEX = string.ascii_letters + string.digits, "0123456789abcdef"
+
+
+def _random(count: int, alphabet: str = _LETTERS) -> str:
+    dice = random.Random(count)
+    return "1a" + "".join(dice.choice(alphabet) for _ in range(count - 2))
+
+
+_KEY = f"{_random(64)}\n{_random(64)}=="
+#: Kinds of secret: the text that holds one, and the part of it that must not stay (None: all of it).
+SECRETS: dict[str, tuple[str, str | None]] = {
+    "Hugging Face": (f"hf_{_random(34)}", None),
+    "Hugging Face, organization": (f"api_org_{_random(34)}", None),
+    "OpenAI": (f"sk-{_random(48)}", None),
+    "OpenAI, project": (f"sk-proj-{_random(40)}-_{_random(20)}", None),
+    "Anthropic": (f"sk-ant-api03-{_random(60)}-AA", None),
+    "Groq": (f"gsk_{_random(52)}", None),
+    "xAI": (f"xai-{_random(80)}", None),
+    "Perplexity": (f"pplx-{_random(48)}", None),
+    "Cerebras": (f"csk-{_random(48)}", None),
+    "Tavily": (f"tvly-{_random(32)}", None),
+    "Fireworks": (f"fw_{_random(24)}", None),
+    "Together": (f"tgp_v1_{_random(43)}", None),
+    "Replicate": (f"r8_{_random(37)}", None),
+    "RunPod": (f"rpa_{_random(40)}", None),
+    "Jina": (f"jina_{_random(60)}", None),
+    "LangSmith": (f"lsv2_pt_{_random(32, _HEX)}_{_random(10, _HEX)}", None),
+    "NVIDIA NGC": (f"nvapi-{_random(64)}", None),
+    "Weights & Biases": (_random(40, _HEX), None),
+    "Weights & Biases, new": (f"wandb_v1_{_random(77)}", None),
+    "Comet": (f"COMET_API_KEY={_random(25)}", _random(25)),
+    "AWS key id": ("AKIA" + "A1B2" * 4, None),
+    "AWS session key id": ("ASIA" + "A1B2" * 4, None),
+    "AWS secret": (f"AWS_SECRET_ACCESS_KEY={_random(40)}", _random(40)),
+    "AWS secret in a script": (f"aws_password = '{_random(40)}'", _random(40)),
+    "Google API key": (f"AIza{_random(35)}", None),
+    "Google OAuth": (f"ya29.{_random(60)}", None),
+    "Google client": (f"GOCSPX-{_random(28)}", None),
+    "Google service account": (
+        f'{{"private_key_id": "{_random(40, _HEX)}", "private_key": "-----BEGIN PRIVATE KEY-----\\n{_random(64)}\\n'
+        f'-----END PRIVATE KEY-----\\n", "client_email": "job@x1.iam.gserviceaccount.com"}}', _random(64),
+    ),
+    "Azure storage": (f"AccountName=acme;AccountKey={_random(86)}==;EndpointSuffix=core", _random(86)),
+    "Azure shared access": (f"sv=2020-08-04&ss=b&sig={_random(43)}%3D", _random(43)),
+    "Azure connection": (f'{{"connectionString": "Server=x;Pwd={_random(12)}"}}', _random(12)),
+    "DigitalOcean": (f"dop_v1_{_random(64, _HEX)}", None),
+    "Databricks": (f"dapi{_random(32, _HEX)}-2", None),
+    "Vault": (f"hvs.{_random(90)}", None),
+    "Vault, batch": (f"hvb.{_random(90)}", None),
+    "Kubernetes bootstrap": (f"join 10.0.0.1:6443 with {_random(6, _HEX)}.{_random(16, _HEX)}", _random(16, _HEX)),
+    "Kubernetes account": (f"token: eyJ{_random(30)}.eyJ{_random(60)}.{_random(43)}", _random(43)),
+    "JSON web token": (f"eyJ{_random(30)}.eyJ{_random(30)}.{_random(43)}", None),
+    "GitHub": (f"ghp_{_random(36)}", None),
+    "GitHub, server": (f"ghs_{_random(36)}", None),
+    "GitHub, fine-grained": (f"github_pat_{_random(22)}_{_random(59)}", None),
+    "GitLab": (f"glpat-{_random(20)}", None),
+    "GitLab runner": (f"glrt-{_random(20)}", None),
+    "GitLab deploy": (f"gldt-{_random(20)}", None),
+    "npm": (f"npm_{_random(36)}", None),
+    "PyPI": (f"pypi-AgEIcHlwaS5vcmc{_random(90)}", None),
+    "Docker": (f"dckr_pat_{_random(27)}", None),
+    "Slack bot": (f"xoxb-123456789012-{_random(24)}", None),
+    "Slack app": (f"xapp-1-A012-123-{_random(64, _HEX)}", None),
+    "Slack configuration": (f"xoxe.xoxp-1-{_random(60)}", None),
+    "Slack webhook": (f"https://hooks.slack.com/services/T0/B0/{_random(24)}", _random(24)),
+    "Discord webhook": (f"https://discord.com/api/webhooks/123/{_random(60)}", _random(60)),
+    "Discord bot": (f"M{_random(24)}.{_random(6)}.{_random(27)}", None),
+    "Telegram bot": (f"123456789:{_random(35)}", None),
+    "Stripe": (f"sk_live_{_random(24)}", None),
+    "Stripe, restricted": (f"rk_test_{_random(24)}", None),
+    "Square": (f"sq0csp-{_random(43)}", None),
+    "SendGrid": (f"SG.{_random(22)}.{_random(43)}", None),
+    "Mailchimp": (f"{_random(32, _HEX)}-us12", None),
+    "Twilio": (f"SK{_random(32, _HEX)}", None),
+    "RSA key": (f"-----BEGIN RSA PRIVATE KEY-----\n{_KEY}\n-----END RSA PRIVATE KEY-----", None),
+    "RSA key, encrypted": (
+        f"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0A1B\n\n{_KEY}\n"
+        "-----END RSA PRIVATE KEY-----", None,
+    ),
+    "PGP key": (
+        f"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: 2\n\n{_KEY}\n-----END PGP PRIVATE KEY BLOCK-----", None,
+    ),
+    "OpenSSH key": (f"-----BEGIN OPENSSH PRIVATE KEY-----\n{_KEY}\n-----END OPENSSH PRIVATE KEY-----", None),
+    "PuTTY key": (f"PuTTY-User-Key-File-2: ssh-rsa\nComment: ada\nPrivate-Lines: 2\n{_KEY}\nPrivate-MAC: 0a1b", None),
+    "public SSH key": (f"ssh-ed25519 AAAAC3Nz{_random(60)} ada@laptop", None),
+    "bearer": (f"Authorization: Bearer {_random(40)}", _random(40)),
+    "basic header": ("Authorization: Basic YWRhOmh1bnRlcjI=", "YWRhOmh1bnRlcjI="),
+    "key header": (f"X-API-Key: {_random(20)}", _random(20)),
+    "spaced name": (f"api key: {_random(20)}", _random(20)),
+    "login in a URL": ("https://ada:hunter2x@example.org/repo.git", "hunter2x"),
+    "database URL": ("postgres://ada:hunter2x@db.internal:5432/x", "hunter2x"),
+    "key in a query": (f"x.y/z?access_token={_random(20)}", _random(20)),
+    "netrc": ("machine example.org login adax password hunter2x", "hunter2x"),
+    "netrc on lines": ("machine example.org\n  login adax\n  password hunter2x", "hunter2x"),
+    "password": ("user=adax;password=hunter2x;", "hunter2x"),
+    "keyword argument": ("login(token='hunter2x')", "hunter2x"),
+    "command line": ("--hub_token hunter2x", "hunter2x"),
+    "machine": ("node gpu-17.cluster.acme.internal refused", "acme"),
+    "machine, public": ("ssh to node17.cs.example.edu failed", "example"),
+    "repository": ("git@github.com:acme/secret-repo.git", "acme"),
+    "mail": ("müller@firma.de", None),
+}  # fmt: skip
+SECRET_SETTINGS = (
+    "account_key", "storage_key", "connection_string", "dsn", "sas", "hub_token", "wandb_api_key", "encryption_key",
+    "ssh_key", "signature", "api-key", "apiKey", "AccountKey", "sharedAccessKey", "webhook", "conn_str", "hostName",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_every_kind_of_secret_goes(kind: str) -> None:
+    """Alone, in the middle of a sentence, as a value, and as part of a report."""
+    text, part = SECRETS[kind]
+    for around in ("{}", "it said {} again", "[{}]", *([] if "'" in text else ["x = '{}'"])):
+        left = redact_text(around.format(text))
+        assert (part or text) not in left, left
+        assert part or set(re.findall(r"\w{6,}", left.replace(HIDDEN, ""))) <= {"again"}, left
+    assert (part or text) not in json.dumps(redact({"notes": [text]}), ensure_ascii=False)
+
+
+def test_there_are_sixty_kinds_of_secret_and_every_plugin_finds_one() -> None:
+    assert len(SECRETS) >= 60
+    pattern = _library_secrets()
+    found = {kind for kind, (text, _) in SECRETS.items() if pattern.search(text)}
+    assert {"AWS secret in a script", "Azure storage", "Discord bot", "GitHub", "GitLab", "Mailchimp", "PyPI",
+            "SendGrid", "Slack webhook", "Square", "Stripe", "Telegram bot", "Twilio"} <= found  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRET_SETTINGS)
+def test_a_secret_setting_is_hidden_whatever_it_is_worth(name: str) -> None:
+    assert redact({"config": {name: "x1"}}) == {"config": {name: HIDDEN}}
+
+
+def test_a_text_made_to_be_slow_is_cleaned_in_time() -> None:
+    started = time.perf_counter()
+    for piece in ("-----BEGIN PRIVATE KEY-----", "eyJ", "ey.", "a-1.", "machine x login ", "ssh-rsa AAAA", "aws key ' ",
+                  "xoxb-1-", "PuTTY-User-Key-File-2", "@a.", "0123456789:", "sk-", "a@"):  # fmt: skip
+        redact_text(piece * (40_000 // len(piece)))
+    assert time.perf_counter() - started < 60
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -136,6 +279,12 @@ def test_tokens_go_wherever_they_stand(secret: str) -> None:
         "2 / 3 of it, and/or more",
         "eos_token: </s>, pad_token: <pad>",
         "host: 3.00 GiB of 24.00 GiB; user: temporaries; 512 tokens: 3 MiB",
+        "threading.local, torch.testing._internal.common_utils, torch.distributed.fsdp.fully_shard",
+        "transformers.models.qwen2.modeling_qwen2.Qwen2Attention.forward",
+        "Qwen/Qwen2.5-Math-7B-Instruct-GPTQ-Int4, deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+        "aten::_scaled_dot_product_flash_attention_backward.out",
+        "public_key: 1, monkey: 2, key: value, keyword: x, primary_key: id",
+        "step 17 of 100, phase:backward, sm_90.ptx, v2.13.0.dev20261127",
     ],
 )
 def test_what_a_report_is_for_stays(text: str) -> None:

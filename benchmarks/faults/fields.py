@@ -27,19 +27,24 @@ _DEPTH = 40
 
 def example_of(kind: Any) -> Any:
     """Return plain data that a type accepts, with a value in every field of its classes."""
-    return _example(msgspec.inspect.type_info(kind))
+    return _example(msgspec.inspect.type_info(kind), ())
 
 
-def _example(info: msgspec.inspect.Type) -> Any:
+def _example(info: msgspec.inspect.Type, above: tuple[type, ...]) -> Any:
+    if isinstance(info, msgspec.inspect.Metadata):
+        return _example(info.type, above)
     if isinstance(info, msgspec.inspect.StructType):
-        fields = {field.encode_name: _example(field.type) for field in info.fields}
+        if info.cls in above:
+            return None  # a row that may contain one of its own kind
+        above = (*above, info.cls)
+        fields = {field.encode_name: _example(field.type, above) for field in info.fields}
         return list(fields.values()) if info.array_like else fields
     if isinstance(info, msgspec.inspect.UnionType):
-        return _example(next(part for part in info.types if not isinstance(part, msgspec.inspect.NoneType)))
+        return _example(next(part for part in info.types if not isinstance(part, msgspec.inspect.NoneType)), above)
     if isinstance(info, (msgspec.inspect.VarTupleType, msgspec.inspect.ListType)):
-        return [_example(info.item_type)]
+        return [_example(info.item_type, above)] * max(1, info.min_length or 0)
     if isinstance(info, msgspec.inspect.DictType):
-        return {_example(info.key_type): _example(info.value_type)}
+        return {_example(info.key_type, above): _example(info.value_type, above)}
     if isinstance(info, msgspec.inspect.EnumType):
         return next(iter(info.cls)).value
     if isinstance(info, msgspec.inspect.LiteralType):
@@ -67,6 +72,22 @@ def snapshots() -> list[dict[str, Any]]:
         raw["external_annotations"] = [_filled(row, example_of(Annotation)) for row in valid.annotations(raw)]
         raw["allocator_settings"] = valid.allocator_settings()
     return [{**own, "memprof": run}, foreign]
+
+
+def answers(seeds: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return an answer of each kind with every field of its model.
+
+    Args:
+        seeds: a valid ``report`` and a valid ``compare``, whose values are kept.
+    """
+    from memprof.report.codec import ANSWERS
+
+    known = {"memprof.report/1": seeds["report"], "memprof.compare/1": seeds["compare"]}
+    found = []
+    for name, kind in ANSWERS.items():
+        example = {"schema": name, **example_of(kind)}
+        found.append(_filled(known[name], example) if name in known else example)
+    return found
 
 
 def _filled(value: Any, example: Any) -> Any:
@@ -128,18 +149,17 @@ def replaced(raw: dict[str, Any], place: tuple[Any, ...], junk: Any) -> dict[str
     return mutant
 
 
-def mutants(every: int = 1, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield mutants of each field with each value of :data:`JUNK`, and what was changed.
+def mutants(each: int | None = None, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield mutants of every field with values of :data:`JUNK`, and what was changed.
 
     Args:
-        every: leave out all but each so many of them; every field has some, and all fields together all values.
-        start: the first of them.
+        each: number of values for each field. Fields take turns, so that all together get all values. Default: all.
+        start: the number of the first value.
     """
-    number = 0
     for raw in snapshots():
-        for place in fields_of(raw):
-            junk = (*JUNK, nested(_value(raw, place)), [_value(raw, place)] * 2)
-            for value in junk:
-                number += 1
-                if number % every == start % every:
-                    yield f"{place} = {value!r:.80}", replaced(raw, place, value)
+        for number, place in enumerate(fields_of(raw), start):
+            value = _value(raw, place)
+            junk = (*JUNK, nested(value), [value] * 2)
+            for turn in range(len(junk) if each is None else each):
+                chosen = junk[(number * 7 + turn) % len(junk)]
+                yield f"{place} = {chosen!r:.80}", replaced(raw, place, chosen)

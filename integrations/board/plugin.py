@@ -61,7 +61,7 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
     @_app
     def _list(self, request: Any) -> Any:
         try:
-            found = msgspec.to_builtins([_row(recording) for recording in self._recordings.all()])
+            found = msgspec.to_builtins([_row(recording) for recording in _newest_run_first(self._recordings.all())])
         except Exception as error:
             return http_util.Respond(request, {"recordings": [], "problem": repr(error)}, "application/json")
         return http_util.Respond(request, {"recordings": found}, "application/json")
@@ -90,6 +90,14 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
         if not (step.isascii() and step.isdigit() and rank.isascii() and rank.isdigit() and len(step + rank) < 20):
             return None
         return self._recordings.get(arguments.get(f"{prefix}run", ""), int(step), int(rank))
+
+
+def _newest_run_first(found: list[Recording]) -> list[Recording]:
+    """Order recordings by run, the run that wrote last first: the tab shows the first one."""
+    newest: dict[str, float] = {}
+    for recording in found:
+        newest[recording.run] = max(recording.changed, newest.get(recording.run, 0.0))
+    return sorted(found, key=lambda r: (-newest[r.run], r.run, r.step, r.rank))
 
 
 def _places(context: Any) -> list[tuple[str, Path]]:

@@ -57,8 +57,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         stacks: ``"python"``, ``"all"`` (C++ frames too; slow to write) or None.
         report: analyse, write JSON and page, print the table. Without it only snapshots are written.
         table: print one short table and the page's path when training ends.
-        max_disk: bytes, or a size such as ``"10GB"`` (the default), the snapshots of one run may take, all its ranks
-            together; the oldest go first, the newest always stays. None: no bound.
+        max_disk: bytes, or a size such as ``"10GB"`` (the default), that one run's folder may take, all its ranks and
+            files together; the oldest recordings go first, the newest and the page always stay. None: no limit.
         redact: leave paths of this machine out of what is written.
         kind: ``"cuda"``, ``"trace"`` or ``"auto"``: which recorder.
         reset_peaks: measure per-phase peaks on CUDA by resetting the allocator's peak counters at phase boundaries

@@ -16,6 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from memprof.compat.torch_sharding import STORE
@@ -29,7 +30,7 @@ FAILED_SECONDS = 8.0
 _STORE_SECONDS = 5.0
 _POLL = 0.05
 # How many of a rank's newest recordings are sent, and the bytes that one rank's message may unpack to.
-_MOST_TOLD = 32
+MOST_TOLD = 32
 _MAX_BYTES = 16 << 20
 
 _trainings = 0
@@ -53,12 +54,34 @@ class Gathering:
         if self._store is not None:
             self._bounded(lambda: self._store.set(self._key("here", rank), f"{os.getpid()} {platform.node()}"))
 
+    def agree_on(self, folder: Path) -> Path:
+        """Return the folder that rank 0 chose; this rank's choice if rank 0 does not answer within five seconds.
+
+        Ranks choose by the times of files, which a file system on another machine may set by another clock.
+        """
+        if self._store is None:
+            return folder
+        if self.rank == 0:
+            self._bounded(lambda: self._store.set(self._key("folder", 0), str(folder)))
+            return folder
+        chosen = self._bounded(self._chosen_folder)
+        return folder if chosen is None else Path(chosen)
+
+    def _chosen_folder(self) -> str:
+        deadline = time.monotonic() + _STORE_SECONDS
+        while not self._store.check([self._key("folder", 0)]):
+            if time.monotonic() > deadline:
+                raise RuntimeError("rank 0 has chosen no folder")
+            time.sleep(_POLL / 10)
+        chosen: bytes = self._store.get(self._key("folder", 0))
+        return chosen.decode("utf-8", "surrogateescape")
+
     def tell(self, summaries: Iterable[dict[str, Any]]) -> bool:
         """Leave this rank's summaries, or an empty list, for rank 0, which waits for them; tell whether it worked."""
         if self._store is None or self._sent or self.rank == 0:
             return False
         self._sent = True
-        word = _packed(list(summaries)[-_MOST_TOLD:])
+        word = _packed(list(summaries)[-MOST_TOLD:])
         done = self._bounded(lambda: (self._store.set(self._key("told", self.rank), word), True)[1])
         return bool(done)
 

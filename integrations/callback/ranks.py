@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.integrations.callback.distributed import FAILED_SECONDS, NORMAL_SECONDS, Gathering
+from memprof.integrations.callback.distributed import FAILED_SECONDS, MOST_TOLD, NORMAL_SECONDS, Gathering
 from memprof.integrations.run_recorder.output import Result
 
 from memprof.files import write_whole
@@ -27,10 +27,13 @@ Summaries = dict[int, dict[int, "RankSummary"]]  # by rank, by step
 
 
 def summaries_of(result: Result, rank: int) -> list[RankSummary]:
-    """Return a summary of each of this rank's recordings."""
+    """Return a summary of each of this rank's newest recordings, and of the highest."""
     from memprof.analysis.ranks.summary import rank_summary
 
-    return [rank_summary(report, rank, path.name) for path, report in result.reports.items()]
+    paths = list(result.reports)
+    highest = [path for path in paths[:-MOST_TOLD] if path == result.highest]
+    reports = [(path, result.reports[path]) for path in (*highest, *paths[len(highest) - MOST_TOLD :])]
+    return [rank_summary(report, rank, path.name) for path, report in reports]
 
 
 def put_ranks_together(result: Result, folder: Path, gathering: Gathering, failed: bool) -> None:

@@ -16,8 +16,10 @@ from memprof.integrations.callback.sessions import cycle_of, introduce, new_sess
 from memprof.integrations.callback.worst_step import WorstStep, refusal
 from memprof.integrations.run_recorder.recorder import RunRecorder
 from memprof.integrations.run_recorder.rehearsal import ran_out_of_memory, rehearse
+from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sentence
 from memprof.integrations.trackers.step_logging import Tracking
 
+from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat import missing
 from memprof.compat.trl import BUFFERED
 from memprof.recording.guard import Door, Seams, meant
@@ -44,10 +46,11 @@ class TrainingRun:
     def __init__(
         self, trainer: Any, options: Options, early: Session | None, door: Door, on_error: Callable[[bool], None]
     ) -> None:
-        self.folder = options.output_dir or Path(trainer.args.output_dir) / "_memprof"
         rank = int(getattr(trainer.accelerator, "process_index", 0))
         world_size = int(getattr(trainer.accelerator, "num_processes", 1))
         self.gathering = Gathering(rank, world_size)
+        folder = options.output_dir or Path(trainer.args.output_dir) / RUN_FOLDER
+        self.folder = claim_folder(folder, self.gathering.agree_on)
         self._trainer = weakref.ref(trainer)
         self._options = options
         self._door = door
@@ -65,6 +68,7 @@ class TrainingRun:
         tell = self._reported if options.scalars and options.report and not rank else None
         self.recorder = RunRecorder(self.folder, rank, world_size, options.max_disk, self._terminated, tell)
         self.recorder.step = trainer.state.global_step
+        self.recorder.say(moved_sentence(folder, self.folder), "stderr")
         try:
             self._phases = TrainerPhases(trainer, self._seams)
             if options.scalars:
@@ -265,7 +269,8 @@ class TrainingRun:
         on_device = uses_cuda(trainer, self._options)
         device, index = trainer.args.device.type, trainer.args.device.index or 0
         about |= {"device": device_name(device, index), "device_total_bytes": device_total(device, index)}
-        return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary)
+        share = self.recorder.writing.share
+        return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary, share)
 
     def _before_summary(self) -> None:
         """Log before the trainer's closing summary: the last moment at which its trackers listen."""

@@ -147,6 +147,8 @@ class RunRecorder:
         try:
             result = summarise(self.snapshots, writing.folder, writing.rank == 0, writing.result, notes)
             ranks(result)
+            writing.keep_within_share()
+            result.snapshots = list(writing.snapshots)
         except KeyboardInterrupt:
             self.say_interrupted(stream)
             return result

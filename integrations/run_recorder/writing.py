@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memprof.integrations.run_recorder.background import Background
-from memprof.integrations.run_recorder.output import Result, add_report, prune
+from memprof.integrations.run_recorder.output import Result, add_report, bytes_of, prune
 
 from memprof.errors import MemprofError
 from memprof.recording.session import Session
@@ -20,11 +20,15 @@ from memprof.units import format_bytes
 if TYPE_CHECKING:
     from memprof.report import Report
 
+# Deleted recordings that a note names.
+_MOST_NAMED = 5
+
 
 class Writing:
     """Hold what one rank of a run has written: ``snapshots`` in order, and the ``result`` of their reports.
 
-    The ranks share ``max_disk`` bytes. ``report``, where given, is called with each report on the thread that trains.
+    The ranks share ``max_disk`` bytes; ``share`` is this rank's (None: no bound). ``report``, where given, is called
+    with each report on the thread that trains.
     """
 
     def __init__(
@@ -39,10 +43,11 @@ class Writing:
         self.snapshots: list[Path] = []
         self.result = Result()
         self.unwritten: set[Path] = set()  # files whose writing an exception of the program's ended
-        self._share = None if max_disk is None else max_disk // max(1, world_size)
+        self.share = None if max_disk is None else max_disk // max(1, world_size)
         self._tell = report
         self._background = Background()
-        self._pruned: list[str] = []
+        self._deleted: list[str] = []  # the first and the newest
+        self._deleted_count = 0
 
     def now(self, session: Session, step: int) -> Path:
         """Write the session at once, and before SIGTERM or Ctrl-C is acted on; return the file.
@@ -52,6 +57,7 @@ class Writing:
         """
         self.settle()
         path = self.path_of(step)
+        self.result.reports.forget(path)
         with finish_first():
             self.unwritten.add(path)
             try:
@@ -68,6 +74,7 @@ class Writing:
         """Analyse what was just written, so that its categories are seen while the run goes."""
         if self._tell is not None and self.snapshots:
             report = self._reported(self.snapshots[-1])
+            self.keep_within_share()
             if report is not None:
                 self._tell(report)
 
@@ -81,6 +88,7 @@ class Writing:
         taking = time.monotonic() - began
 
         def work() -> Report | None:
+            self.folder.mkdir(parents=True, exist_ok=True)
             save_snapshot(raw, path)
             raw.clear()
             return self._reported(path) if self._tell is not None else None
@@ -103,11 +111,13 @@ class Writing:
 
     def notes(self) -> list[str]:
         """Say what was deleted to keep within the disk's share."""
-        if not self._pruned or self._share is None:
+        if not self._deleted or self.share is None:
             return []
+        names = f" ... {self._deleted[-1]}" if self._deleted_count > len(self._deleted) else ""
+        shown = self._deleted[:-1] if names else self._deleted
         return [
-            f"Deleted to keep the recordings within max_disk ({format_bytes(self._share)} for this rank): "
-            f"{', '.join(self._pruned)}."
+            f"Deleted to keep the recordings within max_disk ({format_bytes(self.share)} for this rank): "
+            f"{', '.join(shown)}{names}."
         ]
 
     def forget(self, path: Path) -> None:
@@ -120,13 +130,28 @@ class Writing:
         return self.folder / f"step-{step:06d}.rank-{self.rank}.pickle"
 
     def _keep(self, path: Path) -> None:
-        every = [*(p for p in self.snapshots if p != path), path]
-        self.snapshots = prune(every, self._share)
-        self._pruned += [p.name for p in every if p not in self.snapshots]
+        self.snapshots = [*(p for p in self.snapshots if p != path), path]
+        self.keep_within_share()
+
+    def keep_within_share(self) -> None:
+        """Delete the oldest recordings until everything that this rank has in the folder fits its share of the disk."""
+        left = None if self.share is None else self.share - sum(map(bytes_of, self._other_files()))
+        self.snapshots, deleted = prune(self.snapshots, left)
+        for path in deleted:
+            self.result.reports.forget(path)
+            self._deleted = [*self._deleted[:_MOST_NAMED], path.name]
+        self._deleted_count += len(deleted)
+
+    def _other_files(self) -> list[Path]:
+        """Return what this rank writes beside the recordings."""
+        counters = self.folder / f"counters.rank-{self.rank}.jsonl"
+        if self.rank != 0:
+            return [counters]
+        return [counters, self.folder / "report.html", *self.folder.glob("step-*.ranks.json")]
 
     def _reported(self, path: Path) -> Report | None:
         try:
             return add_report(self.result, path, self.folder)
         except Exception:
-            self.result.reports.pop(path, None)
+            self.result.reports.forget(path)
             return None  # tried again, and said, when training ends

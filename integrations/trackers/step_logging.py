@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.integrations.trackers.reporters import Reporters
 
-from memprof.analysis.counters import CountersFile, read_counters
+from memprof.analysis.counters import MAX_BYTES, CountersFile, read_counters
 from memprof.recording.guard import Door, Seams
 from memprof.recording.session import Session
 from memprof.recording.system.host import host_parts, pinned_bytes, rss_bytes
@@ -37,6 +37,11 @@ _STATES = ("allocated", "reserved", "inactive_split", "cached", "non_torch", "ho
 # More ranks than this get their maximum and imbalance only.
 _MAX_RANKS = 64
 _TAIL = 64 * 2**10
+# The share of a training's time that counting may take, and the CPU seconds that it may take in any case.
+_SHARE = 0.005
+_FREE_SECONDS = 0.2
+# A counters file has at least this many bytes, whatever the bound of the folder: some fifty lines.
+_LEAST_BYTES = 2**14
 
 
 class Tracking:
@@ -44,7 +49,11 @@ class Tracking:
 
     ``about`` are facts for the counters file's first line. ``on_device``: an allocator counts (CUDA); otherwise only
     the host's figures are known between recordings. ``before_end`` is called when the trainer writes its closing
-    summary, while its trackers still listen.
+    summary, while its trackers still listen. ``max_bytes`` is what the rank may write to its folder; the counters take
+    an eighth of it at most.
+
+    Counting takes at most 0.5% of the training's time, once it has taken a fifth of a second: steps of milliseconds
+    share lines. A step that is recorded or logged always has one.
     """
 
     def __init__(
@@ -55,10 +64,13 @@ class Tracking:
         about: Mapping[str, Any],
         on_device: bool,
         before_end: Callable[[], None],
+        max_bytes: int | None = None,
     ) -> None:
         self.reporters = Reporters(trainer)
         self._to_trackers = Door("training", "memory figures that a tracker was to get")
-        self._trainer_state = trainer.state
+        self._trainer_state, self._trainer_control = trainer.state, weakref.ref(trainer.control)
+        self._began = time.monotonic()
+        self._spent = 0.0  # CPU seconds
         self._on_device = on_device
         self._rank = int(getattr(trainer.accelerator, "process_index", 0))
         self._world = int(getattr(trainer.accelerator, "num_processes", 1))
@@ -69,7 +81,8 @@ class Tracking:
         self._since_log: dict[str, int] = {}
         self._phases_since_log: dict[str, int] = {}
         self._logged_step = int(trainer.state.global_step)
-        self._file = self._opened(folder, {**about, "world_size": self._world, "max_steps": trainer.state.max_steps})
+        about = {**about, "world_size": self._world, "max_steps": trainer.state.max_steps}
+        self._file = self._opened(folder, about, max_bytes)
         self._folder = folder
         seams.wrap(trainer, "log", self._enter_log)
         self._to_trackers(self.reporters.lay_out, on_device)
@@ -88,7 +101,16 @@ class Tracking:
                 self._phases[phase] = max(peak, self._phases.get(phase, 0))
 
     def step_end(self, step: int, session: Session | None, recorded: bool) -> None:
-        """Count what the step needed, and write the line."""
+        """Count what the steps since the last line needed, and write the line, if it is time for one."""
+        allowed = _FREE_SECONDS + _SHARE * (time.monotonic() - self._began)
+        control = self._trainer_control()
+        if not recorded and self._spent > allowed and not (control is not None and control.should_log):
+            return
+        began = time.thread_time()
+        self._count(step, session, recorded)
+        self._spent += time.thread_time() - began
+
+    def _count(self, step: int, session: Session | None, recorded: bool) -> None:
         self.collect(session)
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "recorded": recorded}
         row |= _host(self._on_device)
@@ -193,9 +215,10 @@ class Tracking:
 
     # -- never in the way --------------------------------------------------------------------------------------
 
-    def _opened(self, folder: Path, about: Mapping[str, Any]) -> CountersFile | None:
+    def _opened(self, folder: Path, about: Mapping[str, Any], max_bytes: int | None) -> CountersFile | None:
+        most = MAX_BYTES if max_bytes is None else min(MAX_BYTES, max(_LEAST_BYTES, max_bytes // 8))
         try:
-            return CountersFile(folder, self._rank, about)
+            return CountersFile(folder, self._rank, about, most)
         except OSError as error:
             warnings.warn(f"memprof cannot write its counters to {folder} ({error}).", stacklevel=2)
             return None

@@ -19,7 +19,7 @@
 
 /* A value is a word: three bits say what it is, the others are a number, or an index into a table. */
 typedef uint64_t Word;
-enum { NONE, BOOL, INT, TEXT, FLOAT, PAIR, BOX };
+enum { NONE, BOOL, INT, TEXT, FLOAT, PAIR, BOX, WIDE }; /* WIDE: an unsigned number of 2^63 or more */
 #define WORD(tag, value) ((Word)(value) << 3 | (tag))
 #define TAG(word) ((int)((word) & 7))
 #define INDEX(word) ((size_t)((word) >> 3))
@@ -70,6 +70,7 @@ typedef struct {
     TABLE(uint8_t) bytes;  /* of texts */
     TABLE(uint32_t) text_slots;
     TABLE(double) floats;
+    TABLE(uint64_t) wide;
     Shape shapes[MOST_SHAPES];
     int n_shapes;
     uint32_t field_text[FIELDS], actions[256];
@@ -315,6 +316,12 @@ static Shape *shape_of(Scanner *s, const Word *pairs, size_t keys)
     return shape;
 }
 
+/* The bits of an address or a stream; 0 for none. */
+static int64_t handle(const Scanner *s, Word word)
+{
+    return TAG(word) == WIDE ? (int64_t)s->wide.at[INDEX(word)] : TAG(word) == INT ? NUMBER(word) : 0;
+}
+
 /* Make a row of a dict's pairs. MORE: they are no event as torch writes one, and stay a dict. */
 static int add_row(Scanner *s, const Word *pairs, size_t keys, uint32_t *row)
 {
@@ -327,10 +334,12 @@ static int add_row(Scanner *s, const Word *pairs, size_t keys, uint32_t *row)
     Word value[FIELDS];
     for (int f = 0; f < FIELDS; f++)
         value[f] = shape->field[f] == NO_ID ? WORD(NONE, 0) : pairs[2 * shape->field[f] + 1];
-    static const int numbers[] = {ADDRESS, SIZE, STREAM, TIME};
-    for (int i = 0; i < 4; i++)
-        if (TAG(value[numbers[i]]) != INT && TAG(value[numbers[i]]) != NONE)
+    static const int numbers[] = {ADDRESS, STREAM, SIZE, TIME};
+    for (int i = 0; i < 4; i++) /* handles such as the first two may be unsigned; as columns they are the same bits */
+        if (TAG(value[numbers[i]]) != INT && TAG(value[numbers[i]]) != NONE && (i > 1 || TAG(value[numbers[i]]) != WIDE))
             return MORE;
+    if (TAG(value[ADDRESS]) == INT && NUMBER(value[ADDRESS]) < 0)
+        return MORE;
     if (TAG(value[ACTION]) != TEXT || TAG(value[DEVICE_FREE]) == BOOL
         || (TAG(value[POOL]) != PAIR && TAG(value[POOL]) != NONE)
         || (TAG(value[METADATA]) != TEXT && TAG(value[METADATA]) != NONE)
@@ -348,9 +357,9 @@ static int add_row(Scanner *s, const Word *pairs, size_t keys, uint32_t *row)
     if (done != DONE)
         return done;
     size_t at = s->rows++;
-    int64_t address = TAG(value[ADDRESS]) == INT ? NUMBER(value[ADDRESS]) : 0;
+    int64_t address = handle(s, value[ADDRESS]);
     if (action->length == 3 && memcmp(s->bytes.at + action->begin, "oom", 3) == 0)
-        address = TAG(value[DEVICE_FREE]) == INT ? NUMBER(value[DEVICE_FREE]) : -1;
+        address = TAG(value[DEVICE_FREE]) == INT && NUMBER(value[DEVICE_FREE]) >= 0 ? NUMBER(value[DEVICE_FREE]) : -1;
     CELL(s, uint8_t, C_ACTION, at) = (uint8_t)(action->action - 1);
     CELL(s, uint8_t, C_FLAGS, at) =
         (uint8_t)((shape->field[TIME] != NO_ID ? HAS_TIME : 0) | (TAG(value[TIME]) == INT ? KNOWS_TIME : 0)
@@ -361,7 +370,7 @@ static int add_row(Scanner *s, const Word *pairs, size_t keys, uint32_t *row)
     CELL(s, int32_t, C_METADATA, at) = TAG(value[METADATA]) == TEXT ? (int32_t)INDEX(value[METADATA]) : -1;
     CELL(s, int64_t, C_ADDRESS, at) = address;
     CELL(s, int64_t, C_SIZE, at) = TAG(value[SIZE]) == INT ? NUMBER(value[SIZE]) : 0;
-    CELL(s, int64_t, C_STREAM, at) = TAG(value[STREAM]) == INT ? NUMBER(value[STREAM]) : 0;
+    CELL(s, int64_t, C_STREAM, at) = handle(s, value[STREAM]);
     CELL(s, int64_t, C_TIME, at) = TAG(value[TIME]) == INT ? NUMBER(value[TIME]) : 0;
     *row = (uint32_t)at;
     return DONE;
@@ -525,7 +534,14 @@ static int run(Scanner *s, uint8_t opcode, const uint8_t *p, uint64_t length)
     case 'J':
         return push_number(s, (int32_t)(uint32_t)little(p, 4));
     case 0x8a: {
-        uint64_t value = little(p, (int)length);
+        uint64_t value = little(p, length < 8 ? (int)length : 8);
+        if (length == 9) { /* the ninth byte is the sign's */
+            if (p[8] != 0 || !(p[7] & 0x80))
+                return REFUSED;
+            PUSH(s->wide, value);
+            PUSH(s->stack, WORD(WIDE, s->wide.length - 1));
+            return DONE;
+        }
         if (length && length < 8 && p[length - 1] & 0x80)
             value |= ~(uint64_t)0 << (8 * length);
         return push_number(s, (int64_t)value);
@@ -652,8 +668,8 @@ static int scan(Scanner *s)
     }
     while (p < end) {
         if (s->stopped) { /* bytes behind the end are not read; those that could be framed are left to Python */
-            if (s->stopped == 1 && (*p == 0x95 || *p == 'X' || *p == 0x8d))
-                return REFUSED;
+            if (s->stopped == 1 && (*p == 0x95 || *p == 'X' || *p == 0x8d || *p == 0x80))
+                return REFUSED; /* 0x80: another pickle */
             s->stopped = 2;
             p = end;
             break;
@@ -671,7 +687,7 @@ static int scan(Scanner *s)
         if (opcode == 0x8c || opcode == 0x8a || opcode == 'X' || opcode == 0x8d) {
             length = little(p + 1, fixed);
             body += fixed;
-            if (length > (uint64_t)1 << 40 || (opcode == 0x8a && length > 8))
+            if (length > (uint64_t)1 << 40 || (opcode == 0x8a && length > 9))
                 return REFUSED;
             if ((uint64_t)(end - p) < 1 + (uint64_t)fixed + length)
                 break;
@@ -791,6 +807,8 @@ static PyObject *build(Scanner *s, Word word, int depth)
         return text_object(s, index);
     case FLOAT:
         return PyFloat_FromDouble(s->floats.at[index]);
+    case WIDE:
+        return PyLong_FromUnsignedLongLong(s->wide.at[index]);
     case PAIR:
         if (s->built_pairs[index] == NULL)
             s->built_pairs[index] = tuple_object(s, &s->chunks.at[index], depth + 1);
@@ -1031,6 +1049,7 @@ static void drop(Scanner *s)
     DROP(s->bytes);
     DROP(s->text_slots);
     DROP(s->floats);
+    DROP(s->wide);
     PyTypeObject *type = Py_TYPE(s);
     type->tp_free((PyObject *)s);
     Py_DECREF(type);

@@ -123,7 +123,7 @@ def _reference(s: Settings) -> Iterator[Candidate]:
 
 
 def _loss(s: TrainerSettings) -> Iterator[Candidate]:
-    if s.recipe in ("trl-full-logits", "trl-0.14"):
+    if s.recipe in ("trl-full-logits", "trl-in-place-logits", "trl-0.14"):
         yield proposed("tiled_loss", {"recipe": "trl"}, effects.tiled_logits)
 
 

@@ -31,6 +31,8 @@ MOST = 8
 _WORTH = 0.005
 
 
+# Recipes whose loss is TRL's, of any release.
+_RECIPES = {"trl", "trl-full-logits", "trl-in-place-logits", "trl-0.14"}
 # Settings that these formulas follow.
 _FOLLOWED = {
     "gradient_checkpointing", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
@@ -245,7 +247,7 @@ def _holds(s: Settings, changes: Mapping[str, Any]) -> bool:
     whole = not s.divided
     after = changes.get("recipe", s.recipe)
     whole = whole and s.trainer != "dpo"
-    return whole and set(changes) <= _FOLLOWED and {s.recipe, after} <= {"trl", "trl-full-logits", "trl-0.14"}
+    return whole and set(changes) <= _FOLLOWED and {s.recipe, after} <= _RECIPES
 
 
 def _share(saved: int, of: int, whole: int) -> int:

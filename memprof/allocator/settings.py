@@ -75,7 +75,7 @@ class AllocatorSettings:
         return SMALL_SEGMENT if small else self.large_segment_size
 
     def on_device(self, total: int | None) -> AllocatorSettings:
-        """Return these settings with the memory fraction as bytes of a device; ``total`` None: its size is not known."""
+        """Return these settings with the memory fraction as bytes of a device (``total`` None: of unknown size)."""
         if total is None or self.memory_fraction >= 1:
             return replace(self, allowed_bytes=None)
         return replace(self, allowed_bytes=int(self.memory_fraction * total))

@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,13 @@ _SIZES = {
     "device_total_bytes",
 }  # fmt: skip
 _WRONG = object()  # in the place of a field's value that no counters file has
-# Room for about 10,000 steps; a larger file loses the older half of its steps.
-_MAX_BYTES = 4 * 2**20
+# Lines that are not merged with others.
+_NEWEST = 8
+# Bytes of a file. In a larger one older lines are merged until it is half as large.
+MAX_BYTES = 2**20
+_READ_BYTES = 2**25
+# Sizes that are highest values: of two lines the higher one counts, of all others the later one.
+_PEAKS = ("peak_allocated", "peak_reserved", "host_rss_peak")
 
 
 class CountersFile:
@@ -47,7 +53,7 @@ class CountersFile:
         OSError: from any method, when the file cannot be written.
     """
 
-    def __init__(self, folder: Path, rank: int, about: Mapping[str, Any], max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, folder: Path, rank: int, about: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> None:
         self.path = folder / f"counters.rank-{rank}.jsonl"
         self._max_bytes = max_bytes
         self._first = _line({"schema": SCHEMA, "rank": rank, "started": time.time(), **about})
@@ -55,34 +61,66 @@ class CountersFile:
         self._replace([self._first])
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append one line."""
+        """Append one line; into a new file if somebody has deleted it."""
         line = _line(row)
         if self._bytes + len(line) > self._max_bytes:
-            self._halve()
-        with open(self.path, "ab", buffering=0, opener=_own_file) as file:
-            if (written := file.write(line)) != len(line):  # the disk is full: no half line stays
-                file.truncate(file.tell() - written)
+            self._thin()
+        try:
+            self._write(line)
+        except FileNotFoundError:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._replace([self._first])
+            self._write(line)
+
+    def _write(self, line: bytes) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        file = os.open(self.path, flags)  # refuses a link or pipe that somebody else put in its place
+        try:
+            if (written := os.write(file, line)) != len(line):  # the disk is full: no half line stays
+                os.ftruncate(file, os.fstat(file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(file)
         self._bytes += len(line)
 
-    def _halve(self) -> None:
-        lines = self.path.read_bytes().splitlines(keepends=True)[1:]
-        room, kept = self._max_bytes // 2, 0
-        for line in reversed(lines):
-            room -= len(line)
-            if room < 0:
-                break
-            kept += 1
-        self._replace([self._first, *lines[len(lines) - kept :]])
+    def _thin(self) -> None:
+        """Merge older steps until the file has half of its bytes: a long run keeps its whole course, evenly."""
+        try:
+            rows = [row for line in self.path.read_bytes().splitlines(keepends=True)[1:] if (row := _row(line))]
+        except FileNotFoundError:
+            return
+        steps = [row for row in rows if "step" in row and "categories" not in row and "ended" not in row]
+        others = [row for row in rows if "categories" in row][-1:] + [row for row in rows if "ended" in row]
+        older, newest = steps[:-_NEWEST], steps[-_NEWEST:]
+        room = self._max_bytes // 2 - sum(map(len, map(_line, (*newest, *others)))) - len(self._first)
+        merged, together = older, 1
+        while len(merged) > 1 and sum(map(len, map(_line, merged))) > room:
+            together *= 2
+            merged = _merged_by(together, older)
+        self._replace([self._first, *map(_line, (*merged, *newest, *others))])
 
     def _replace(self, lines: list[bytes]) -> None:
         write_whole(self.path, b"".join(lines))
         self._bytes = sum(map(len, lines))
 
 
-def _own_file(path: str, flags: int) -> int:
-    """Open the file for appending; refuse a link or pipe that somebody else put in its place."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+def _merged_by(together: int, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_merged(*group) for _, group in groupby(steps, lambda row: (row["step"] - 1) // together)]
+
+
+def _merged(first: Mapping[str, Any], *later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the line of several steps: the last one's, with the highest of each peak since the line before."""
+    row = dict(first)
+    for one in later:
+        for name, value in one.items():
+            if name == "phases" and isinstance(row.get(name), dict) and isinstance(value, dict):
+                value = {p: max(row[name].get(p, 0), value.get(p, 0)) for p in {**row[name], **value}}
+            elif name == "recorded" or (name in _PEAKS and value is not None):
+                value = max(row.get(name) or 0, value)
+            elif value is None and name in _PEAKS:
+                value = row.get(name)
+            row[name] = value
+    return row
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -150,7 +188,7 @@ def read_counters(path: Path, newest_bytes: int | None = None) -> Counters:
             if newest_bytes is not None and size - newest_bytes > len(first):
                 file.seek(size - newest_bytes)
                 file.readline()
-            rest = file.read(8 * _MAX_BYTES)
+            rest = file.read(_READ_BYTES)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from None
     about = _row(first)

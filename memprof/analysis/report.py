@@ -75,7 +75,6 @@ def build_report(analysis: Views, allocations: int | None, devices: Sequence[Dev
     )
 
 
-
 def _files(path: str | None, redacted: bool) -> tuple[str, ...]:
     """Return the file's path; its name alone for a redacted recording."""
     return (short_path(path) if redacted else path,) if path else ()

@@ -6,13 +6,30 @@ from collections.abc import Mapping
 
 import click
 
+from memprof.errors import UsageError
 
-def grouped(groups: Mapping[str, str], rest: str = "Output") -> type[click.Command]:
-    """Make a command class that shows its options by group: ``groups`` maps a group's title to its options' Python
-    names, separated by blanks; options in no group come last, under ``rest``."""
+
+def grouped(
+    groups: Mapping[str, str],
+    rest: str = "Output",
+    aliases: Mapping[str, str] | None = None,
+    advice: Mapping[str, str] | None = None,
+) -> type[click.Command]:
+    """Make a command class that shows its options by group.
+
+    Args:
+        groups: maps a group's title to its options' Python names, separated by blanks.
+        rest: the title of options in no group, which come last.
+        aliases: other names of options, which work and are not shown; mapped to the options.
+        advice: names that are no options, with what to give instead.
+    """
     group_of = {name: title for title, names in groups.items() for name in names.split()}
 
     class Grouped(click.Command):
+        def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+            own = {name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
+            return super().parse_args(ctx, _with_own_names(args, own, aliases or {}, advice or {}))
+
         def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
             rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (*groups, rest)}
             for option in self.get_params(ctx):
@@ -24,3 +41,21 @@ def grouped(groups: Mapping[str, str], rest: str = "Output") -> type[click.Comma
                         formatter.write_dl(options)
 
     return Grouped
+
+
+def _with_own_names(args: list[str], own: set[str], aliases: Mapping[str, str], advice: Mapping[str, str]) -> list[str]:
+    """Replace other names of options by their own; UsageError for a name that ``advice`` knows."""
+    found = []
+    for place, text in enumerate(args):
+        if text == "--":
+            return [*found, *args[place:]]
+        name, equals, value = text.partition("=")
+        plain = name.lower().replace("_", "-")
+        if name.startswith("--") and name not in own and plain not in own:
+            if plain not in aliases and (instead := advice.get(plain)) is not None:
+                raise UsageError(f"{name} is not an option: {instead}.")
+            name = aliases.get(plain, name)
+        elif name.startswith("--") and name not in own:
+            name = plain
+        found.append(f"{name}{equals}{value}")
+    return found

@@ -29,6 +29,10 @@ device_option = click.option(
     "--device", type=click.IntRange(min=0), metavar="N",
     help="Look at this device; default: the one that ran out of memory, else the fullest.",
 )  # fmt: skip
+snapshot_option = click.option(
+    "--snapshot", "number", type=click.IntRange(min=1), metavar="N",
+    help="Read the Nth snapshot of a file that has several.",
+)  # fmt: skip
 rules_option = click.option(
     "--rules", type=click.Path(path_type=Path), metavar="FILE",
     help="Add these stack rules (TOML) to the shipped ones, which they override.",
@@ -43,7 +47,7 @@ seconds_option = click.option(
 
 
 def _without_cache(context: click.Context, _option: click.Parameter, chosen: bool) -> None:
-    """Switch the cache off for this command and the processes that it starts."""
+    """Disable the cache of simulations for this command and the processes that it starts."""
     if not chosen:
         return
     before = os.environ.get("MEMPROF_CACHE")
@@ -56,7 +60,7 @@ def _without_cache(context: click.Context, _option: click.Parameter, chosen: boo
 
 no_cache_option = click.option(
     "--no-cache", is_flag=True, expose_value=False, callback=_without_cache,
-    help="Read a large snapshot anew, and keep nothing of it.",
+    help="With --advise: simulate again what is already known.",
 )  # fmt: skip
 
 

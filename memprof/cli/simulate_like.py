@@ -14,7 +14,7 @@ from memprof.cli.emit import Output
 from memprof.cli.inputs import GivenRun, read_run
 from memprof.cli.progress import working
 from memprof.cli.simulating import emit_simulated
-from memprof.cli.simulation_options import names_of, value_of
+from memprof.cli.simulation_options import names_of, refuse_unsimulated, value_of
 from memprof.cli.unused_options import refuse_unused
 from memprof.errors import InputError, UsageError, did_you_mean
 from memprof.report.advice import Unchanged
@@ -34,7 +34,9 @@ _OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
 _GENERATION = (9, 0)
 
 
-def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: Output) -> None:
+def simulate_like(
+    like: Path, changes: dict[str, Any], gpu: str | None, output: Output, allow_unsimulated: bool = False
+) -> None:
     """Simulate the run at ``like`` unchanged and with ``changes``, and put measured and simulated side by side."""
     from memprof.analysis.headline import headline_of_comparison
     from memprof.config.from_recording import place_model, ran_on, settings_like
@@ -49,6 +51,7 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
         raise InputError(f"{given.path}: {error}.") from None
     settings = place_model(likeness, cache_folder() / "models")
     changed = _changed(settings, changes)
+    refuse_unsimulated(changed.to_dict(), allow_unsimulated)
     if card is not None and changed.device == "cpu":
         raise UsageError("this run was recorded on a CPU; to ask whether it fits a GPU, add --set device=cuda.")
     same = changed == settings
@@ -96,8 +99,9 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
         found[name] = (
             None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else value_of(value.strip())
         )
-    if isinstance(targets := found.get("lora_target_modules"), str):
-        found["lora_target_modules"] = names_of(targets)
+    for name in ("lora_target_modules", "modules_to_save"):
+        if isinstance(text := found.get(name), str):
+            found[name] = names_of(text)
     return found
 
 

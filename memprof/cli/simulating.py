@@ -103,12 +103,19 @@ class ScriptRun(SettingsRun):
     """Hold a training script whose trainer is simulated instead of trained; ``changes`` replace its own settings."""
 
     def __init__(
-        self, script: Path, arguments: Sequence[str], changes: dict[str, Any], device: str, gpu: str | None
+        self,
+        script: Path,
+        arguments: Sequence[str],
+        changes: dict[str, Any],
+        device: str,
+        gpu: str | None,
+        allow_unsimulated: bool = False,
     ) -> None:
         from memprof.config.settings import Settings
 
         super().__init__(Settings(model=script.name, device=device), gpu)
         self.script, self.arguments, self.changes, self.device = script, tuple(arguments), changes, device
+        self.allow_unsimulated = allow_unsimulated
 
     def outcome(self, completion_lengths: str | None, workers: int | None, executor: str | None = None) -> Outcome:
         """Simulate and judge the run; how long completions may be is known only when the script has run."""
@@ -147,7 +154,8 @@ class ScriptRun(SettingsRun):
 
         def once(capacity: int | None) -> dict[str, Any]:
             return simulate_script(
-                self.script, self.arguments, changes, device=self.device, capacity=capacity, gpu=self.card
-            )
+                self.script, self.arguments, changes, device=self.device, capacity=capacity, gpu=self.card,
+                allow_unsimulated=self.allow_unsimulated,
+            )  # fmt: skip
 
         return judge(once, self.card, estimated_advice)

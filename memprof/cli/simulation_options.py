@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from memprof.cli.unused_options import refuse_unused
+from memprof.config.trainer_fields import class_fields
 from memprof.errors import UsageError
 from memprof.files import read_toml
 
@@ -39,8 +40,26 @@ _TYPES: dict[str, dict[str, Any]] = {
     "switch": {"default": None},
 }
 _CALLBACKS: dict[str, dict[str, Any]] = {_KIND: {"callback": _keep}, f"no_{_KIND}": {"callback": _switch_off}}
+
+
+def _of_configurations() -> dict[str, str]:
+    """Say what to do about fields of TRL's, transformers' and PEFT's configurations that are no options."""
+    told = {"--lr": "the learning rate changes no memory; drop it"}
+    for kind in class_fields().values():
+        for name in (*kind.no_memory, *kind.earlier):
+            told.setdefault(f"--{name.replace('_', '-')}", "it changes no memory; drop it")
+        for name in kind.executed:
+            told.setdefault(f"--{name.replace('_', '-')}", f"write {name} into a file, and give it with --config")
+        for name, field in kind.not_simulated.items():
+            told.setdefault(f"--{name.replace('_', '-')}", f"it is not simulated; it {field.why}")
+    return told
+
+
 #: Rows by name, by the title of their group; the head of the file says what stands in them.
 _TABLE = read_toml(Path(__file__).with_suffix(".toml"))
+#: Other names of options, and names that are none, with what to give instead.
+OTHER_NAMES: dict[str, str] = _TABLE.pop("Other names")
+INSTEAD: dict[str, str] = {**_of_configurations(), **_TABLE.pop("Instead")}
 
 
 def _option(name: str, row: Mapping[str, Any]) -> Callable[[F], F]:
@@ -70,8 +89,38 @@ def given_settings(config_file: Path | None, given: Mapping[str, Any]) -> dict[s
     """Collect the settings that a file and options give; options win."""
     from memprof.config.settings import read_settings
 
-    values = read_settings(config_file) if config_file is not None else {}
-    return {**values, **{name: value for name, value in given.items() if value is not None}}
+    values = read_settings(config_file, given.get("trainer")) if config_file is not None else {}
+    values |= {name: value for name, value in given.items() if value is not None and name != "allow_unsimulated"}
+    for name in ("lora_target_modules", "modules_to_save"):
+        if isinstance(text := values.get(name), str):
+            values[name] = names_of(text)
+    return _with_steps(values)
+
+
+def _with_steps(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace ``generation_batch_size`` of a file by the ``steps_per_generation`` it comes to, as TRL does."""
+    whole = values.pop("generation_batch_size", None)
+    if whole is None:
+        return values
+    if values.get("steps_per_generation") is not None:
+        raise UsageError("generation_batch_size and steps_per_generation exclude each other; TRL refuses both at once.")
+    batch = values.get("per_device_train_batch_size", 8) * (values.get("gpus") or 1)
+    if not isinstance(whole, int) or not isinstance(batch, int) or whole < batch or whole % batch:
+        raise UsageError(
+            f"generation_batch_size {whole!r} is not a multiple of the batch of all GPUs, {batch}, which TRL refuses."
+        )
+    return {**values, "steps_per_generation": whole // batch}
+
+
+def refuse_unsimulated(settings: Mapping[str, Any], allowed: object) -> None:
+    """Refuse (UsageError) fields that change memory and that settings, by name, leave out, unless this is allowed."""
+    from memprof.config.trainer_fields import unsimulated_of
+
+    fields = [field for field in unsimulated_of(settings) if not field.noted]
+    if fields and not allowed:
+        told = " ".join(field.sentence() for field in fields)
+        it = "it" if len(fields) == 1 else "them"
+        raise UsageError(f"{told} Drop {it}, or add --allow-unsimulated to leave {it} out and widen the stated range.")
 
 
 def with_gpu_count(
@@ -103,8 +152,6 @@ def settings_of(
 
     values = given_settings(config_file, given)
     values = {**TRAINERS_OWN.get(str(values.get("trainer")), {}), **values, "assumed": assumed_of(values)}
-    if isinstance(targets := values.get("lora_target_modules"), str):
-        values["lora_target_modules"] = names_of(targets)
     if not values.get("model"):
         raise UsageError("which model? Give --model, a hub id such as Qwen/Qwen2.5-1.5B-Instruct or a config.json.")
     values["device"] = device
@@ -113,6 +160,7 @@ def settings_of(
     except TypeError as error:
         raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None
     refuse_unused(settings, given, open_names)
+    refuse_unsimulated(settings.to_dict(), given.get("allow_unsimulated"))
     return settings
 
 

@@ -36,7 +36,11 @@ _RULES = (
         "a prompt as long as --max-length leaves no room for an answer",
     ),
     _Rule(("image_size",), "images", lambda s, _: bool(s.images), "no prompt has images; add --images"),
-    _Rule(("lora_target_modules",), "lora_r", lambda s, _: s.lora_r is not None, "no adapter is trained; add --lora-r"),
+    _Rule(("lora_target_modules",), "lora_r", lambda s, _: s.has_adapter, "no adapter is trained; add --lora-r"),
+    _Rule(
+        ("trl_version",), "recipe", lambda s, _: s.recipe.startswith("trl"),
+        "the loss is not one of TRL's; drop it, or --recipe",
+    ),
     _Rule(_ENGINE, "generation", lambda s, _: s.generation == "vllm", "vLLM does not run; add --generation vllm"),
     _Rule(
         ("generation_batch",), "generation", lambda s, _: s.generation == "hf",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,13 +39,46 @@ def find_config(model: str) -> dict[str, Any]:
     by_lower = {name.lower(): name for name in known}
     found = by_lower.get(model.lower()) or by_lower.get(_bare(model, by_lower))
     if found is None:
-        near = [n for n in known if model.split("/")[-1].lower()[:6] in n.lower()][:3]
-        hint = f" Near it: {', '.join(near)}." if near else ""
-        raise InputError(
-            f"{model}: not in the catalogue, and no folder or config.json of that name; "
-            f"download the model's config.json and give its path.{hint}"
-        )
+        raise InputError(_not_found(model, known))
     return dict(known[found])
+
+
+# Weights that nothing trains as they are, by what is in their names; what they are; what to add to the base model's.
+_NOT_TRAINED = (
+    (re.compile(r"[-_.]?gguf|[-_.]q\d\w*\.gguf$", re.I), "GGUF weights, llama.cpp's format for inference"),
+    (re.compile(r"[-_](?:unsloth[-_])?bnb[-_][48]bit", re.I), "weights that bitsandbytes has quantized already"),
+    (re.compile(r"[-_](?:awq|gptq)\b", re.I), "weights quantized for inference"),
+    (re.compile(r"^mlx-community/|[-_]mlx\b", re.I), "MLX weights, Apple's format"),
+)
+_ENDINGS = re.compile(
+    r"[-_.](?:gguf|awq|gptq|mlx|unsloth|bnb|int[48]|[348]bit|i?q\d+(?:[-_][0-9a-z]+)*|f16|bf16)$", re.IGNORECASE
+)
+
+
+def _not_found(model: str, known: Mapping[str, dict[str, Any]]) -> str:
+    """Say what to do about a model whose config is not known."""
+    bare = model.split("/")[-1]
+    kind = next((words for pattern, words in _NOT_TRAINED if pattern.search(model)), None)
+    if kind is not None:
+        base = bare
+        while (shorter := _ENDINGS.sub("", base)) != base:
+            base = shorter
+        same = [name for name in known if name.split("/")[-1].lower() == base.lower()]
+        instead = same[0] if same else "the model they were made from"
+        return (
+            f"{model}: {kind}. Give {instead} with --load-in-4bit --lora-r 16, which quantizes it while it is loaded."
+        )
+    near = [n for n in known if bare.lower()[:6] in n.lower()][:3]
+    hint = f" Similar names in the catalogue: {', '.join(near)}." if near else ""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        return (
+            f"{model}: not in the catalogue, and no folder or config.json of that name; give a hub id, or the path of "
+            f"the model's config.json.{hint}"
+        )
+    return (
+        f"{model}: not in the catalogue, and no folder or config.json of that name. Run hf download {model} "
+        f"config.json --local-dir {bare} (for a gated model after hf auth login), then give --model {bare}.{hint}"
+    )
 
 
 def _bare(model: str, by_lower: dict[str, str]) -> str:
@@ -53,6 +88,8 @@ def _bare(model: str, by_lower: dict[str, str]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.suffix.lower() == ".gguf":
+        raise InputError(_not_found(str(path), catalogue()))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from typing import Any
 from memprof.config.catalogue import find_config
 from memprof.config.gpus import Gpu
 from memprof.config.model_shape import ModelShape
+from memprof.config.trainer_fields import unsimulated_of
 from memprof.errors import InputError
 
 #: Classes of comparisons that are not named after a trainer.
@@ -23,6 +24,8 @@ CAPTURED, TRACED, PUBLISHED = "programs on GPUs", "TRL runs on a CPU", "GPU runs
 _ENOUGH = 20
 # No range is stated narrower: figures on screens have few digits.
 _LEAST = 0.001
+# No field that is left out makes a need smaller than this share of the simulated one.
+_LEAST_NEED = 0.1
 # They add the same tensors over the tokens.
 _TOKEN_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
@@ -57,7 +60,9 @@ def class_of(config: Mapping[str, Any]) -> str:
     trainer = str(config.get("trainer") or "grpo")
     if trainer == "grpo" and config.get("recipe") == "lean":
         return "lean trainer on an emulated card"
-    tuned = "full" if config.get("lora_r") is None else "QLoRA" if config.get("load_in_4bit") else "LoRA"
+    kind = str(config.get("peft_type") or "LORA")
+    lora = "full" if config.get("lora_r") is None else "QLoRA" if config.get("load_in_4bit") else "LoRA"
+    tuned = lora if kind == "LORA" else kind
     return f"{'TRL' if trainer == 'grpo' else trainer.upper()}, {tuned}, on an emulated card"
 
 
@@ -71,6 +76,11 @@ def parts_of(config: Mapping[str, Any], card: Gpu | None = None) -> list[str]:
         f"recipe {config.get('recipe')}": config.get("recipe") not in (None, "trl"),
         f"loss {config.get('loss_type')}": config.get("loss_type") not in (None, *_TOKEN_LOSSES),
         "LoRA": config.get("lora_r") is not None,
+        f"{config.get('peft_type')} adapters": config.get("peft_type") not in (None, "LORA"),
+        "DoRA": bool(config.get("use_dora")),
+        "modules trained beside an adapter": bool(config.get("modules_to_save")),
+        **dict.fromkeys(config.get("adapter_options") or (), True),
+        **dict.fromkeys(config.get("trainer_options") or (), True),
         "4-bit layers": bool(config.get("load_in_4bit")),
         f"optimizer {config.get('optim')}": config.get("optim") not in (None, "none"),
         "vLLM's pool": generation == "vllm",
@@ -85,7 +95,6 @@ def parts_of(config: Mapping[str, Any], card: Gpu | None = None) -> list[str]:
         "a reward model": bool(config.get("reward_model")),
         "AMD's cards": card is not None and card.name.startswith("MI"),
         "padding": config.get("padding") == "worst",
-        **dict.fromkeys(config.get("left_out") or (), True),
         **dict.fromkeys(_of_model(str(config.get("model") or "")), True),
     }
     return [name for name, present in parts.items() if present]
@@ -128,12 +137,15 @@ def expected_error(*configs: Mapping[str, Any], card: Gpu | None = None) -> dict
     own ``class``. ``basis`` lists both; ``not_compared`` names what no comparison covers; ``assumed`` lists settings
     that nobody gave, with the values taken, those that memory usually follows most first.
     """
+    lacking = {field.name: field for config in configs for field in unsimulated_of(config)}
+    low, high = (1 + sum(getattr(field, side) for field in lacking.values()) for side in ("low", "high"))
     told = list(dict.fromkeys(part for config in configs for part in not_compared(config, card)))
     names = _classes_of(configs)
     found = {
         "class": names[0],
-        "allocated": _range(names, "reserved"),
-        "reserved": _range(names, "allocated", "peak", "generation"),
+        "allocated": _widened(_range(names, "reserved"), low, high),
+        "reserved": _widened(_range(names, "allocated", "peak", "generation"), low, high),
+        "not_simulated": [*lacking],
         "not_compared": told,
         "assumed": _assumed(configs),
         "basis": [{"class": name, **_range([name])} for name in names],
@@ -173,6 +185,15 @@ def _range(names: Sequence[str], *without: str) -> dict[str, Any]:
     return {"low": round(low, 4), "high": round(high, 4), "comparisons": len(errors)}
 
 
+def _widened(found: dict[str, Any], low: float, high: float) -> dict[str, Any]:
+    """Widen a range of errors for a need that is really ``low`` to ``high`` times what was simulated."""
+    if not found["comparisons"] or low == high == 1:
+        return found
+    least = (1 + found["low"]) / max(high, 1) - 1
+    most = (1 + found["high"]) / min(max(low, _LEAST_NEED), 1) - 1
+    return {**found, "low": round(least, 4), "high": round(most, 4)}
+
+
 def _sentence(found: Mapping[str, Any]) -> str:
     held, reserved = found["allocated"], found["reserved"]
     words = f"If these settings are what runs: allocated {_spread(held)}"
@@ -180,6 +201,8 @@ def _sentence(found: Mapping[str, Any]) -> str:
         words += f", reserved {_spread(reserved)}"
     each = ", ".join(f"{of['comparisons']} of {of['class']}" for of in found["basis"])
     words += f" ({each})."
+    if found["not_simulated"]:
+        words += f" Not simulated: {', '.join(found['not_simulated'])}, which the range allows for."
     if found["not_compared"]:
         words += f" Never compared: {', '.join(found['not_compared'])}."
     if found["assumed"]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from memprof.config.expected_error import PUBLISHED, class_compared, comparisons, expected_error, not_compared
 from memprof.config.gpus import CONTEXT_BYTES, Gpu
+from memprof.config.trainer_fields import unsimulated_of
 
 #: Kept above the need of a run whose class was compared on the real allocator and whose lengths were given. Of the
 #: 41 bisected edges none was predicted more than 0.4 % too low (benchmarks/results/emulated-cuda/edges.json:
@@ -51,6 +52,10 @@ def needed_bytes(reserved: int, non_torch: int | None) -> int:
 
 def kept_for(config: Mapping[str, Any], card: Gpu | None = None) -> list[Kept]:
     """List what a verdict keeps above the prediction of a run with these settings, and for what."""
+    left_out = [field for field in unsimulated_of(config) if not field.noted]
+    if left_out:
+        share = wide_margin() + max(0.0, sum(field.high for field in left_out))
+        return [Kept(share, f"what is not simulated ({', '.join(field.name for field in left_out)})")]
     lacking = not_compared(config, card)
     if lacking or not class_compared(config):
         why = f"{', '.join(lacking)} never compared" if lacking else "a program of a kind that was rarely compared"

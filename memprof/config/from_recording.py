@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.from_trainer import dropout_of, dtype_of, four_bit, lean_values, optimizer_of, sharding_of
+from memprof.config.from_trainer import adapter_values, dtype_of, four_bit, lean_values, optimizer_of, sharding_of
 from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_trl_config import GRPO_NAMES
-from memprof.config.trl_arguments import assumed_words, attention_of, generation_of, left_out_of
+from memprof.config.trainer_fields import executed_of, left_out_of
+from memprof.config.trl_arguments import assumed_words, attention_of, generation_of, recipe_of_release
 from memprof.errors import InputError, UsageError
 from memprof.files import write_whole
 
@@ -134,13 +135,17 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     values["optim"], note = optimizer_of(str(config.get("optim") or "adamw_torch_fused"))
     assumed += note
     values["attn"] = attention_of(config.get("attn_implementation"))
-    values |= _adapter(config, setup)
+    values["left_out"] = left_out_of(config, trainer)
+    _, values["trainer_options"] = executed_of(config, trainer)
+    adapter = _adapter(config, setup, trainer)
+    values |= {**adapter, "left_out": (*values["left_out"], *adapter.get("left_out", ()))}
     values |= _ranks(source, config, assumed)
     if supervised:
         values |= _rows(config, setup, trainer, assumed)
     else:
         values["generation"] = generation_of(config.get("use_vllm"), config.get("vllm_mode"))
         values |= _lengths(config, setup, assumed)
+    values |= _loss_of(source, trainer, assumed)
     # Old recordings have the lean trainer's name and no recipe.
     if config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer", "LeanRLOOTrainer"):
         values |= lean_values(config, assumed)
@@ -149,6 +154,19 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     if source.get("alloc_conf"):
         values["alloc_conf"] = str(source["alloc_conf"])
     return Likeness(Settings(**values), dict(model), tuple(assumed))
+
+
+def _loss_of(source: Mapping[str, Any], trainer: str, assumed: list[str]) -> dict[str, Any]:
+    """Return the recipe of the TRL that the run was recorded with; the installed TRL's where it is not known."""
+    versions = source.get("versions")
+    version = versions.get("trl") if isinstance(versions, Mapping) else None
+    if not version or trainer not in ("grpo", "rloo"):
+        return {}
+    try:
+        return {"recipe": recipe_of_release(str(version), trainer)}
+    except UsageError:
+        assumed.append(f"the loss is the installed TRL's; the one of TRL {version} is not simulated")
+        return {}
 
 
 def _kind(config: Mapping[str, Any]) -> str:
@@ -166,14 +184,17 @@ def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:
     return name if name in CHOICES["dtype"] else "bfloat16"
 
 
-def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any]) -> dict[str, Any]:
-    adapter = setup.get("adapter") or {}
+def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any], trainer: str) -> dict[str, Any]:
+    """Return the settings of the adapter, and what of it is not simulated; UsageError for a kind that is not."""
+    adapter = dict(setup.get("adapter") or {})
+    kind = str(adapter.get("peft_type") or config.get("peft_type") or "LORA").upper()
     rank = adapter.get("r") or config.get("lora_r")
-    if not rank:
+    if not adapter and not rank:
         return {"load_in_4bit": False}
-    targets = adapter.get("target_modules") or config.get("lora_target_modules") or ["all-linear"]
-    names = (targets,) if isinstance(targets, str) else tuple(str(t) for t in targets)
-    values: dict[str, Any] = {"lora_r": int(rank), "lora_target_modules": names, "lora_dropout": dropout_of(adapter)}
+    adapter = {"peft_type": kind, **adapter, "r": rank}
+    if not adapter.get("target_modules"):
+        adapter["target_modules"] = config.get("lora_target_modules")
+    values = adapter_values(adapter, trainer)
     if not setup.get("load_in_4bit"):
         return {**values, "load_in_4bit": False}
     return {**values, "load_in_4bit": True, **four_bit(setup)}
@@ -197,7 +218,7 @@ def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[
 def _rows(config: Mapping[str, Any], setup: Mapping[str, Any], kind: str, assumed: list[str]) -> dict[str, Any]:
     """Return rows and their length, of the largest micro-batch seen; without one, the configuration's limit."""
     batches = [row for row in setup.get("batches") or [] if len(row) == 4]
-    values: dict[str, Any] = {"left_out": left_out_of(config), "generation": "none"}
+    values: dict[str, Any] = {"generation": "none"}
     if batches:
         _, rows, prompt, completion = max(batches, key=lambda row: row[1] * (row[2] + row[3]))
         length = prompt + completion

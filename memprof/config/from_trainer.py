@@ -7,15 +7,19 @@ torch here: what is read is looked at by name.
 from __future__ import annotations
 
 import heapq
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS, nearest
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_trl_config import GRPO_NAMES, LEAN_NAMES
+from memprof.config.trainer_fields import ADAPTER_CLASSES, class_fields, executed_of, left_out_of
 from memprof.config.trl_arguments import attention_of, generation_of
+from memprof.errors import UsageError
 
 #: Settings whose value a script's arguments hold, and may be given instead of theirs; by their names there.
 ARGUMENTS = {
@@ -40,7 +44,7 @@ _ONLY_THE_TRAINERS = (
     "reference", "stochastic_rounding", "gradient_sums",
 )  # fmt: skip
 # In the names of an adapter's parameters: PEFT's prefixes, and copies of modules that are trained beside it.
-_ADAPTERS = re.compile(r"(^|\.)(lora_|vera_|modules_to_save\.)")
+_ADAPTERS = re.compile(r"(^|\.)(lora_|vera_|ia3_|prompt_encoder\.|modules_to_save\.)")
 _CACHES = ("dynamic", "static", "quantized")
 
 
@@ -108,7 +112,6 @@ def from_arguments(
         UsageError: the settings contradict each other.
     """
     adapter = _adapter(model) if adapter is None else adapter
-    rank = getattr(adapter, "r", None)
     # What is not in changes is the arguments' own, or the default of Settings.
     values: dict[str, Any] = {
         ours: getattr(arguments, theirs)
@@ -120,7 +123,6 @@ def from_arguments(
         "model": model if isinstance(model, str) else name or "the script's model",
         "dtype": _dtype(arguments, model),
         "mixed_precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no",
-        "lora_r": rank if isinstance(rank, int) and rank > 0 else None,
         "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
         "gradient_checkpointing": bool(arguments.gradient_checkpointing),
         "generation": changes.get("generation") or generation_of(arguments.use_vllm, arguments.vllm_mode),
@@ -128,9 +130,10 @@ def from_arguments(
         "device": changes.get("device", "cuda"),
         **{name: changes[name] for name in ("attn", "padding", "alloc_conf") if name in changes},
     }
-    named = getattr(adapter, "target_modules", None)
-    if named and not isinstance(named, str):
-        values["lora_target_modules"] = _targets(adapter)
+    if adapter is not None:
+        values |= _of_adapter(adapter, kind, notes)
+    theirs = executed_of({name: getattr(arguments, name, None) for name in _executed(kind)}, kind)[1]
+    values["trainer_options"] = theirs
     if lean:
         values |= lean_values({name: getattr(arguments, name, None) for name in LEAN_ARGUMENTS}, notes)
         values["park_weights"] = bool(getattr(arguments, "park_weights", False)) and values["generation"] == "vllm"
@@ -139,10 +142,27 @@ def from_arguments(
     return Settings(**values)
 
 
+def _executed(kind: str) -> list[str]:
+    """List the fields of a trainer's configuration that a simulation hands to it."""
+    return [*class_fields()["RLOOConfig" if kind == "rloo" else "GRPOConfig"].executed]
+
+
+def _of_adapter(adapter: Any, trainer: str, notes: list[str]) -> dict[str, Any]:
+    """Return the settings of an adapter's configuration; a kind that is not simulated is described as LoRA."""
+    facts = adapter_facts(adapter)
+    if facts["peft_type"] not in ADAPTER_CLASSES:
+        notes.append(f"adapters of the kind {facts['peft_type']} are not simulated by settings alone: LoRA is assumed")
+        facts = {**facts, "peft_type": "LORA", "options": {}}
+    named = facts["target_modules"]
+    values = adapter_values({**facts, "target_modules": None if isinstance(named, str) else named}, trainer)
+    notes += [f"{name} of the adapter is not simulated by settings alone" for name in values.pop("left_out")]
+    return values
+
+
 def as_built(settings: Settings, setup: Mapping[str, Any]) -> Settings:
     """Return the settings, read before the trainer was built, with what the built model has: the dtype of most of its
     weights, and whether in 4 bits, by ``setup`` as a recording keeps it."""
-    changes: dict[str, Any] = {"load_in_4bit": setup["load_in_4bit"] and settings.lora_r is not None}
+    changes: dict[str, Any] = {"load_in_4bit": setup["load_in_4bit"] and settings.has_adapter}
     if changes["load_in_4bit"]:
         changes |= four_bit(setup)
     if settings.lora_r is not None:
@@ -173,6 +193,59 @@ def dtype_of(setup: Mapping[str, Any]) -> str | None:
     """Return the dtype of most parameters, of those that a simulation knows; an adapter's few do not decide."""
     counts = {name: count for name, count in (setup.get("dtypes") or {}).items() if name in CHOICES["dtype"]}
     return max(counts, key=lambda name: counts[name], default=None)
+
+
+def adapter_facts(config: Any) -> dict[str, Any]:
+    """Return what a PEFT configuration says that memory follows: under ``options`` the fields with no word of ours."""
+    rank = getattr(config, "r", None)
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    table = class_fields().get(ADAPTER_CLASSES.get(kind, ""))
+    names = set() if table is None else {*table.executed, *table.not_simulated} - {"task_type"}
+    options = {}
+    for of in fields(config):
+        value = getattr(config, of.name)
+        default = of.default_factory() if of.default_factory is not MISSING else of.default
+        if of.name in names and value != default:
+            options[of.name] = sorted(value) if isinstance(value, (set, frozenset)) else value
+    targets = getattr(config, "target_modules", None)
+    return {
+        "peft_type": kind,
+        "r": rank if isinstance(rank, int) and rank > 0 else None,
+        "lora_alpha": getattr(config, "lora_alpha", None),
+        "lora_dropout": getattr(config, "lora_dropout", None),
+        "target_modules": targets if isinstance(targets, str) else sorted(targets or []),
+        "modules_to_save": sorted(getattr(config, "modules_to_save", None) or []),
+        "use_dora": bool(getattr(config, "use_dora", False)),
+        "num_virtual_tokens": getattr(config, "num_virtual_tokens", None),
+        "options": json.loads(json.dumps(options, default=str)),
+    }
+
+
+def adapter_values(facts: Mapping[str, Any], trainer: str | None = None) -> dict[str, Any]:
+    """Return the settings of an adapter from :func:`adapter_facts`, as a recording keeps them.
+
+    Raises:
+        UsageError: adapters of this kind are not simulated.
+    """
+    kind, rank = str(facts.get("peft_type") or "LORA"), facts.get("r")
+    if kind not in ADAPTER_CLASSES:
+        raise UsageError(f"adapters of the kind {kind} are not simulated; {', '.join(ADAPTER_CLASSES)} are")
+    options = facts.get("options") or {}
+    named = facts.get("target_modules") or "all-linear"
+    targets = (named,) if isinstance(named, str) else sorted({str(name).rpartition(".")[2] for name in named})
+    values: dict[str, Any] = {
+        "peft_type": kind,
+        "lora_target_modules": tuple(targets) if kind != "PROMPT_TUNING" else ("all-linear",),
+        "modules_to_save": tuple(facts.get("modules_to_save") or ()) if kind != "PROMPT_TUNING" else (),
+        "adapter_options": executed_of(options, trainer, kind)[0],
+        "left_out": left_out_of(options, trainer, kind),
+    }
+    if kind == "LORA":
+        values["lora_r"] = int(rank) if rank else None
+        values["lora_dropout"], values["use_dora"] = dropout_of(facts), bool(facts.get("use_dora"))
+    if kind == "PROMPT_TUNING":
+        values["num_virtual_tokens"] = int(facts.get("num_virtual_tokens") or 0) or None
+    return values
 
 
 def dropout_of(adapter: Mapping[str, Any]) -> float:

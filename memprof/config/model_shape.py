@@ -1,7 +1,8 @@
 """Read how large a language model is from its config: the one place that knows a config's names for it.
 
-Parameter counts are closed forms, exact for the families in :data:`FAMILIES` (a test builds the catalogue's models and
-compares). Decoders of other families are counted as if they were Llama's. No torch here.
+Parameter counts are closed forms, exact for the families in :data:`FAMILIES` and for what their configs can ask for (a
+test builds each of them and compares). Decoders of other families are counted as if they were Llama's, and no count of
+theirs is claimed: a simulation builds the model itself. No torch here.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _OLDER = {
 # What stands under names that are not those of numbers.
 _KINDS: dict[str, tuple[type, ...]] = {
     "model_type": (str,),
-    "layer_types": (list, tuple),
+    **dict.fromkeys(("layer_types", "mlp_only_layers"), (list, tuple)),
     **dict.fromkeys(("rope_parameters", "rope_scaling", "per_layer_config"), (Mapping,)),
     **dict.fromkeys(
         ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "multi_query", "alibi",
-         "new_decoder_architecture", "attention_k_eq_v"),
+         "new_decoder_architecture", "attention_k_eq_v", "use_qk_norm"),
         (bool, int),
     ),
 }  # fmt: skip
@@ -65,6 +66,8 @@ class Family:
         one_qkv: q, k and v are one linear layer, and so are gate and up.
         tied: the head shares the embeddings where the config does not say.
         full_every: where a config has a window and names no layer types, one layer in so many sees everything; 0: none.
+        optional_head_norms: the same as ``head_norms``, where the config has ``use_qk_norm``.
+        some_sparse: only some layers are mixtures of experts, by ``decoder_sparse_step`` and ``mlp_only_layers``.
     """
 
     qkv_bias: bool = False
@@ -73,6 +76,8 @@ class Family:
     one_qkv: bool = False
     tied: bool = False
     full_every: int = 0
+    optional_head_norms: str = ""
+    some_sparse: bool = False
 
 
 _LLAMA = Family()
@@ -80,15 +85,20 @@ _LLAMA = Family()
 FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "ministral3": _LLAMA,
     "mixtral": _LLAMA,
     "granite": _LLAMA,
     "qwen2": Family(qkv_bias=True),
     "qwen3": Family(head_norms="head"),
-    "qwen3_moe": Family(head_norms="head"),
+    "qwen3_moe": Family(head_norms="head", some_sparse=True),
     "olmo2": Family(head_norms="all"),
+    "olmo3": Family(head_norms="all", full_every=4),
+    "exaone4": Family(head_norms="head"),
+    "hunyuan_v1_dense": Family(head_norms="head"),
     "phi3": Family(one_qkv=True),
     "smollm3": Family(tied=True),
-    "cohere": Family(norms=1, tied=True),
+    "cohere": Family(norms=1, tied=True, optional_head_norms="all"),
+    "cohere2": Family(norms=1, tied=True, full_every=4),
     "gemma": Family(tied=True),
     "gemma2": Family(norms=4, tied=True, full_every=2),
     "gemma3_text": Family(norms=4, head_norms="head", tied=True, full_every=6),
@@ -111,11 +121,13 @@ class ModelShape:
         vocabulary: entries of the embedding.
         tied: the output head shares the embedding.
         experts: feed-forward networks of a layer, where it is a mixture; else 0.
+        dense_layers: in a model with such mixtures, how many layers have one network of width ``intermediate`` instead.
         expert_intermediate: inner width of one expert.
         layer_kinds: transformers' name of each layer's kind: ``full_attention``, ``sliding_attention``,
             ``linear_attention`` ...
         window: tokens that a ``sliding_attention`` layer sees; None for all of them.
         attention_bias, mlp_bias: the linear layers have biases.
+        head_norms: as in :class:`Family`, with what this config asks for.
         latent: width of what multi-head latent attention caches of a token in place of keys and values; else 0.
         counted: how many parameters there really are, where that is known; ``parameters`` is this number then.
         caches: what each layer keeps of a sequence while it generates.
@@ -133,10 +145,12 @@ class ModelShape:
     tied: bool
     experts: int = 0
     expert_intermediate: int = 0
+    dense_layers: int = 0
     layer_kinds: tuple[str, ...] = field(default=(), repr=False)
     window: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
+    head_norms: str = ""
     latent: int = 0
     counted: int | None = None
     caches: tuple[LayerCache, ...] = field(default=(), repr=False)
@@ -164,6 +178,7 @@ class ModelShape:
         kv_heads = _kv_heads(read, heads)
         kinds = kinds_of(read, family.full_every, layers)
         tied = read("tie_word_embeddings")
+        experts = next((int(n) for n in map(read, _EXPERTS) if n), 0)
         return cls(
             model_type=kind,
             layers=layers,
@@ -175,12 +190,14 @@ class ModelShape:
             value_dim=value_dim,
             vocabulary=_count(read, "vocab_size"),
             tied=family.tied if tied is None else bool(tied),
-            experts=next((int(n) for n in map(read, _EXPERTS) if n), 0),
+            experts=experts,
+            dense_layers=_dense_layers(read, layers) if experts and family.some_sparse else 0,
             expert_intermediate=int(read("moe_intermediate_size") or intermediate),
             layer_kinds=kinds,
             window=read("sliding_window"),
             attention_bias=bool(read("attention_bias")),
             mlp_bias=bool(read("mlp_bias")),
+            head_norms=(family.optional_head_norms if read("use_qk_norm") else "") or family.head_norms,
             latent=latent,
             counted=counted,
             caches=caches_of(read, kinds, kv_heads, head_dim, value_dim),
@@ -193,15 +210,31 @@ class ModelShape:
 
     @property
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of each ``nn.Linear`` of one layer, by name. Experts are no such modules."""
-        hidden, inner = self.hidden, self.intermediate
+        """Inputs and outputs of each ``nn.Linear`` of one layer, by name. Experts are no such modules: of a model with
+        mixtures this is the attention."""
+        return self._attention if self.experts else {**self._attention, **self._network}
+
+    @property
+    def _attention(self) -> dict[str, tuple[int, int]]:
+        hidden = self.hidden
         q, k, v = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
         found = {"q_proj": (hidden, q), "k_proj": (hidden, k), "v_proj": (hidden, v)}
+        if self.family.one_qkv:
+            found = {"qkv_proj": (hidden, q + k + v)}
+        return {**found, "o_proj": (self.heads * self.value_dim, hidden)}
+
+    @property
+    def _network(self) -> dict[str, tuple[int, int]]:
+        hidden, inner = self.hidden, self.intermediate
         network = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
         if self.family.one_qkv:
-            found, network = {"qkv_proj": (hidden, q + k + v)}, {"gate_up_proj": (hidden, 2 * inner)}
-        found["o_proj"] = (self.heads * self.value_dim, hidden)
-        return found if self.experts else {**found, **network, "down_proj": (inner, hidden)}
+            network = {"gate_up_proj": (hidden, 2 * inner)}
+        return {**network, "down_proj": (inner, hidden)}
+
+    @property
+    def _sparse_layers(self) -> int:
+        """How many layers are mixtures of experts."""
+        return self.layers - self.dense_layers if self.experts else 0
 
     @property
     def embeddings(self) -> int:
@@ -211,20 +244,22 @@ class ModelShape:
     @property
     def matrices(self) -> int:
         """Elements of the weights of all layers' attentions and feed-forward networks (experts too)."""
-        linear = sum(inputs * outputs for inputs, outputs in self.linear_layers.values())
-        return self.layers * (linear + self.experts * 3 * self.hidden * self.expert_intermediate)
+        attention, network = (_elements(part) for part in (self._attention, self._network))
+        experts = self.experts * 3 * self.hidden * self.expert_intermediate
+        dense = self.layers - self._sparse_layers
+        return self.layers * attention + dense * network + self._sparse_layers * experts
 
     @property
     def norms_and_biases(self) -> int:
         """Count the elements of all else: norms, biases and the routers of experts."""
         family, q, k = self.family, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        norms = family.norms * self.hidden + {"head": 2 * self.head_dim, "all": q + k}.get(family.head_norms, 0)
+        norms = family.norms * self.hidden + {"head": 2 * self.head_dim, "all": q + k}.get(self.head_norms, 0)
         biases = 0
         if family.qkv_bias or self.attention_bias:
             biases = q + k + self.kv_heads * self.value_dim + (0 if family.qkv_bias else self.hidden)
         if self.mlp_bias:
             biases += 2 * self.intermediate + self.hidden
-        return self.layers * (norms + biases + self.experts * self.hidden) + self.hidden
+        return self.layers * (norms + biases) + self._sparse_layers * self.experts * self.hidden + self.hidden
 
     @property
     def parameters(self) -> int:
@@ -239,11 +274,16 @@ class ModelShape:
         """
         wanted = set(targets)
         every = "all-linear" in wanted
-        ends = sum(sum(both) for name, both in self.linear_layers.items() if every or name in wanted)
-        if self.experts and every:
+
+        def ends(part: Mapping[str, tuple[int, int]]) -> int:
+            return sum(sum(both) for name, both in part.items() if every or name in wanted)
+
+        total = self.layers * ends(self._attention) + (self.layers - self._sparse_layers) * ends(self._network)
+        if every:
             inner = self.expert_intermediate
-            ends += self.experts * (2 * (self.hidden + 2 * inner) + self.hidden + inner) + self.hidden + self.experts
-        return self.layers * rank * ends
+            experts = self.experts * (2 * (self.hidden + 2 * inner) + self.hidden + inner) + self.hidden + self.experts
+            total += self._sparse_layers * experts
+        return rank * total
 
     @property
     def caching_layers(self) -> int:
@@ -314,6 +354,16 @@ def _count(read: Callable[[str], Any], name: str) -> int:
     if isinstance(value, (int, float)) and 0 < value <= (_MOST_LAYERS if name == "num_hidden_layers" else _MOST):
         return int(value)
     raise InputError(f"the model's config does not say its {name}")
+
+
+def _dense_layers(read: Callable[[str], Any], layers: int) -> int:
+    """Count the layers that are no mixtures of experts, as transformers chooses them."""
+    every, dense = int(read("decoder_sparse_step") or 1), list(read("mlp_only_layers") or ())
+    return sum(index in dense or (index + 1) % every != 0 for index in range(layers))
+
+
+def _elements(part: Mapping[str, tuple[int, int]]) -> int:
+    return sum(inputs * outputs for inputs, outputs in part.values())
 
 
 def _widest(value: Any) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memprof.config.optimizers import optimizer
+from memprof.config.trainer_fields import ADAPTER_CLASSES
 
 if TYPE_CHECKING:
     from memprof.config.settings import GenerationSettings, ModelSettings, Settings
@@ -37,7 +38,7 @@ _BITS = {"auto": 4, "int4": 4, "int2": 2}  # transformers' default is 4
 def grpo_arguments(settings: Settings) -> dict[str, Any]:
     """Return the keyword arguments of the ``GRPOConfig`` or ``RLOOConfig`` that makes this run.
 
-    Not in them: what launches several processes, the adapter (:func:`lora_arguments`), the lean trainer's own
+    Not in them: what launches several processes, the adapter (:func:`adapter_arguments`), the lean trainer's own
     (:func:`lean_arguments`), and kinds of checkpointing other than transformers' plain one, which has no argument.
     """
     s = settings
@@ -57,6 +58,7 @@ def grpo_arguments(settings: Settings) -> dict[str, Any]:
         "max_grad_norm": s.max_grad_norm,
         "model_init_kwargs": {"dtype": s.dtype},
         **cache_arguments(s.cache_implementation, s.cache_dtype),
+        **s.trainer_options.to_dict(),
     }
     if s.optim == "none":  # of memprof's: the run up to the end of its backward
         del arguments["optim"]
@@ -102,12 +104,26 @@ def lean_arguments(settings: Settings) -> dict[str, Any]:
     }
 
 
-def lora_arguments(settings: ModelSettings) -> dict[str, Any] | None:
-    """Return the keyword arguments of the adapter's ``LoraConfig``; None where the whole model is trained."""
-    if settings.lora_r is None:
+def adapter_arguments(settings: ModelSettings) -> tuple[str, dict[str, Any]] | None:
+    """Return the name of the adapter's configuration class in PEFT (``LoraConfig``) and its keyword arguments; None
+    where the whole model is trained."""
+    if not settings.has_adapter:
         return None
-    dropout = {"lora_dropout": settings.lora_dropout} if settings.lora_dropout else {}
-    return {**_lora(settings.lora_r, settings.lora_target_modules), **dropout}
+    told: dict[str, Any] = {}
+    targets = settings.lora_target_modules
+    if settings.lora_r is not None:
+        told = _lora(settings.lora_r, targets)
+        if settings.lora_dropout:
+            told["lora_dropout"] = settings.lora_dropout
+        if settings.use_dora:
+            told["use_dora"] = True
+    elif settings.peft_type == "PROMPT_TUNING":
+        told["num_virtual_tokens"] = settings.num_virtual_tokens
+    elif targets != ("all-linear",):  # else PEFT chooses by the model's type
+        told["target_modules"] = list(targets)
+    if settings.modules_to_save:
+        told["modules_to_save"] = list(settings.modules_to_save)
+    return ADAPTER_CLASSES[settings.peft_type], {**told, **settings.adapter_options.to_dict()}
 
 
 def four_bit_arguments(settings: Settings) -> dict[str, Any]:
@@ -138,9 +154,10 @@ def as_python(settings: Settings) -> str:
     arguments = {**_worth_a_line(settings), **lean_arguments(settings)}
     lines += [f"    {name}={value!r}," for name, value in arguments.items()]
     lines.append(")")
-    if (lora := lora_arguments(settings)) is not None:
-        inside = ", ".join(f"{name}={value!r}" for name, value in lora.items())
-        lines.append(f"peft_config = LoraConfig({inside})")
+    if (adapter := adapter_arguments(settings)) is not None:
+        kind, told = adapter
+        inside = ", ".join(f"{name}={value!r}" for name, value in told.items())
+        lines.append(f"peft_config = {kind}({inside})")
     if not settings.lean and settings.checkpointing in ("selective", "offloaded"):
         lines.append(f"# {settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
     if settings.load_in_4bit:
@@ -160,11 +177,22 @@ def as_yaml(settings: Settings) -> str:
     if settings.lora_r is not None:
         told |= {"use_peft": True, "lora_r": settings.lora_r, "lora_alpha": 2 * settings.lora_r}
         told |= {"lora_dropout": settings.lora_dropout, "lora_target_modules": list(settings.lora_target_modules)}
+    if settings.peft_type != "LORA":  # TRL's command line makes LoRA only
+        _, theirs = adapter_arguments(settings) or ("", {})
+        told |= {"use_peft": True, "peft_type": settings.peft_type, **theirs}
+    else:
+        told |= settings.adapter_options.to_dict()
+    if settings.use_dora:
+        told["use_dora"] = True
+    if settings.modules_to_save and settings.peft_type == "LORA":
+        told["lora_modules_to_save"] = list(settings.modules_to_save)
     if settings.load_in_4bit:
         told["load_in_4bit"] = True
     if settings.bnb_4bit_use_double_quant:
         told["use_bnb_nested_quant"] = True
     lines = [f"# {words}" for words in _without_argument(settings)]
+    if settings.peft_type != "LORA" or settings.adapter_options:
+        lines.append("# TRL's command line has no arguments for this adapter: build its PEFT configuration with these")
     if settings.lean:
         told |= {"recipe": "lean", **lean_arguments(settings)}
         told["gradient_checkpointing"] = told.pop("checkpointing")

@@ -1,28 +1,44 @@
-"""Read a config of TRL's: what it names otherwise than :class:`Settings`, what is not simulated, TRL's defaults."""
+"""Read a config of TRL's: what it names otherwise than :class:`Settings`, and TRL's defaults."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.config.trainer_fields import unsimulated_of
 from memprof.errors import UsageError
 
-#: Settings that change a run's memory and that no simulation executes, with what each usually changes: names of
-#: ``TrainingArguments`` and the configs of TRL's trainers.
-LEFT_OUT = {
-    "torch_compile": "torch.compile is not simulated: it fuses operations, which keep fewer results for backward, and "
-    "with CUDA graphs it holds a memory pool of its own",
-    "use_liger_kernel": "Liger's kernels are not simulated here: they keep fewer results for backward than the model's "
-    "own layers do",
-    "packing": "packing is not simulated: every row is taken to be full, as packed rows nearly are",
-    "padding_free": "padding_free is not simulated: all rows of a batch are taken to be of one length",
-    "activation_offloading": "activation_offloading is not simulated: activations stay on the device, which holds more",
-    "load_in_8bit": "8-bit weights are not simulated: weights have the dtype given, which holds more",
-    "neftune_noise_alpha": "NEFTune's noise is not simulated: one more tensor as large as the embedded batch",
-}
+# How TRL's releases compute log-probabilities of GRPO and RLOO, from each release on (read in their packages): in
+# chunks, from ``logits / temperature`` (a copy), from ``logits.div_()`` (in place), or as the first one with GRPO did.
+_LOSSES = (
+    ((1, 14), "trl"), ((1, 10), "trl-full-logits"), ((1, 0), "trl-in-place-logits"), ((0, 16), "trl-full-logits"),
+    ((0, 15), None), ((0, 14), "trl-0.14"),
+)  # fmt: skip
+# TRL's RLOO trainer had another step before.
+_FIRST_RLOO = (0, 22)
+
+
+def recipe_of_release(version: str, trainer: str = "grpo") -> str:
+    """Return the recipe of TRL's loss in a release, such as ``1.12`` or ``0.19.1``.
+
+    Raises:
+        UsageError: it is no release, or one whose loss is not simulated.
+    """
+    found = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.\w+)*", version.strip())
+    if found is None:
+        raise UsageError(f"--trl-version {version!r}: give a release of TRL, such as 1.12.")
+    release = int(found[1]), int(found[2])
+    recipe = next((recipe for first, recipe in _LOSSES if release >= first), None)
+    if recipe is None or (trainer == "rloo" and release < _FIRST_RLOO):
+        raise UsageError(f"--trl-version {version}: the {trainer.upper()} loss of this release is not simulated.")
+    return recipe
+
 
 # Defaults of TRL's ``ModelConfig``, which it uses where ``use_peft`` is on and nothing else is said.
 _TRLS_ADAPTER = {"lora_r": 16, "lora_dropout": 0.05}
+# Settings of an adapter whose names do not begin with lora_.
+_ADAPTERS = ("use_dora", "modules_to_save", "peft_type", "num_virtual_tokens", "adapter_options")
 #: Settings that memory follows most, in the order in which a person should give them.
 _FOLLOWED = (
     "prompt_length", "completion_length", "per_device_train_batch_size", "dtype", "lora_r", "gradient_checkpointing",
@@ -59,11 +75,6 @@ def generation_of(use_vllm: Any, mode: Any) -> str:
     return "vllm" if mode == "colocate" else "none"
 
 
-def left_out_of(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the names among ``given`` that are switched on and are in :data:`LEFT_OUT`."""
-    return tuple(name for name in LEFT_OUT if given.get(name))
-
-
 def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Add to ``values``, settings by name, what ``given`` says in TRL's words: whether there is an adapter, what
     generates, the model's dtype, how attention is computed and in which precision.
@@ -76,6 +87,7 @@ def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     more: dict[str, Any] = {}
     if "use_vllm" in given:
         more["generation"] = generation_of(given["use_vllm"], given.get("vllm_mode") or "colocate")
+    more |= _cache_of(given.get("generation_kwargs"))
     inside = given.get("model_init_kwargs")
     told = [place.get("attn_implementation") for place in (given, inside) if isinstance(place, Mapping)]
     if any(told):
@@ -88,12 +100,21 @@ def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
         more["mixed_precision"] = "bf16" if given["bf16"] else "no"
     if isinstance(inside, Mapping) and (dtype := inside.get("dtype") or inside.get("torch_dtype")):
         values = {**values, "dtype": str(dtype).removeprefix("torch.")}  # TRL lets it win
-    if given.get("use_peft"):
+    if given.get("use_peft") and values.get("peft_type", "LORA") == "LORA":
         more |= _TRLS_ADAPTER
     kept = {**more, **values}
     if given.get("use_peft") is False:
-        kept = {name: value for name, value in kept.items() if not name.startswith("lora_")}
+        kept = {name: value for name, value in kept.items() if not name.startswith("lora_") and name not in _ADAPTERS}
     return kept
+
+
+def _cache_of(generation: object) -> dict[str, Any]:
+    """Return the settings of a quantized cache from ``generation_kwargs``."""
+    config = generation.get("cache_config") if isinstance(generation, Mapping) else None
+    if not isinstance(config, Mapping):
+        return {}
+    name = "fp8" if config.get("backend") == "fp8" else f"int{config.get('nbits', 4)}"
+    return {"cache_dtype": name}
 
 
 # ---- what nobody gave ------------------------------------------------------------------------------------------------
@@ -110,7 +131,9 @@ def assumed_of(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def assumed_words(config: Mapping[str, Any]) -> list[str]:
-    """List in words what was assumed in ``config``: first what the data or memprof chose, last TRL's own defaults."""
+    """List in words what was assumed in ``config``: first what is not simulated, then what the data or memprof chose,
+    last TRL's own defaults."""
+    left_out = [f"a run without {field.name}, which is not simulated" for field in unsimulated_of(config)]
     trainer = str(config.get("trainer") or "grpo")
     theirs = OF_TRL.get(trainer, {})
     taken = [name for name in config.get("assumed") or () if name in config]
@@ -131,7 +154,9 @@ def assumed_words(config: Mapping[str, Any]) -> list[str]:
             ours.append(f"{words} (TRL's default is {theirs[name]})")
         else:
             default.append(words)
-    return [*ours, f"{', '.join(default)} (TRL's default{'s' if len(default) > 1 else ''})"] if default else ours
+    if default:
+        ours.append(f"{', '.join(default)} (TRL's default{'s' if len(default) > 1 else ''})")
+    return [*left_out, *ours]
 
 
 def _words(name: str, config: Mapping[str, Any], trainer: str) -> str:

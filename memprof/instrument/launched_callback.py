@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat import require
-from memprof.instrument.run_folder import RunFolder
 from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.callback.options import Options
 from memprof.integrations.callback.trainer_lookup import find_trainer
-from memprof.integrations.run_recorder.output import say
 from memprof.recording.guard import Door
 
 
@@ -24,9 +20,9 @@ class LaunchedCallback(MemProfCallback):
 
     stream = "stderr"
 
-    def __init__(self, begun: Callable[[], None], folder: RunFolder, **options: Any) -> None:
+    def __init__(self, begun: Callable[[], None], **options: Any) -> None:
         super().__init__(**options)
-        self._begun, self._folder = begun, folder
+        self._begun = begun
 
     def _begin(self, options: Options, state: Any) -> None:
         trainer = find_trainer(self, state)
@@ -34,17 +30,11 @@ class LaunchedCallback(MemProfCallback):
         others = [c for c in getattr(handler, "callbacks", []) if isinstance(c, MemProfCallback) and c is not self]
         self._begun()
         require("run")
-        if others:
-            return
-        if options.output_dir is None:
-            default = Path(trainer.args.output_dir) / RUN_FOLDER
-            if moved := self._folder.sentence(default):
-                say(moved, self.stream)
-            options = self._options = replace(options, output_dir=self._folder.of(default))
-        super()._begin(options, state)
+        if not others:
+            super()._begin(options, state)
 
 
-def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None], folder: RunFolder) -> None:
+def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None]) -> None:
     """Let ``transformers.Trainer`` (of ``module``), and so every subclass, be built with a callback of ours.
 
     With an ``output_dir`` in ``options``, trainers after the first get a folder of their own in it; ``begun`` is called
@@ -64,7 +54,7 @@ def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callabl
             return args, kwargs  # the trainer refuses them: the script may try others
         if not any(isinstance(c, MemProfCallback) for c in given):
             built += 1
-            bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, folder, **_options(options, built))]
+            bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, **_options(options, built))]
         return bound.args, bound.kwargs
 
     trainer.__init__ = Door("training", "all of it, in this trainer and later ones").changing(original, with_callback)

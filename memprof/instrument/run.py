@@ -5,6 +5,7 @@ Nothing heavy may be imported here: the script decides when torch and transforme
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from memprof.compat.check import fault_of
 from memprof.compat.transformers import TRAINER_INIT
 from memprof.errors import UsageError
 from memprof.instrument.import_hook import when_imported
-from memprof.instrument.run_folder import RunFolder
+from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sentence
 
 if TYPE_CHECKING:
     from memprof.instrument.loop import PlainLoop
@@ -26,11 +27,9 @@ class Attachment:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
-        self._folder = RunFolder()
-        self._asked: Path | None = self._options.get("output_dir")
-        if self._asked is not None:
-            self._asked = Path(self._asked)
-            self._options["output_dir"] = self._folder.of(self._asked)
+        self._moved = ""
+        if self._options.get("output_dir") is not None:
+            self._options["output_dir"] = self._claimed(Path(self._options["output_dir"]))
         self._loop: PlainLoop | None = None
         self._trained = False
 
@@ -49,9 +48,8 @@ class Attachment:
 
         if self._loop is not None:
             self._loop.end()
-        asked = self._asked or (Path(RUN_FOLDER) if self._loop is not None else None)
-        if self.recorded and asked is not None and (moved := self._folder.sentence(asked)):
-            say(moved, "stderr")
+        if self.recorded and self._moved and os.environ.get("RANK", "0") == "0":
+            say(self._moved, "stderr")
         say_later()
 
     def say_if_untouched(self) -> None:
@@ -70,7 +68,7 @@ class Attachment:
         from memprof.instrument.loop import PlainLoop
 
         if not self._trained:
-            folder = self._options.get("output_dir") or self._folder.of(Path(RUN_FOLDER))
+            folder = self._options.get("output_dir") or self._claimed(Path(RUN_FOLDER))
             self._loop = PlainLoop({**self._options, "output_dir": folder})
             self._loop.begin()
 
@@ -79,11 +77,17 @@ class Attachment:
             raise UsageError(f"{fault}.")
         from memprof.instrument.launched_callback import give_callback
 
-        give_callback(module, self._options, self._training, self._folder)
+        give_callback(module, self._options, self._training)
 
     def _generation(self, module: ModuleType) -> None:
         if self._loop is not None:
             self._loop.watch_generation(module.GenerationMixin)
+
+    def _claimed(self, folder: Path) -> Path:
+        """Return the folder to write to, and remember what to say about it."""
+        chosen = claim_folder(folder)
+        self._moved = moved_sentence(folder, chosen)
+        return chosen
 
     def _training(self) -> None:
         """Leave a trainer to its callback: it sees more than a loop's hooks do."""
@@ -92,3 +96,5 @@ class Attachment:
             self._loop.loaded()
             self._loop.end()
             self._loop = None
+            if self._options.get("output_dir") is None:
+                self._moved = ""  # the loop's; the callback chooses a folder of its own

@@ -12,6 +12,11 @@ from typing import Protocol
 from memprof.units import GIB
 
 MIB, EIB = 2**20, 2**60
+# A row of the kernel's table of processes: resident pages of 4 KiB, and the name, perhaps wrapped to the next line.
+_KERNEL_ROW = (
+    r"(?m)\[ {0,8}\d{1,8}\] {1,6}\d{1,6} {1,6}\d{1,8} {1,10}\d{1,10} {1,10}(\d{1,10})\s[\d\s-]{6,60}?"
+    r"([A-Za-z(][\w()./:-]{0,30})"
+)
 _CONTEXT = 0.8 * GIB  # a CUDA context and what cuDNN holds
 
 
@@ -27,6 +32,8 @@ class Numbers(Protocol):
     def text(self, name: str) -> str | None: ...
 
     def code_line(self, pattern: str) -> str | None: ...
+
+    def largest(self, pattern: str) -> tuple[float, str]: ...
 
 
 def _told(n: Numbers) -> bool:
@@ -44,6 +51,14 @@ def _unaccounted(n: Numbers) -> bool:
     return n.unexplained >= n.missing + 0.75 * GIB and not (n.live >= 0.8 and n.unexplained <= 1.25 * GIB)
 
 
+#: Names whose values are bytes, written with their unit.
+SIZES = frozenset(
+    {
+        "asked", "total", "free", "allowed", "in_use", "allocated", "cached", "idle", "reserved", "outside", "others",
+        "other", "missing", "unexplained", "private_pools", "piece", "held_by_torch", "gaps",
+    }
+)  # fmt: skip
+
 #: Facts by comparison of numbers.
 BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "short": lambda n: n.missing > 0,
@@ -54,6 +69,12 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "asked_below_1_eib": lambda n: n.asked < EIB,
     "asked_1_percent": lambda n: n.asked >= 0.01 * n.total,
     "asked_2_percent": lambda n: n.asked >= 0.02 * n.total,
+    "asked_much_of_device": lambda n: n.asked >= 0.02 * n.or_0("total", "allowed") > 0,
+    "asked_above_host": lambda n: n.asked > GIB * n.or_0("host_shown", "host_said") > 0,
+    "free_far_above_asked": lambda n: n.free >= 16 * n.asked + GIB,
+    "reserved_above_total": lambda n: n.reserved > 1.02 * n.total,
+    "held_elsewhere": lambda n: n.total - n.free - n.in_use >= max(2 * GIB, 0.1 * n.total),
+    "table_names_another": lambda n: n.largest_row > max(2 * n.or_0("anon"), GIB / 4),
     "asked_quarter_of_device": lambda n: 0.25 * n.total <= n.asked <= n.total,
     "asked_above_total": lambda n: n.asked > n.total,
     "asked_above_limit": lambda n: n.or_0("allocated") + n.or_0("other") + n.asked > n.allowed - GIB / 50,
@@ -89,6 +110,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "outside_covers_missing": lambda n: (
         n.outside >= max(2 * GIB, 0.06 * n.or_0("total")) and n.outside - 0.75 * GIB >= n.missing
     ),
+    "outside_outweighs_idle": lambda n: n.outside - 0.75 * GIB > 8 * n.idle,
     "uses_private_pools": lambda n: n.private_pools > 0,
     "other_above_half": lambda n: n.other > n.or_0("allocated") / 2,
     "whole_gibs_from_32": lambda n: n.total >= 32 * GIB and n.total % GIB == 0,
@@ -116,6 +138,11 @@ VALUES: dict[str, Callable[[Numbers], float | str | None]] = {
     "more": lambda n: pages if (pages := math.ceil(n.asked / (20 * MIB)) * 20 * MIB) > n.free else None,
     "outside_too": lambda n: n.outside if n.outside >= 2 * GIB else None,
     "taken": lambda n: n.total - n.free,
+    "elsewhere": lambda n: n.total - n.free - n.in_use,
+    "unmapped": lambda n: n.reserved - (n.total - n.or_0("free")),
+    "host_size": lambda n: GIB * n.or_0("host_shown", "host_said") or None,
+    "largest_row": lambda n: n.largest(_KERNEL_ROW)[0],
+    "largest_name": lambda n: n.largest(_KERNEL_ROW)[1] or None,
     "gaps": lambda n: n.cached if n.has("cause:fragmentation") else None,
     "large": lambda n: n.asked if n.has("cause:refused") else None,
     "whole": lambda n: 100 * n.allocated / n.shards if 5 <= n.shards < 100 and n.allocated >= 0.5 * n.total else None,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes, parts_of
-from memprof.oom.facts import facts_of
+from memprof.oom.facts import Fact, facts_of
 from memprof.oom.failure import Failure
 from memprof.oom.framework_settings import Names, names_for_program, names_in, plain_in
-from memprof.oom.judge import judge
+from memprof.oom.judge import Advice, Verdict, judge
 from memprof.oom.knowledge_files import table
 from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
@@ -21,51 +22,79 @@ SCHEMA = "memprof.oom/1"
 _MOST_RANKS_NAMED = 16
 # Lines between the messages of two ranks of one event: tracebacks of a node's ranks stand between them.
 _APART = 4_000
-# What a rank's own message says, of an event that several have.
-_OF_A_RANK = (
-    "rank", "actor", "device", "line", "requested_bytes", "device_free_bytes", "allocated_bytes", "cached_bytes",
-    "missing_bytes",
-)  # fmt: skip
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
 _LOWER_NAMES = ("torch", "bitsandbytes", "vLLM")
 
 
-def explain_log(log: str) -> dict[str, Any]:
+class Number(NamedTuple):
+    """One number of a message, in bytes, with what it means."""
+
+    name: str
+    bytes: int
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One failure with what is made of it; ``ranks`` are those that failed alike, the first of them this one."""
+
+    failure: Failure
+    parts: Parts
+    framework: str
+    phase: str | None
+    logits: bool
+    frame: str | None
+    verdict: Verdict
+    tried: Sequence[Advice]
+    evidence: tuple[Fact, ...] = ()
+    ranks: tuple[Explained, ...] = ()
+
+
+def explain_log(log: str, *, explain_facts: bool = False) -> dict[str, Any]:
     """Explain every failure of a text, as plain data (``memprof.oom/1``).
 
     Where memory did not run out ``failures`` is empty, and ``notes`` say what the text is about if that is known.
+
+    Args:
+        log: any text.
+        explain_facts: list in each failure's ``evidence`` every fact that was read, with its line.
     """
     reading = read_log(log)
     shares = engine_shares(log)
     return {
         "schema": SCHEMA,
-        "failures": _events([_explained(failure) for failure in reading.failures]),
-        "engines": shares,
+        "failures": [_row(event) for event in _events([_explained(f, explain_facts) for f in reading.failures])],
+        "engines": [share.row() for share in shares],
         "notes": [*_notes(reading), *(share_note(share) for share in shares if reading.failures), *reading.notes],
     }
 
 
-def _events(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _events(failures: Sequence[Explained]) -> list[Explained]:
     """Join what several ranks say of one event: one entry, the first rank's, with each rank's figures in ``ranks``."""
-    events: list[dict[str, Any]] = []
-    for failure in failures:
-        event = next((e for e in reversed(events) if _same_event(e, failure)), None)
-        if event is None:
-            events.append({**failure, "ranks": []})
-            event = events[-1]
-        if failure["rank"] is not None:
-            event["ranks"].append({name: failure[name] for name in _OF_A_RANK})
-    return [{**event, "headline": _headline(event)} for event in events]
+    events: list[Explained] = []
+    for found in failures:
+        at = next((i for i in reversed(range(len(events))) if _same_event(events[i], found)), None)
+        if at is None:
+            at = len(events)
+            events.append(found)
+        if found.failure.rank is not None:
+            events[at] = replace(events[at], ranks=(*events[at].ranks, found))
+    return events
 
 
-def _same_event(event: Mapping[str, Any], failure: Mapping[str, Any]) -> bool:
+def _same_event(event: Explained, found: Explained) -> bool:
     """Say whether another rank failed likewise, in the same place and nearby; a rank fails once in an event."""
-    ranks = event["ranks"]
-    if failure["rank"] is None or not ranks or failure["rank"] in [row["rank"] for row in ranks]:
+    rank = found.failure.rank
+    if rank is None or not event.ranks or rank in [row.failure.rank for row in event.ranks]:
         return False
-    places = {event["frame"], failure["frame"]} - {None}
-    alike = all(event[key] == failure[key] for key in ("form", "backend", "cause", "phase", "framework"))
-    return alike and len(places) < 2 and failure["line"] - ranks[-1]["line"] <= _APART
+    places = {event.frame, found.frame} - {None}
+    alike = _kind_of(event) == _kind_of(found)
+    return alike and len(places) < 2 and found.failure.line - event.ranks[-1].failure.line <= _APART
+
+
+def _kind_of(found: Explained) -> tuple[str, str, str, str | None, str]:
+    failure = found.failure
+    return failure.form.id, failure.backend, found.verdict.cause, found.phase, found.framework
 
 
 def _notes(reading: Reading) -> list[str]:
@@ -91,47 +120,67 @@ def _fullest(reading: Reading) -> str:
     return f"look at rank {-rank} first, which was missing most ({format_bytes(most)}); the others may only follow."
 
 
-def _explained(failure: Failure) -> dict[str, Any]:
+def _explained(failure: Failure, explain_facts: bool) -> Explained:
     parts = parts_of(failure)
     logits, names = makes_logits(failure.frames), _names(failure)
     phase = _phase(failure, names)
-    verdict, tried = judge(failure, facts_of(failure, parts, phase, logits, names))
+    facts = facts_of(failure, parts, phase, logits, names)
+    verdict, tried = judge(failure, facts)
+    evidence = tuple(facts.listed()) if explain_facts else ()
+    frame = own_frame(failure.frames)
+    return Explained(failure, parts, names.framework, phase, logits, frame, verdict, tried, evidence)
+
+
+def _row(found: Explained) -> dict[str, Any]:
+    """Return a failure as a row of ``memprof.oom/1``."""
+    failure, parts = found.failure, found.parts
     return {
         "kind": failure.kind,
         "form": failure.form.id,
         "program": failure.form.program,
-        "framework": names.framework or None,
+        "framework": found.framework or None,
         "backend": failure.backend,
-        "rank": failure.rank,
-        "actor": failure.actor or None,
-        "device": failure.device,
-        "line": failure.line,
         "message": failure.text,
-        "requested_bytes": failure.requested,
+        **_of_a_rank(found),
         "device_total_bytes": failure.total,
-        "device_free_bytes": free_bytes(failure),
         "allowed_bytes": failure.allowed,
         "in_use_bytes": parts.in_use,
-        "allocated_bytes": parts.allocated,
         "private_pools_bytes": failure.private_pools,
-        "cached_bytes": parts.cached,
         "reserved_bytes": parts.reserved,
         "outside_torch_bytes": parts.outside,
         "other_processes_bytes": parts.others,
         "unexplained_bytes": parts.unexplained,
         "processes": [{"pid": pid, "bytes": held} for pid, held in parts.processes],
-        "missing_bytes": missing_bytes(failure),
         "facts": dict(failure.facts),
         "sum": _sum(parts),
         "contradictions": list(parts.contradictions),
-        "cause": verdict.cause,
-        "reason": verdict.reason,
-        "because": verdict.because,
-        "phase": phase,
-        "logits": logits,
-        "frame": own_frame(failure.frames),
-        "numbers": _meanings(failure, parts),
-        "try": [{"action": action, "why": why} for action, why in tried],
+        "cause": found.verdict.cause,
+        "reason": found.verdict.reason,
+        "because": found.verdict.because,
+        "phase": found.phase,
+        "logits": found.logits,
+        "frame": found.frame,
+        "numbers": [number._asdict() for number in _meanings(failure, parts)],
+        "try": [{"action": action, "why": why} for action, why in found.tried],
+        "evidence": [asdict(fact) for fact in found.evidence],
+        "ranks": [_of_a_rank(rank) for rank in found.ranks],
+        "headline": _headline(found),
+    }
+
+
+def _of_a_rank(found: Explained) -> dict[str, str | int | None]:
+    """Return what a rank's own message says, of an event that several have."""
+    failure, parts = found.failure, found.parts
+    return {
+        "rank": failure.rank,
+        "actor": failure.actor or None,
+        "device": failure.device,
+        "line": failure.line,
+        "requested_bytes": failure.requested,
+        "device_free_bytes": free_bytes(failure),
+        "allocated_bytes": parts.allocated,
+        "cached_bytes": parts.cached,
+        "missing_bytes": missing_bytes(failure),
     }
 
 
@@ -157,90 +206,95 @@ def _sum(parts: Parts) -> str | None:
     if parts.in_use is None or parts.allocated is None or parts.cached is None or parts.outside is None:
         return None
     gib = [f"{n / GIB:.2f}" for n in (parts.in_use, parts.allocated, parts.cached, parts.outside)]
-    return f"{gib[0]} GiB in use = {gib[1]} allocated + {gib[2]} cached + {gib[3]} outside torch"
+    return f"{gib[0]} GiB in use = {gib[1]} allocated + {gib[2]} cached + {gib[3]} non-PyTorch"
 
 
-def _meanings(failure: Failure, parts: Parts) -> list[dict[str, Any]]:
+def _meanings(failure: Failure, parts: Parts) -> list[Number]:
     """Return each number of the message with what it means."""
     who = "" if parts.own_process is None else f" (process {parts.own_process}, seen from outside its container)"
     outside = (
-        "Metal allocations beside torch's tensors"
+        "other Metal allocations of this process"
         if failure.backend == "MPS"
         else ("CUDA context and kernels, NCCL, cuBLAS handles, other allocators")
     )
     rows = [
         (failure.requested, "asked for", "the block that did not fit, rounded up as the allocator does"),
         (failure.total, "device", "all memory of the device, or of the MIG slice"),
-        (free_bytes(failure), "free", "what no process has taken, by the driver"),
+        (free_bytes(failure), "free", "free on the device, by the driver"),
         (failure.allowed, "allowed", "the limit set for this process"),
-        (parts.in_use, "in use", f"what this process holds on the device, by the driver{who}"),
-        (parts.allocated, "allocated", "in tensors that are alive"),
-        (failure.private_pools, "private pools", "of that, kept by CUDA graphs or an engine's pool for themselves"),
-        (parts.cached, "cached", "torch's, used by no tensor; whole unused segments go back first, so: gaps between"),
-        (parts.outside, "outside torch", outside),
-        (parts.others, "others", "the other processes the message names, added up"),
-        (parts.unexplained, "not explained", "in use on the device, and the message names nobody for it"),
+        (parts.in_use, "in use", f"memory of this process on the device, by the driver{who}"),
+        (parts.allocated, "allocated", "in live tensors"),
+        (failure.private_pools, "private pools", "of that, in pools of CUDA graphs or an engine"),
+        (
+            parts.cached,
+            "cached",
+            "reserved by PyTorch but unallocated; fully unused segments were released already, so these are gaps",
+        ),
+        (parts.outside, "non-PyTorch", outside),
+        (parts.others, "others", "the other processes that the message names, added up"),
+        (parts.unexplained, "unaccounted", "in use on the device, and the message does not say by what"),
     ]
     if failure.kind in ("cpu", "host", "library", "driver"):
         rows = [(failure.requested, "asked for", "in one piece")]
-    return [{"name": name, "bytes": n, "meaning": meaning} for n, name, meaning in rows if n is not None]
+    return [Number(name, n, meaning) for n, name, meaning in rows if n is not None]
 
 
 # -- the headline ------------------------------------------------------------------------------------------------------
 
 
-def _headline(failure: Mapping[str, Any]) -> dict[str, Any]:
+def _headline(found: Explained) -> dict[str, str | list[str]]:
     """Return the ``headline`` of a failure of ``memprof.oom/1``, as of a report; a text tells no ``places``."""
-    cause = f"Cause: {table('causes')['label'][failure['cause']]}. {_sentence(failure['because'])}"
-    first = failure["try"][0] if failure["try"] else None
+    labels: dict[str, str] = table("causes")["label"]
+    label = labels.get(found.verdict.reason, labels[found.verdict.cause])
+    cause = f"Cause: {label}. {_sentence(found.verdict.because)}"
+    do, why = found.tried[0] if found.tried else ("", "")
+    action = f"Try first: {do}. {_sentence(why)}" if do else ""
     return {
-        "verdict": _verdict(failure),
-        "cause": f"{cause} {where}" if (where := _where(failure)) else cause,
+        "verdict": _verdict(found),
+        "cause": f"{cause} {where}" if (where := _where(found)) else cause,
         "places": [],
-        "action": f"Try first: {first['action']}. {first['why']}" if first else "",
+        "action": action,
         "assumed": [],
     }
 
 
-def _verdict(failure: Mapping[str, Any]) -> str:
+def _verdict(found: Explained) -> str:
     """Say who ran out of memory where in the log, and how much was missing."""
-    who = _who(failure)
-    if failure["kind"] != "device":
-        asked = failure["requested_bytes"]
+    failure, who = found.failure, _who(found)
+    asked = failure.requested
+    if failure.kind != "device":
         size = f": {format_bytes(asked)} did not fit" if asked is not None else ""
-        program = failure["program"]
+        program = failure.form.program
         program = _sentence(program) if program.startswith("the ") else program
-        return f"{who}{program} (line {failure['line']}){size}"
-    where = f"{failure['backend']} {failure['device']}" if failure["device"] is not None else failure["backend"]
-    title = f"{who}{where or failure['kind']}"
-    asked = failure["requested_bytes"]
+        return f"{who}{program} (line {failure.line}){size}"
+    where = f"{failure.backend} {failure.device}" if failure.device is not None else failure.backend
     what = f"{format_bytes(asked)} did not fit" if asked is not None else "out of memory"
-    missing = failure["missing_bytes"]
+    missing = missing_bytes(failure)
     short = f", {format_bytes(missing)} missing" if missing else ""
-    return f"{title} (line {failure['line']}): {what}{short}"
+    return f"{who}{where or failure.kind} (line {failure.line}): {what}{short}"
 
 
-def _who(failure: Mapping[str, Any]) -> str:
+def _who(found: Explained) -> str:
     """Name the rank whose figures these are and the others of the event, or the process that a log names."""
-    if failure["rank"] is None:
-        return f"{failure['actor']}: " if failure["actor"] else ""
-    others = [str(row["rank"]) for row in failure["ranks"][1:]]
+    failure = found.failure
+    if failure.rank is None:
+        return f"{failure.actor}: " if failure.actor else ""
+    others = [str(row.failure.rank) for row in found.ranks[1:]]
     if not others:
-        return f"rank {failure['rank']}, "
+        return f"rank {failure.rank}, "
     more = f" and {len(others) - _MOST_RANKS_NAMED} more" if len(others) > _MOST_RANKS_NAMED else ""
     likewise = f"rank{'s' if len(others) > 1 else ''} {', '.join(others[:_MOST_RANKS_NAMED])}{more}"
-    return f"rank {failure['rank']} (likewise {likewise}), "
+    return f"rank {failure.rank} (likewise {likewise}), "
 
 
-def _where(failure: Mapping[str, Any]) -> str | None:
+def _where(found: Explained) -> str | None:
     """Say in which phase and from which frame memory was asked for; None where neither is known."""
-    frame = failure["frame"] or ""
-    wide = " It makes logits: a tensor as wide as the vocabulary." if failure["logits"] else ""
-    if failure["phase"] and frame:
-        return f"It was in {failure['phase']}, called from {frame}.{wide}"
-    if failure["phase"]:
-        return f"It was in {failure['phase']}.{wide}"
-    return f"It was called from {frame}.{wide}" if frame else None
+    wide = " It makes logits: a tensor as wide as the vocabulary." if found.logits else ""
+    if found.phase and found.frame:
+        return f"It was in {found.phase}, called from {found.frame}.{wide}"
+    if found.phase:
+        return f"It was in {found.phase}.{wide}"
+    return f"It was called from {found.frame}.{wide}" if found.frame else None
 
 
 def _sentence(text: str) -> str:

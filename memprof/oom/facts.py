@@ -14,10 +14,11 @@ from typing import Protocol
 
 from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
-from memprof.oom.derived import BY_NUMBERS, VALUES
+from memprof.oom.derived import BY_NUMBERS, SIZES, VALUES
 from memprof.oom.failure import Failure, Frame
 from memprof.oom.framework_settings import PLAIN, Names
 from memprof.oom.knowledge_files import FactRule, facts_file
+from memprof.units import format_bytes
 
 Value = str | int | float | bool | None
 
@@ -187,15 +188,22 @@ class Facts:
         code = self.frames[-1].code if self.frames else ""
         return code.strip()[:_LONGEST_CODE] if code and re.search(pattern, code) else None
 
+    def largest(self, pattern: str) -> tuple[float, str]:
+        """Return the bytes and the name of the largest row of a table of processes, whose sizes are in pages."""
+        rows = [(4096.0 * int(row[1]), row[2]) for row in re.finditer(pattern, self._around[0])]
+        return max(rows, default=(math.nan, ""))
+
     def listed(self) -> Iterator[Fact]:
         """Yield every fact that holds and every value that is known, with its line."""
         rules = facts_file()
         for name, value in self.given.items():
             if value not in (None, False, "") and not name.startswith("setting_"):
-                yield Fact(name, "read" if isinstance(value, int | float) else "known", str(value), self._line)
+                size = name in SIZES and isinstance(value, int | float)
+                yield Fact(name, "of the message", format_bytes(int(value)) if size else str(value), self._line)
         for name in [*rules.fact, *rules.setting, *BY_NUMBERS]:
             if self.has(name):
-                says = rules.fact[name].says if name in rules.fact else "set" if name in rules.setting else "by numbers"
+                says = "on already" if name in rules.setting else "by the numbers"
+                says = (rules.fact[name].says or "by other facts") if name in rules.fact else says
                 yield Fact(name, says, "yes", self._lines.get(name))
 
 
@@ -228,7 +236,8 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
         "framework_kind": names.kind if names.framework else None, "engine_sleeps": names.sleeps, "torch": version,
         "torch_at_most": version or oldest,
     }  # fmt: skip
-    return Facts({**failure.facts, **numbers, **words, **told}, failure)
+    defaults = dict.fromkeys(names.on, True)  # settings that the framework has on unless told otherwise
+    return Facts({**failure.facts, **numbers, **words, **told, **defaults}, failure)
 
 
 def _allocator_in(text: str) -> AllocatorSettings:

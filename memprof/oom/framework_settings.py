@@ -3,58 +3,65 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
-from memprof.oom.knowledge_files import table
+import msgspec
+
+from memprof.oom.knowledge_files import table, typed
+
+# A supervised or preference trainer has no completions to generate.
+_SUPERVISED = re.compile(
+    r"\b(?:SFT|DPO|ORPO|KTO|Reward)(?:Trainer|Config)\b|/(?:sft|dpo|orpo|kto)_trainer\.py|train_sft"
+    r"|\bstage: (?:sft|dpo|pt)\b"
+)
+_ROLLOUTS = re.compile(r"(?i)grpo|rloo|ppo_?trainer|rollout")
+_OF_ROLLOUTS = ("rollout", "log_probs", "share", "sleep", "model_len")
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(msgspec.Struct, frozen=True, dict=True, rename={"framework": "name"}):
     """One framework: its settings in its own words, ready to paste; empty where it has none.
 
     Attributes:
         framework: as a reader knows it.
         kind: ``training``, ``serving`` or ``images``.
-        tasks: phases by the name of a Ray task.
         words: the settings by the names that ``framework_settings.toml`` explains.
+        supervised: those that are worded otherwise where the text shows a trainer that generates nothing.
+        signs: regular expressions of which one is found in a text of this framework.
+        programs: whose messages are its own.
+        tasks: phases by the name of a Ray task.
+        on: settings of ``facts.toml`` that are on by default.
         sleeps: its engine maps and unmaps its memory while the policy trains.
     """
 
     framework: str
     kind: str = "training"
-    words: dict[str, str] = field(default_factory=dict)
-    signs: tuple[re.Pattern[str], ...] = field(default=(), repr=False)
+    words: dict[str, str] = {}
+    supervised: dict[str, str] = {}
+    signs: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     example: str = ""
-    tasks: dict[str, str] = field(default_factory=dict)
+    tasks: dict[str, str] = {}
     sleeps: bool = False
-
-    def __getattr__(self, name: str) -> str:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self.words.get(name, "")
-
-
-def _names(entry: dict[str, Any]) -> Names:
-    own = {**entry, "signs": tuple(map(re.compile, entry["signs"])), "programs": tuple(entry.get("programs", ()))}
-    return Names(own.pop("name"), **own)
+    on: tuple[str, ...] = ()
 
 
 #: Words of no framework.
-PLAIN = Names("", words=table("framework_settings")["plain"])
+PLAIN = Names("", words=typed("framework_settings", "plain", dict[str, str]))
 
 
 @cache
 def frameworks() -> tuple[Names, ...]:
     """Return every framework, in the order in which they are tried."""
-    return tuple(_names(entry) for entry in table("framework_settings")["framework"])
+    return typed("framework_settings", "framework", tuple[Names, ...])
 
 
 def names_in(text: str) -> Names | None:
     """Return the framework that a text shows, such as stacks' file names; None where it shows none."""
-    return next((names for names in frameworks() if any(sign.search(text) for sign in names.signs)), None)
+    found = next((names for names in frameworks() if any(re.search(sign, text) for sign in names.signs)), None)
+    if found is None or not found.supervised or not _SUPERVISED.search(text) or _ROLLOUTS.search(text):
+        return found
+    words = {key: text for key, text in found.words.items() if key not in _OF_ROLLOUTS}
+    return msgspec.structs.replace(found, words={**words, **found.supervised})
 
 
 def plain_in(text: str) -> Names:

@@ -36,6 +36,7 @@ class _Proposal:
     entry: Remedy
     certainty: float
     place: int
+    id: str = ""
 
 
 def judge(failure: Failure, facts: Facts) -> tuple[Verdict, list[Advice]]:
@@ -95,7 +96,7 @@ def _sentences(said: Sequence[str]) -> Iterator[str]:
 def _proposed(tries: Tries, certainty: float) -> Iterator[_Proposal]:
     for place, item in enumerate(tries):
         entry = remedy(item) if isinstance(item, str) else Remedy(do=item[0], why=item[1])
-        yield _Proposal(entry, certainty, place)
+        yield _Proposal(entry, certainty, place, item if isinstance(item, str) else "")
 
 
 def _of_work(facts: Facts) -> Tries:
@@ -110,12 +111,14 @@ def _of_work(facts: Facts) -> Tries:
 
 def _ranked(proposals: Sequence[_Proposal], facts: Facts) -> list[Advice]:
     """Return what is possible and of use: by certainty and what it frees of what is missing, then by its price."""
-    scored: list[tuple[float, Advice]] = []
-    for proposal in proposals:
-        if (score := _score(proposal, facts)) is not None:
-            scored += [(score, advice) for advice in _worded(proposal.entry, facts)]
-    scored.sort(key=lambda row: -row[0])
-    return [row for _, row in scored]
+    scored = [(score, p) for p in proposals if (score := _score(p, facts)) is not None]
+    listed: list[_Proposal] = []
+    for _, proposal in sorted(scored, key=lambda row: -row[0]):
+        covered = {name for p in listed for name in p.entry.covers}
+        covers_one = any(p.id in proposal.entry.covers for p in listed if p.id)
+        if proposal.id not in covered and not covers_one and _worded(proposal.entry, facts):
+            listed.append(proposal)
+    return [advice for proposal in listed for advice in _worded(proposal.entry, facts)]
 
 
 def _worded(entry: Remedy, facts: Facts) -> list[Advice]:

@@ -70,6 +70,7 @@ class Remedy(_Rule, frozen=True, kw_only=True):
     help_when: Names = ()
     help_then: float = 0.0
     price: int = 1
+    covers: Names = ()
 
 
 class Cause(_Rule, frozen=True, kw_only=True, rename={"tries": "try"}):

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
-from memprof.oom.knowledge_files import MESSAGE_FILES, Cause, answers, table
-from memprof.oom.message_form import Form, form
-
-# What is not the form itself: what tests and docs read.
-_ASIDE = {"source", "example", "expect", "comment"}
+from memprof.oom.knowledge_files import MESSAGE_FILES, Cause, answers, table, typed
+from memprof.oom.message_form import Form
 
 
 def _forms(name: str) -> tuple[Form, ...]:
-    return tuple(_form(entry) for entry in table(name).get("message", ()))
-
-
-def _form(entry: dict[str, Any]) -> Form:
-    said: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k not in _ASIDE}
-    return form(**{"kind": "not_memory", **said})
+    killed = "|".join(table("host")["killed"])
+    rows = typed(name, "message", tuple[Form, ...])
+    return tuple(replace(row, words=row.words.replace("{killed}", killed)) for row in rows)
 
 
 #: Where two match the same words the earlier one is taken.

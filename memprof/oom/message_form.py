@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+
+import msgspec
 
 from memprof.oom.reading.sizes import SIZE
 
@@ -18,15 +19,16 @@ _WHAT = {
 }
 
 
-@dataclass(frozen=True)
-class Form:
-    """One wording.
+class Form(msgspec.Struct, kw_only=True, dict=True, forbid_unknown_fields=True):
+    """One wording, as an entry of the knowledge files states it.
 
     Attributes:
         id: a unique name, ``vllm.free_below_share``.
+        words: a regular expression in lower case whose spaces stand for any white space or none. ``{size:free}`` reads
+            ``5.06 MiB`` as ``free`` (``{tight:free}`` where a word follows ``58.64M``), ``{int:pid}`` a whole number,
+            ``{num:share}`` any number, ``{word:node}`` a name.
         kind: ``device``, ``driver``, ``library``, ``cpu``, ``host``, ``killed``, ``engine`` or ``not_memory``.
         program: whose message it is, as a reader knows it.
-        pattern: matched against text in lower case without any white space, so that a line broken anywhere still fits.
         backend: ``CUDA``, ``HIP``, ...; empty where the message does not concern one.
         event: forms of one event that stand near each other count once; the earliest in the list of forms leads.
         absorbs: kinds whose messages directly before this one belong to the same failure.
@@ -34,16 +36,16 @@ class Form:
         whole_line: the match has to be all of a line.
         weak: a guess that counts only where nothing else was found.
         phase: what the program was doing whenever it words it so, where no frames tell.
-        types: the type (``size``, ``int``, ``num``, ``word``) of each named group.
         frames: it counts only where this is found in one of the innermost frames (``path:function code``).
         asked_by: a driver's bare words are this form's where this is found in one of the innermost frames.
         says: of a text that is not about memory: what it is about.
+        source, example, expect: where the wording is from, one as printed, and what is read from it (tests, docs).
     """
 
     id: str
-    kind: str
-    program: str
-    pattern: re.Pattern[str]
+    words: str
+    kind: str = "not_memory"
+    program: str = ""
     backend: str = ""
     event: str = ""
     absorbs: tuple[str, ...] = ()
@@ -51,24 +53,23 @@ class Form:
     whole_line: bool = False
     weak: bool = False
     phase: str = ""
-    types: dict[str, str] = field(default_factory=dict)
-    frames: re.Pattern[str] | None = None
-    asked_by: re.Pattern[str] | None = None
+    frames: str = ""
+    asked_by: str = ""
     says: str = ""
+    source: str = ""
+    example: str = ""
+    expect: dict[str, int | float | str] = {}
 
+    def __post_init__(self) -> None:
+        self.event = self.event or self.id
 
-def form(id: str, kind: str, program: str, words: str, *, frames: str = "", asked_by: str = "", **more: Any) -> Form:
-    """Make a form from ``words``: a regular expression in lower case whose spaces stand for any white space or none.
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """Return the type (``size``, ``int``, ``num``, ``word``) of each named group."""
+        return {name: kind for kind, name in _MACRO.findall(self.words)}
 
-    ``{size:free}`` reads ``5.06 MiB`` as ``free`` (``{tight:free}`` where a word follows ``58.64M``),
-    ``{int:pid}`` a whole number, ``{num:share}`` any number, ``{word:node}`` a name.
-    ``more`` are other fields.
-    """
-    squeezed = words.replace(" ?", "").replace(" ", "")
-    types = {name: kind_of for kind_of, name in _MACRO.findall(squeezed)}
-    source = _MACRO.sub(lambda m: f"(?P<{m.group(2)}>{_WHAT[m.group(1)]})", squeezed)
-    return Form(
-        id, kind, program, re.compile(source), types=types,
-        frames=re.compile(frames) if frames else None, asked_by=re.compile(asked_by) if asked_by else None,
-        **{"event": id, **more},
-    )  # fmt: skip
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Return what is matched against text in lower case without white space, so that a broken line still fits."""
+        squeezed = self.words.replace(" ?", "").replace(" ", "")
+        return re.compile(_MACRO.sub(lambda m: f"(?P<{m.group(2)}>{_WHAT[m.group(1)]})", squeezed))

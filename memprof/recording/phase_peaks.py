@@ -5,43 +5,46 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from memprof.recording.phases import PhaseMark
 from memprof.recording.recorder import Recorder, WindowPeaks
 
 
 class PhasePeaks:
-    """Counts for the innermost phase, as the report does; what lies between phases is like a phase around all."""
+    """Counts for the open phase that was entered last, as the report does; what lies between phases is like a phase
+    around all."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._own: list[WindowPeaks | None] = []  # between phases, then by open phase, outermost first
+        # Between phases (None), then by open phase, in the order in which they were entered.
+        self._own: dict[PhaseMark | None, WindowPeaks | None] = {}
         self._since_last: WindowPeaks | None = None
 
     def begin(self) -> None:
-        self._own = [None]
+        self._own = {None: None}
         self._recorder.open_window()
 
-    def enter(self) -> None:
-        """Count for a nested phase from now on."""
+    def enter(self, mark: PhaseMark) -> None:
+        """Count for a phase from now on."""
         if self._own:
             self._turn()
         else:
             self.begin()
-        self._own.append(None)
+        self._own[mark] = None
 
-    def leave(self) -> WindowPeaks:
-        """Return the peaks of the innermost phase, and count for the one around it from now on."""
+    def leave(self, mark: PhaseMark) -> WindowPeaks:
+        """Return the peaks of a phase, and count for the one entered before it from now on."""
         now = self._turn()
-        return self._own.pop() or now
+        return self._own.pop(mark, None) or now
 
-    def open(self) -> list[WindowPeaks]:
-        """Return the peaks so far of what is open: what lies between phases, then the phases, outermost first."""
+    def open(self) -> list[tuple[PhaseMark | None, WindowPeaks]]:
+        """Return the peaks so far of what is open: of what lies between phases (None), then of the phases."""
         now = self._turn()
-        return [peaks or now for peaks in self._own]
+        return [(mark, peaks or now) for mark, peaks in self._own.items()]
 
     def between(self) -> WindowPeaks:
         """Return the peaks of what lay between phases, and count that anew from now on."""
         now = self._turn()
-        peaks, self._own[0] = self._own[0] or now, None
+        peaks, self._own[None] = self._own[None] or now, None
         return peaks
 
     def since_last(self) -> WindowPeaks:
@@ -53,7 +56,8 @@ class PhasePeaks:
     def _turn(self) -> WindowPeaks:
         """Close the open window, add its peaks to the innermost phase, and open another."""
         seen = self._recorder.close_window()
-        self._own[-1] = _highest(self._own[-1], seen)
+        innermost = next(reversed(self._own))
+        self._own[innermost] = _highest(self._own[innermost], seen)
         self._since_last = _highest(self._since_last, seen)
         self._recorder.open_window()
         return seen

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from memprof.recording.guard import Door
-from memprof.vocabulary import Kind
+from memprof.vocabulary import History, Kind
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,17 @@ class WindowPeaks:
 
 
 @dataclass(frozen=True)
+class DeviceHistory:
+    """How much of a device's history a dump holds: from ``start_us`` on, and how complete that is."""
+
+    index: int
+    start_us: int
+    history: History
+
+
+@dataclass(frozen=True)
 class Recorded:
-    """State how much of the history a dump holds."""
+    """State how much of the history a dump holds: of the recorder's own device, and of ``others``."""
 
     start_us: int
     stop_us: int
@@ -50,6 +60,17 @@ class Recorded:
     dropped_events: int
     max_entries: int | None
     thinned: list[list[int]]
+    others: Sequence[DeviceHistory] = ()
+
+    @property
+    def earliest_us(self) -> int:
+        """When the history of any device begins."""
+        return min([self.start_us, *(one.start_us for one in self.others)])
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the ``recorded`` part of the snapshot's ``"memprof"`` key."""
+        names = ("start_us", "stop_us", "history", "dropped_events", "max_entries", "thinned")
+        return {name: getattr(self, name) for name in names}
 
 
 class Recorder(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.compat.transformers import ATTENTION_KIND, IN_4BIT, MODEL_NAME
 from memprof.compat.trl import REFERENCE
-from memprof.config.from_trainer import supervised_kind, trainer_kind
+from memprof.config.from_trainer import adapter_facts, supervised_kind, trainer_kind
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.recording.storages import storage_key, storages_of
 
@@ -125,19 +125,13 @@ def _four_bit(config: Any) -> dict[str, Any]:
 
 
 def _adapter(model: Any) -> dict[str, Any] | None:
-    """Return rank and scale of the first adapter, and the modules it really is on, whatever pattern chose them."""
+    """Return what the first adapter's configuration says, and the modules it really is on, whatever chose them."""
     settings = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
     if settings is None:
         return None
-    on = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    return {
-        "peft_type": str(getattr(settings.peft_type, "value", settings.peft_type)),
-        "r": getattr(settings, "r", None),
-        "lora_alpha": getattr(settings, "lora_alpha", None),
-        "lora_dropout": getattr(settings, "lora_dropout", None),
-        "target_modules": sorted(on),
-        "modules_to_save": sorted(getattr(settings, "modules_to_save", None) or []),
-    }
+    marks = ("lora_A", "ia3_l")
+    on = {name.rpartition(".")[2] for name, module in model.named_modules() if any(hasattr(module, m) for m in marks)}
+    return {**adapter_facts(settings), "target_modules": sorted(on)}
 
 
 def _lean_facts(trainer: Any) -> dict[str, Any]:

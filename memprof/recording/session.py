@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -12,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from memprof.compat.torch import AFTER_STEP, BEFORE_STEP
+from memprof.errors import UsageError
 from memprof.frame_paths import own_folders
 from memprof.recording import phases
-from memprof.recording.guard import Door, way_in
+from memprof.recording.guard import Door, as_warning, way_in
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.owners import OwnerBook
 from memprof.recording.phase_peaks import PhasePeaks
-from memprof.recording.phases import PhaseLog, PhaseMark
-from memprof.recording.recorder import DeviceInfo, Recorder, Tags, WindowPeaks
+from memprof.recording.phases import PhaseLog, PhaseMark, step_number
+from memprof.recording.recorder import DeviceInfo, Recorded, Recorder, Tags, WindowPeaks
 from memprof.recording.referrers import holders_of, largest_tensors
 from memprof.recording.system.engine_sleep import SWITCHES, Residency
 from memprof.recording.system.host import host_section, node_name, rss_bytes, versions
@@ -87,7 +89,10 @@ class Session:
         self._residency = Residency()
         self._outside: Outside | None = None
         self._sampler: Sampler | None = None
+        self._host: dict[str, Any] | None = None  # as it was when the recording ended
         self._started = False
+        # Several threads may mark phases, and one may write meanwhile; a signal's handler may come in between.
+        self._lock = threading.RLock()
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -100,7 +105,7 @@ class Session:
 
     def start(self) -> None:
         """Begin to record. Raise what goes wrong, with everything undone: nothing runs yet."""
-        self._started = True
+        self._started, self._host = True, None
         self.door.stay_behind()
         self.door.when_shut(self.stop)
         try:
@@ -129,10 +134,14 @@ class Session:
 
     def _look_last(self) -> None:
         self._renew()
-        while (mark := self.phases.current) is not None:
+        for mark in reversed(self.phases.open):
             self._close(mark)
         self._count_between()
         self._sample()
+        self._host = self._host_now()
+
+    def _host_now(self) -> dict[str, Any]:
+        return {**host_section(), "offloaded": self.owners.elsewhere()}
 
     def _unhook(self) -> None:
         handles, self._handles = self._handles, []
@@ -161,9 +170,10 @@ class Session:
     def peaks_since_last(self) -> WindowPeaks | None:
         """Return the highest bytes since the last call (or the start), in phases and between them; None while a phase
         is open, when the recording is over or has failed."""
-        if not self._started or self.door.failure is not None or self.phases.depth:
-            return None
-        return self._peaks.since_last()
+        with self._lock:
+            if not self._started or self.door.failure is not None or self.phases.depth:
+                return None
+            return self._peaks.since_last()
 
     def allocator_state(self) -> dict[str, int]:
         """Return the allocator's counters now, by name; nothing where there is no allocator to ask."""
@@ -181,18 +191,28 @@ class Session:
 
     @way_in
     def set_step(self, step: int | None) -> None:
-        """Set the optimizer step that runs from now on."""
-        if self._started and not self.phases.depth:
-            self._guarded(self._count_between)
-        if step != self._step:
-            self._guarded(self._go_on)
-        now = self.recorder.now_us()
-        if self._steps and self._steps[-1][2] is None:
-            self._steps[-1][2] = now
-        self._step = step
-        if step is not None:
-            self._steps.append([step, now, None, None])
-        self._tag()
+        """Set the optimizer step that runs from now on; a value that is no step is a warning, and no step."""
+        with self._lock:
+            if self._started and not self.phases.depth:
+                self._guarded(self._count_between)
+            step = None if step is None else self._readable(step)
+            if step != self._step:
+                self._guarded(self._go_on)
+            now = self.recorder.now_us()
+            if self._steps and self._steps[-1][2] is None:
+                self._steps[-1][2] = now
+            self._step = step
+            if step is not None:
+                self._steps.append([step, now, None, None])
+            self._tag()
+
+    @staticmethod
+    def _readable(step: int) -> int | None:
+        try:
+            return step_number(step)
+        except UsageError as error:
+            as_warning(f"memprof: {error} What follows is recorded without a step.")
+            return None
 
     def add_tokens(self, count: int) -> None:
         """Count tokens the current step trains on, padding included: memory follows what is there."""
@@ -217,7 +237,7 @@ class Session:
         if name not in _LAST_THINGS:
             self._go_on()
         mark = self.phases.enter(name, step if step is not None else self._step, detail)
-        self._peaks.enter()
+        self._peaks.enter(mark)
         self._tag()
         return mark
 
@@ -238,7 +258,7 @@ class Session:
 
     def _close(self, mark: PhaseMark) -> None:
         for closed in self.phases.exit(mark):
-            self._count(closed, self._peaks.leave())
+            self._count(closed, self._peaks.leave(closed))
 
     def _count(self, mark: PhaseMark, peaks: WindowPeaks) -> None:
         self._counters.append(_counter(mark.phase, mark.step, mark.start_us, mark.end_us, peaks))
@@ -265,7 +285,7 @@ class Session:
             self.recorder.forget_oom()
 
     def _tag(self) -> None:
-        current = self.phases.current
+        current = self.phases.newest
         phase = current.phase if current else Phase.OTHER.value
         step = current.step if current and current.step is not None else self._step
         role = "reference" if phase == Phase.REFERENCE_LOGPROBS.value else None
@@ -328,58 +348,71 @@ class Session:
         return self.door(self._timed, step, *arguments)
 
     def _timed(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return step(*arguments)
-        finally:
-            self.seconds += time.perf_counter() - started
+        with self._lock:
+            started = time.perf_counter()
+            try:
+                return step(*arguments)
+            finally:
+                self.seconds += time.perf_counter() - started
 
     # -- writing -----------------------------------------------------------------------------------------------
 
     def to_raw(self) -> dict[str, Any]:
         """Return the snapshot in torch's format with the ``"memprof"`` key."""
-        if self._started:
-            self._guarded(self._renew)
-        raw, recorded = self.recorder.dump()
-        device = self.recorder.device()
-        raw["memprof"] = {
-            "schema": SCHEMA,
-            "kind": self.recorder.kind.value,
-            "versions": versions(),
-            "device": dict(vars(device)),
-            "devices": [dict(vars(d)) for d in self._devices(raw)],
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "node": self._node(),
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "config": _plain(self.config) if self.config else None,
-            "setup": self._setup(),
-            "recorded": dict(vars(recorded)),
-            "phases": self.phases.to_plain(recorded.start_us, recorded.stop_us),
-            "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
-            "owners": self.owners.rows(recorded.start_us),
-            "holders": self._holders,
-            "own_folders": [list(row) for row in own_folders()],
-            "buckets": self.owners.bucket_bytes(),
-            "counters": self._counters_since(recorded.start_us),
-            "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
-            "switches": list(self._residency.rows),
-            "outside": None if self._outside is None else self._outside.to_plain(),
-            "host": {**host_section(), "offloaded": self.owners.elsewhere()},
-            "oom": self._oom(),
-            "survived": list(self._survived),
-            "non_torch_bytes": self._non_torch(),
-            "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
-            "notes": self._all_notes(),
-        }
-        if self._redact:
-            redact_snapshot(raw)
-        return raw
+        with self._lock:
+            if self._started:
+                self._guarded(self._renew)
+            raw, recorded = self.recorder.dump()
+            device = self.recorder.device()
+            raw["memprof"] = {
+                "schema": SCHEMA,
+                "kind": self.recorder.kind.value,
+                "versions": versions(),
+                "device": dict(vars(device)),
+                "devices": self._device_rows(raw, recorded),
+                "rank": self.rank,
+                "world_size": self.world_size,
+                "node": self._node(),
+                "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "config": _plain(self.config) if self.config else None,
+                "setup": self._setup(),
+                "recorded": recorded.to_plain(),
+                "phases": self.phases.to_plain(recorded.earliest_us, recorded.stop_us),
+                "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
+                "owners": self.owners.rows(recorded.earliest_us),
+                "holders": self._holders,
+                "own_folders": [list(row) for row in own_folders()],
+                "buckets": self.owners.bucket_bytes(),
+                "counters": self._counters_since(recorded.start_us),
+                "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
+                "switches": list(self._residency.rows),
+                "outside": None if self._outside is None else self._outside.to_plain(),
+                "host": self._host or self._host_now(),
+                "oom": self._oom(),
+                "survived": list(self._survived),
+                "non_torch_bytes": self._non_torch(),
+                "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
+                "notes": self._all_notes(),
+            }
+            if self._redact:
+                redact_snapshot(raw)
+            return raw
 
     def _all_notes(self) -> list[str]:
         error = self.door.failure
         cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
         return [*cut, *self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
+
+    def _device_rows(self, raw: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any]]:
+        """Describe every device that the snapshot holds something of, and how complete the others' histories are."""
+        histories = {one.index: one for one in recorded.others}
+        rows = []
+        for device in self._devices(raw):
+            row = dict(vars(device))
+            if (one := histories.get(device.index)) is not None:
+                row |= {"history": one.history.value, "start_us": one.start_us}
+            rows.append(row)
+        return rows
 
     def _devices(self, raw: Mapping[str, Any]) -> list[DeviceInfo]:
         """Return every device that the snapshot holds something of."""
@@ -400,10 +433,13 @@ class Session:
         """Return the counters so far of what is open."""
         if not self._started or self.door.failure is not None:
             return []
-        now, (between, *own) = self.recorder.now_us(), self._peaks.open()
-        rows = [_counter(Phase.OTHER.value, self._step, self._between_us, now, between)]
-        marks = self.phases.open  # a signal's handler on another thread may see one more or less than there are peaks
-        return rows + [_counter(m.phase, m.step, m.start_us, now, p) for m, p in zip(marks, own, strict=False)]
+        now, rows = self.recorder.now_us(), []
+        for mark, peaks in self._peaks.open():
+            if mark is None:
+                rows.append(_counter(Phase.OTHER.value, self._step, self._between_us, now, peaks))
+            else:
+                rows.append(_counter(mark.phase, mark.step, mark.start_us, now, peaks))
+        return rows
 
     def _setup(self) -> dict[str, Any] | None:
         if not self.setup:

@@ -8,7 +8,8 @@ from typing import Literal
 import msgspec
 
 from memprof.report.base import ByCategory, Bytes, Count, Model, Rank, Settings, Stack, written
-from memprof.vocabulary import Category, History, Kind, Phase
+from memprof.units import format_bytes
+from memprof.vocabulary import CATEGORY_LABELS, Category, History, Kind, Phase
 
 
 class Source(Model, frozen=True, kw_only=True):
@@ -196,6 +197,17 @@ class StillAhead(Model, frozen=True, kw_only=True):
     needed_bytes: Bytes
     available_bytes: Bytes | None
     short_bytes: Bytes | None
+
+    @property
+    def words(self) -> str:
+        """Return what the step had still to allocate, next to what it keeps, and how much that is in all."""
+        parts = " and ".join(f"{format_bytes(n)} of {CATEGORY_LABELS[c].lower()}" for c, n in self.still.items())
+        kept = self.needed_bytes - sum(self.still.values())
+        short = f", {format_bytes(self.short_bytes)} more than there was" if self.short_bytes else ""
+        needed = format_bytes(self.needed_bytes)
+        if self.moment in (Phase.FORWARD, Phase.BACKWARD) or kept <= 0:
+            return f"had still to make {parts}; the request that failed brings it to {needed} before{short}"
+        return f"had still to make {parts} beside {format_bytes(kept)} that it keeps: {needed} in all{short}"
 
 
 class OutOfMemory(Model, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ class ExpectedError(Model, frozen=True, kw_only=True):
         reserved: error of reserved memory.
         not_compared: parts that no comparison covers.
         sentence: the same in words.
+        not_simulated: settings that the simulation leaves out; the ranges allow for them.
         name: the class of comparisons. ``class`` in JSON.
         margin: the share that a verdict adds.
         basis: the classes that it comes from.
@@ -63,6 +64,7 @@ class ExpectedError(Model, frozen=True, kw_only=True):
     reserved: ErrorRange
     not_compared: tuple[str, ...]
     sentence: str
+    not_simulated: tuple[str, ...] = ()
     name: str | None = msgspec.field(default=None, name="class")
     margin: Positive | None = None
     basis: tuple[ErrorClass, ...] | None = None

@@ -22,8 +22,10 @@ _STATES = {
 }
 
 
-# Sizes and addresses beyond these cannot be memory; they would overflow 64-bit sums.
+# Sizes and addresses beyond these cannot be memory; they would overflow 64-bit sums. Some devices' addresses begin at
+# 2^63: their columns have the same bits, signed.
 _MAX_SIZE, _MAX_ADDRESS, _MAX_SUM = 1 << 50, 1 << 62, float(1 << 61)
+_FIRST_WIDE, _ALL_BITS = 1 << 63, (1 << 64) - 1
 _LONGEST = 4000  # characters of a file name or function; C++ signatures come near this
 
 
@@ -140,15 +142,41 @@ def _column(events: list[dict[str, Any]], key: str) -> I64:
         return _ints((e.get(key) or 0 for e in events), len(events))
 
 
+def _handles(events: list[dict[str, Any]], key: str, lowest: int) -> I64:
+    """Return addresses or streams, which may be unsigned, as a column; 0 where one is missing.
+
+    Raises:
+        ValueError: one is below ``lowest``, or has more than 64 bits.
+    """
+    try:
+        column = _column(events, key)
+        if len(column) and column.min() < lowest:
+            raise ValueError(f"{key} is out of range")
+        return column
+    except OverflowError:
+        return _ints((_handle(event.get(key) or 0, lowest) for event in events), len(events))
+
+
+def _handle(value: Any, lowest: int = 0) -> int:
+    """Return an address or a stream as a column has it.
+
+    Raises:
+        TypeError, ValueError: it is no number, is below ``lowest``, or has more than 64 bits.
+    """
+    if not lowest <= value <= _ALL_BITS:
+        raise ValueError("an address or a stream is out of range")
+    return int(value) - (1 << 64) if value >= _FIRST_WIDE else int(value)
+
+
 def check_range(address: I64, size: I64) -> None:
     """Refuse sizes and addresses that cannot be memory.
 
     Raises:
-        ValueError: a size or address is negative or too large, or the sizes' sum overflows.
+        ValueError: a size is negative, a size or an address is too large, or the sizes' sum overflows.
     """
     if not len(size):
         return
-    if size.min() < 0 or size.max() > _MAX_SIZE or address.max() > _MAX_ADDRESS or address.min() < -1:
+    if size.min() < 0 or size.max() > _MAX_SIZE or address.max() > _MAX_ADDRESS:
         raise ValueError("a size or an address is out of range")
     if size.sum(dtype=np.float64) > _MAX_SUM:
         raise ValueError("the sizes add up to more than any memory")
@@ -183,7 +211,7 @@ def read_trace(events: list[Any], interner: Interner, device: int, notes: list[s
     action = _by_value(names, action_code).astype(np.uint8)
     unknown = np.flatnonzero(action == Action.UNKNOWN).tolist()
     note_unknown((names[i] for i in unknown), device, notes)
-    address = _column(events, "addr")
+    address = _handles(events, "addr", 0)
     for index in np.flatnonzero(action == Action.OOM).tolist():
         free = events[index].get("device_free")
         address[index] = free if type(free) is int and 0 <= free < 1 << 62 else -1
@@ -195,7 +223,7 @@ def read_trace(events: list[Any], interner: Interner, device: int, notes: list[s
         address=address,
         size=size,
         time_us=_times(events) if has_times else np.arange(count, dtype=np.int64),
-        stream=_column(events, "stream"),
+        stream=_handles(events, "stream", -_FIRST_WIDE),
         pool=_optional(events, "pool_id", interner.pool),
         stack=_stack_ids(_values(events, "frames"), interner),
         metadata=_optional(events, "user_metadata", interner.text),
@@ -248,16 +276,16 @@ def read_segments(raw: list[dict[str, Any]], interner: Interner) -> tuple[Segmen
     Raises:
         KeyError, TypeError, OverflowError, ValueError: a segment or block is not what torch writes.
     """
-    raw = sorted(raw, key=itemgetter("address"))
+    raw = sorted(raw, key=lambda segment: _handle(segment["address"]))
     count = len(raw)
     rows: list[tuple[int, int, int, int, int, int]] = []
     for index, segment in enumerate(raw):
         _read_blocks(segment, index, interner, rows)
     table = np.array(rows, np.int64).reshape(len(rows), 6)
     segments = Segments(
-        address=_column(raw, "address"),
+        address=_handles(raw, "address", 0),
         total=_column(raw, "total_size"),
-        stream=_column(raw, "stream"),
+        stream=_handles(raw, "stream", -_FIRST_WIDE),
         pool=np.fromiter((interner.pool(s.get("segment_pool_id")) for s in raw), np.int32, count),
         stack=np.fromiter((interner.stack(s.get("frames")) for s in raw), np.int32, count),
         large=np.fromiter((s.get("segment_type") == "large" for s in raw), np.bool_, count),
@@ -293,5 +321,5 @@ def _read_blocks(
             requested = newest.get("real_size", size)
         frames = block.get("frames") or newest.get("frames")
         inactive = state == BlockState.INACTIVE
-        rows.append((address, size, 0 if inactive else requested, state, index, interner.stack(frames)))
+        rows.append((_handle(address), size, 0 if inactive else requested, state, index, interner.stack(frames)))
         address += size

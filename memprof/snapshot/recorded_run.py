@@ -66,12 +66,16 @@ class Device(Part, frozen=True, kw_only=True):
         type: ``cuda``, ``cpu`` or another type of torch's.
         name: its name.
         total_bytes: its memory; a CPU's is the machine's.
+        history: how much of the history the file has of it; ``None`` if as ``recorded`` says.
+        start_us: when recording it began.
     """
 
     index: Index | None = None
     type: str | None = None
     name: str | None = None
     total_bytes: Size | None = None
+    history: History | None = None
+    start_us: Time | None = None
 
 
 class Recording(Part, frozen=True, kw_only=True):

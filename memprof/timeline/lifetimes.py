@@ -70,10 +70,10 @@ class _ByAddress:
         at = np.concatenate([[0], at, [len(self.action) - 1]])
         return _ByAddress(self.action[at], self.address[at], self.event[at])
 
-    def requested_before(self, at: I64) -> I64:
-        """Return the events that requested the completed frees at ``at``; the frees themselves without one."""
+    def requested_before(self, at: I64, otherwise: I64) -> I64:
+        """Return the events that requested the completed frees at ``at``; ``otherwise`` where there is none."""
         before = (self.action[at - 1] == Action.FREE_REQUESTED) & (self.address[at - 1] == self.address[at])
-        return np.where(before, self.event[at - 1], self.event[at])
+        return np.where(before, self.event[at - 1], otherwise)
 
     def requested_after(self, at: I64) -> I64:
         """Return the events that requested to free the allocs at ``at``; the end of the trace without one."""
@@ -98,11 +98,16 @@ def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, 
     completed = ended & ~is_alloc[born + 1]
     free_event = np.where(ended, ends.event[born + 1], len(trace))
     release_event = np.where(ended, free_event, every.requested_after(place[born]))
-    release_event[completed] = every.requested_before(place[born + 1][completed])
+    requested = place[born + 1][completed]
+    release_event[completed] = every.requested_before(requested, every.event[requested])
 
     freed = np.flatnonzero(ends.action == Action.FREE_COMPLETED)
     orphan = freed[~(is_alloc[freed - 1] & (ends.address[freed - 1] == ends.address[freed]))]
     twice = ends.address[orphan - 1] == ends.address[orphan]
+    # A trace that begins between a request and its completion shows a block that was pending, no longer allocated. A
+    # trace without any request, such as one with skipped actions, does not show when blocks were freed.
+    tells_requests = bool(np.any(every.action == Action.FREE_REQUESTED))
+    unrequested = np.where(tells_requests & ~twice, -1, ends.event[orphan])
     index = ends.event[np.concatenate([born, orphan])]
     known = np.arange(len(index)) < len(born)
     rows = Rows(
@@ -111,7 +116,7 @@ def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, 
         block_size=np.full(len(index), -1, np.int64),
         block_requested=np.full(len(index), -1, np.int64),
         alloc_event=np.concatenate([ends.event[born], np.where(twice, ends.event[orphan - 1], -1)]),
-        release_event=np.concatenate([release_event, every.requested_before(place[orphan])]),
+        release_event=np.concatenate([release_event, every.requested_before(place[orphan], unrequested)]),
         free_event=np.concatenate([free_event, ends.event[orphan]]),
         stream=trace.stream[index],
         pool=trace.pool[index],

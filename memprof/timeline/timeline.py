@@ -158,7 +158,7 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     sizes = row_sizes(rows, snapshot.kind, settings, regions, notes)
     _note_strays(rows, blocks, len(trace), notes)
     timeline = _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
-    timeline = replace(timeline, history=_history(snapshot, trace, rows))
+    timeline = replace(timeline, history=_history(snapshot, device, trace, rows))
     _note_capacity(timeline, snapshot, notes)
     return timeline
 
@@ -274,21 +274,23 @@ def _reserved(trace: Trace, segments: Segments | None) -> I64:
     return reserved
 
 
-def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
+def _history(snapshot: Snapshot, device: int, trace: Trace, rows: Rows) -> History:
     """Tell how much of the run the snapshot's events cover.
 
-    The recorder's own note wins. Without one: ``none`` where there are no events; ``complete`` where no block is
-    older than the first event; ``truncated`` where the number of events is that of a full ring buffer (the oldest
-    were overwritten); otherwise ``started_late``, as recording began with memory in use.
+    The recorder's own note about that device wins. Without one: ``none`` where there are no events; ``complete`` where
+    no block is older than the first event; ``truncated`` where the number of the device's events is that of a full ring
+    buffer (the oldest were overwritten); otherwise ``started_late``, as recording began with memory in use.
     """
-    if snapshot.run.recorded.history is not None:
-        return snapshot.run.recorded.history
+    recorded = snapshot.device_facts(device).history
+    if recorded is None and snapshot.recorder_asked_about(device):
+        recorded = snapshot.run.recorded.history
+    if recorded is not None:
+        return recorded
     if not np.any(trace.action <= Action.FREE_COMPLETED):
         return History.NONE
     if not np.any(rows.alloc_event < 0):
         return History.COMPLETE
-    longest = max(len(t) for t in snapshot.traces.values())
-    return History.TRUNCATED if _is_ring_size(longest) else History.STARTED_LATE
+    return History.TRUNCATED if _is_ring_size(len(trace)) else History.STARTED_LATE
 
 
 def _is_ring_size(count: int) -> bool:

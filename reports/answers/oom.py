@@ -12,7 +12,8 @@ from memprof.units import format_bytes
 
 _MOST_LISTED = 8
 _NUMBERS = Column("Figure", whole=True), Column("Size", right=True, whole=True), Column("What it is", wraps=True)
-_TRIED = "", Column("Try, in this order", wraps=True), Column("Why", on="m")
+_TRIED = "", Column("Then, in this order", wraps=True), Column("Why", on="m")
+_EVIDENCE = Column("Fact"), Column("Value", wraps=True), Column("What it is"), Column("Line", right=True)
 
 
 def failures(answer: Mapping[str, Any]) -> Sheet:
@@ -25,17 +26,25 @@ def _failure(failure: Mapping[str, Any]) -> tuple[Block | None, ...]:
     found = failure["headline"]
     numbers = [Line((row["name"], format_bytes(row["bytes"]), plain(row["meaning"]))) for row in failure["numbers"]]
     tried: list[Line] = []
-    for i, row in enumerate(failure["try"], 1):
+    for i, row in list(enumerate(failure["try"], 1))[1:]:
         action, why = Words(plain(row["action"]), "code"), plain(row["why"])
         tried += [Line((f"{i}.", action, ""), on="t"), Line(("", Words(why, "muted"), ""), on="t")]
         tried.append(Line((f"{i}.", action, why), on="m"))
     return (
-        Headline(plain(found["verdict"]), plain(found["cause"])),
+        Headline(plain(found["verdict"]), plain(found["cause"]), plain(found["action"])),
         table(_NUMBERS, [*numbers, *_processes(failure)]),
         Said(f"{failure['sum']}.") if failure["sum"] else None,
         *(Said(f"Contradiction: {plain(words)}.") for words in failure["contradictions"]),
         table(_TRIED, tried),
+        table(_EVIDENCE, _evidence(failure)),
     )
+
+
+def _evidence(failure: Mapping[str, Any]) -> list[Line]:
+    """List what was read from the text, if that was asked for."""
+    return [
+        Line((row["name"], plain(row["value"]), row["says"], str(row["line"] or ""))) for row in failure["evidence"]
+    ]
 
 
 def _processes(failure: Mapping[str, Any]) -> list[Line]:

@@ -31,10 +31,9 @@ from memprof.analysis.headline import headline_of
 from memprof.analysis.host.growth import PARTS as HOST_PARTS
 from memprof.report import Report
 from memprof.report.allocations import AllocationGroup
-from memprof.report.codec import to_builtins
 from memprof.report.peaks import Growth
 from memprof.report.run import Host, OutOfMemory, Source, StepGrowth
-from memprof.vocabulary import Kind, ahead_words
+from memprof.vocabulary import Kind
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
@@ -166,7 +165,7 @@ def oom_sentence(oom: OutOfMemory) -> str:
         idle = (oom.cached_bytes or 0) + (oom.inactive_split_bytes or 0)
         verdict = "Joined to it, the request would fit." if fits else "Even joined to it, the request would not fit."
         sentence += f" {size(idle)} lay free inside the allocator. {verdict}"
-    return f"{sentence} The step {ahead_words(to_builtins(oom.ahead))}." if oom.ahead else sentence
+    return f"{sentence} The step {oom.ahead.words}." if oom.ahead else sentence
 
 
 def _limited(oom: OutOfMemory) -> str:

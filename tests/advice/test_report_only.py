@@ -81,8 +81,8 @@ def test_a_training_beside_an_engine_of_no_known_framework_is_not_told_the_engin
     held = {"kv_cache": 9 * GIB, "activations": 9 * GIB, "gradients": GIB}
     found = {e["id"]: e["setting"] for e in estimated_advice(foreign({"backward": held}, made("kv_cache", GIB, VLLM)))}
     assert found["engine_share"].startswith("lower gpu_memory_utilization")
-    assert found["checkpointing"] == PLAIN.checkpointing
-    assert found["micro_batch_half"] == PLAIN.micro_batch
+    assert found["checkpointing"] == PLAIN.words["checkpointing"]
+    assert found["micro_batch_half"] == PLAIN.words["micro_batch"]
 
 
 def test_a_method_of_transformers_models_is_named_where_these_are_seen_alone() -> None:

@@ -21,7 +21,8 @@ _INSTANCE = "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig8instanceEv"
 
 def main() -> None:
     spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.submodule_search_locations is not None
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     library = ctypes.CDLL(str(Path(spec.submodule_search_locations[0], "lib", "libc10.so")))
     instance = library[_INSTANCE]
     instance.restype = ctypes.c_void_p

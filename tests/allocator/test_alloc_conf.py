@@ -22,12 +22,12 @@ like_torch = pytest.mark.skipif(
 )
 
 _NUMBERS = st.one_of(
-    st.sampled_from(["0", "1", "10", "11", "12", "19", "20", "21", "64", "512", "-1", "-5", "+64", "0x40", "64MB", "x"]),
+    st.sampled_from(["0", "1", "10", "11", "12", "19", "20", "21", "64", "-1", "-5", "+64", "0x40", "64MB", "x"]),
     st.sampled_from(["17592186044415", "17592186044416", "18446744073709551615", "18446744073709551616", "", "6 4"]),
     st.integers(0, 100).map(str),
 )
 _SHARES = st.sampled_from(
-    ["0", "1", "0.8", ".5", "5e-1", "1e-400", "1e-310", "0x.8", "0x1p-1", "0x1p-9999", "nan", "inf", "-0.5", "0.5x", "."]
+    ["0", "1", "0.8", ".5", "5e-1", "1e-400", "1e-310", "0x.8", "0x1p-1", "0x1p-9999", "nan", "inf", "-0.5", "0.5x", ""]
 )
 _FLAGS = st.sampled_from(["True", "False", "true", "1", "[True]", ""])
 _DIVISIONS = st.sampled_from(["0", "1", "2", "3", "4", "8", "16", "x", "-1"])
@@ -135,8 +135,8 @@ def test_a_recording_s_text_is_read_under_each_of_torch_s_names(variable: str) -
 
 def test_a_key_of_a_recording_wins_over_its_text() -> None:
     """torch writes under the key what is in effect: a platform may not have what the text asks for."""
-    recorded = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64", "expandable_segments": False}
-    assert settings_of({**recorded, "max_split_size": -1}) == AllocatorSettings(oldest_first=False)
+    recorded = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64", "max_split_size": -1}
+    assert settings_of({**recorded, "expandable_segments": False}) == AllocatorSettings(oldest_first=False)
 
 
 def test_what_cannot_be_read_in_a_recording_is_a_note() -> None:

@@ -14,7 +14,8 @@ from memprof.allocator.settings import parse_settings
 
 _CHOICES = st.lists(st.tuples(st.sampled_from((TAKE, TAKE, DROP, DROP_OLD)), st.integers(0, 10**6)), max_size=80)
 _SIZES = st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=6)
-_CONFS = ["", "expandable_segments:True", "max_split_size_mb:32", "garbage_collection_threshold:0.6,per_process_memory_fraction:0.5"]
+_COLLECTING = "garbage_collection_threshold:0.6,per_process_memory_fraction:0.5"
+_CONFS = ["", "expandable_segments:True", "max_split_size_mb:32", _COLLECTING]
 _TOTALS = ("reserved", "active", "allocated", "requested", "flushes", "max_reserved", "max_active", "max_requested")
 
 

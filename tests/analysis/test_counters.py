@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,17 +34,52 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_counters(file.path).ended == {"ended": 9.0, "step": 2, "error": False}
 
 
-def test_the_file_stays_small_and_keeps_the_newest(tmp_path: Path) -> None:
-    file = CountersFile(tmp_path, 0, {}, max_bytes=4000)
+def test_the_file_stays_small_and_keeps_the_whole_course(tmp_path: Path) -> None:
+    file = CountersFile(tmp_path, 0, {}, max_bytes=6000)
     sizes = []
-    for step in range(1, 400):
-        file.append(row(step))
+    for step in range(1, 1000):
+        peaks = {"peak_allocated": 10**9 if step == 5 else None if step % 2 else step, "peak_reserved": None}
+        phases = {"forward": 10**8} if step == 6 else {"backward": step}
+        file.append({**row(step), **peaks, "phases": phases, "recorded": step == 7})
+        if step in (100, 200):
+            file.append({"step": step, "categories": {"weights": step}, "groups": {}})
         sizes.append(os.path.getsize(file.path))
-    assert max(sizes) <= 4000
-    steps = [r["step"] for r in read_counters(file.path).steps]
-    assert steps == list(range(steps[0], 400))
-    assert len(steps) >= 15
+    assert max(sizes) <= 6000
+    read = read_counters(file.path)
+    steps = [r["step"] for r in read.steps]
+    assert steps == sorted(set(steps))
+    assert steps[-5:] == [995, 996, 997, 998, 999]
+    assert len(steps) >= 12
+    assert steps[0] < 150
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
+    assert max(gaps) <= 128
+    assert [r["step"] for r in read.steps if r["recorded"]] == steps[:1]  # the line of step 7
+    assert max(r["peak_allocated"] or 0 for r in read.steps) == 10**9
+    assert read.steps[0]["phases"]["forward"] == 10**8
+    assert all(r["host_rss"] == r["step"] * 1000 for r in read.steps)  # not a peak: the last step's
+    assert read.categories == {"step": 200, "categories": {"weights": 200}, "groups": {}}
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_deleted_file_is_begun_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "_memprof"
+    file = CountersFile(folder, 0, {"world_size": 2})
+    file.append(row(1))
+    shutil.rmtree(tmp_path / "out")
+    file.append(row(2))
+    read = read_counters(folder / "counters.rank-0.jsonl")
+    assert (read.world_size, [r["step"] for r in read.steps]) == (2, [2])
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    file = CountersFile(tmp_path, 0, {})
+    other = tmp_path / "other"
+    other.write_text("somebody's")
+    file.path.unlink()
+    file.path.symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links"):
+        file.append(row(1))
+    assert other.read_text() == "somebody's"
 
 
 def test_the_end_alone_can_be_read(tmp_path: Path) -> None:

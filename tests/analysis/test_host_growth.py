@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from memprof.reports.document.build import host_facts
 from memprof.reports.renderers import draw
 
 from memprof.analysis.counters import CountersFile, read_counters
@@ -20,7 +21,6 @@ from memprof.report.codec import to_builtins
 from memprof.report.run import Host
 from memprof.snapshot.recorded_run import HostMemory
 from tests.reports.sample import sample
-from tests.reports.typed import build_document
 
 G = 2**30
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
@@ -112,7 +112,7 @@ def test_a_report_says_which_part_of_host_memory_grew(tmp_path: Path) -> None:
     assert host_report(None, str(tmp_path / "step-000019.rank-0.pickle"), 0) == (None, None)
     report = {**sample()[0], "host": to_builtins(found)}
     validate(report)
-    facts = {fact.label: fact.value for fact in build_document(report).host}
+    facts = {fact.label: fact.value for fact in host_facts(found)}
     assert facts["Grown in 16 steps"] == "4.00 GiB"
     assert facts["of it torch's cache of pinned memory"] == "4.00 GiB"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from memprof.reports.document.build import oom_sentence
 
 from memprof.analysis.analysis import analyze
 from memprof.oom.run_lines import oom_lines
 from memprof.snapshot import snapshot_from_raw
-from tests.reports.typed import build_document
+from tests.report.plain import as_oom, as_report
 from tests.synthetic import SnapshotBuilder
 
 MIB = 1 << 20
@@ -34,17 +35,22 @@ def failed(
     return analyze(snapshot_from_raw(builder.raw(extra))).to_dict()
 
 
+def _sentence(report: dict[str, Any]) -> str:
+    oom = as_oom(report["oom"])
+    assert oom is not None
+    return oom_sentence(oom)
+
+
 def test_a_limit_counts_what_is_reserved() -> None:
     """60 MiB in use and 30 idle are 90 reserved: under a limit of 100, 20 more do not go, though 40 would be left."""
     report = failed(asked=50 * MIB, device_free=1 << 33, limit=100 * MIB)
     oom = report["oom"]
     assert (oom["limit_bytes"], oom["limited"], oom["reserved_bytes"]) == (100 * MIB, True, 90 * MIB)
     assert oom["fits_defragmented"] is False  # 10 left of the limit and 30 idle
-    document = build_document(report)
-    assert document.oom is not None
-    assert "of the 100.00 MiB it may reserve" in document.oom.sentence
-    assert "it held 90.00 MiB" in document.oom.sentence
-    lines = "\n".join(oom_lines(report))
+    sentence = _sentence(report)
+    assert "of the 100.00 MiB it may reserve" in sentence
+    assert "it held 90.00 MiB" in sentence
+    lines = "\n".join(oom_lines(as_report(report)))
     assert "with 90.00 MiB reserved of the 100.00 MiB this process may" in lines
     assert "8.00 GiB free" not in lines
     assert failed(asked=35 * MIB, device_free=1 << 33, limit=100 * MIB)["oom"]["fits_defragmented"] is True
@@ -61,9 +67,8 @@ def test_the_allocators_piece_decides_not_the_request() -> None:
 def test_a_limit_nobody_recorded_shows_by_a_device_with_room(free: int, limited: bool) -> None:
     report = failed(asked=50 * MIB, device_free=free, limit=None, told=False)
     assert report["oom"]["limited"] is limited
-    document = build_document(report)
-    assert document.oom is not None
-    assert ("a limit of this process refused it" in document.oom.sentence) is limited
+    sentence = _sentence(report)
+    assert ("a limit of this process refused it" in sentence) is limited
 
 
 def test_a_recording_that_knows_of_no_limit_names_none() -> None:
@@ -73,7 +78,6 @@ def test_a_recording_that_knows_of_no_limit_names_none() -> None:
 
 def test_a_full_card_is_no_limit() -> None:
     report = failed(asked=50 * MIB, device_free=4 * MIB, limit=None)
-    document = build_document(report)
-    assert document.oom is not None
-    assert "limit" not in document.oom.sentence
-    assert "4.00 MiB were free on the device" in document.oom.sentence
+    sentence = _sentence(report)
+    assert "limit" not in sentence
+    assert "4.00 MiB were free on the device" in sentence

@@ -31,7 +31,7 @@ MIXTURES = {
 def _config(kind: str, **changes: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return transformers.AutoConfig.for_model(kind, **TINY, **MIXTURES.get(kind, {}), **ends, **changes)
+    return transformers.AutoConfig.for_model(kind, **{**TINY, **MIXTURES.get(kind, {}), **ends, **changes})
 
 
 def _built(config: Any) -> Any:
@@ -55,15 +55,27 @@ def test_every_family_is_counted_to_the_parameter(kind: str) -> None:
     assert shape == ModelShape.of(config.to_dict())
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "granite"])
-def test_biases_that_a_config_asks_for_are_counted(kind: str) -> None:
-    config = _config(kind, attention_bias=True, tie_word_embeddings=True)
-    assert ModelShape.of(config).parameters == sum(p.numel() for p in _built(config).parameters())
+#: What configs of the families can ask for, and what changes the number of parameters.
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"attention_bias": True}, {"mlp_bias": True}, {"use_bias": True}, {"attention_bias": True, "mlp_bias": True},
+    {"tie_word_embeddings": True}, {"tie_word_embeddings": False}, {"use_qk_norm": True}, {"use_qk_norm": False},
+    {"decoder_sparse_step": 2}, {"decoder_sparse_step": 3, "mlp_only_layers": [2]}, {"mlp_only_layers": [0, 5]},
+    {"num_key_value_heads": 6}, {"head_dim": 12}, {"attention_out_bias": True}, {"add_bias_linear": True},
+)  # fmt: skip
 
 
-def test_biases_of_the_network_are_counted() -> None:
-    config = _config("llama", mlp_bias=True)
-    assert ModelShape.of(config).parameters == sum(p.numel() for p in _built(config).parameters())
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_a_config_of_the_family_can_ask_for_is_counted(kind: str) -> None:
+    plain, tried = _config(kind).to_dict(), 0
+    for changes in VARIANTS:
+        if not changes.keys() <= plain.keys():  # its config has no such option
+            continue
+        config = _config(kind, **changes)
+        counted = sum(p.numel() for p in _built(config).parameters())
+        assert ModelShape.of(config).parameters == counted, changes
+        assert ModelShape.of(config.to_dict()).parameters == counted, changes
+        tried += 1
+    assert tried >= 3
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

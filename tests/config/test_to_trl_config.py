@@ -12,7 +12,7 @@ import pytest
 from memprof.config.from_trainer import from_arguments
 from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.config.settings import Settings, read_settings
-from memprof.config.to_trl_config import adapter_text, as_python, as_yaml, grpo_arguments, lora_arguments, written
+from memprof.config.to_trl_config import adapter_arguments, adapter_text, as_python, as_yaml, grpo_arguments, written
 from memprof.plan.methods import METHODS, Method
 
 RUN = Settings(
@@ -47,7 +47,8 @@ def _read(arguments: dict[str, Any], folder: Path, lora: Any = None, kind: str =
 )
 def test_what_is_written_is_read_back(changes: dict[str, Any], tmp_path: Path) -> None:
     settings = RUN.with_(**changes)
-    lora = lora_arguments(settings)
+    adapter = adapter_arguments(settings)
+    lora = adapter[1] if adapter is not None else None
     adapter = None
     if lora is not None:
         adapter = pytest.importorskip("peft").LoraConfig(**lora, task_type="CAUSAL_LM")

@@ -98,3 +98,28 @@ def test_a_simulated_run_holds_and_reserves_what_the_real_one_does(name: str, tm
     assert real["error"] is None
     assert simulated["allocated_bytes"] == real["allocated_bytes"]
     assert simulated["reserved_bytes"] == real["reserved_bytes"]
+
+
+#: Allocator settings, and those of which a run on the emulator takes as long as all others.
+CONFS = {
+    "roundup": "roundup_power2_divisions:4",
+    "split": "max_split_size_mb:32",
+    "segments": "large_segment_size_mb:48",
+    "rounding": "max_split_size_mb:32,max_non_split_rounding_mb:64",
+    "expandable": "expandable_segments:True",
+    "pages": "expandable_segments:True,large_segment_size_mb:48",
+    "collecting": "garbage_collection_threshold:0.2,per_process_memory_fraction:0.012",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "collecting" else pytest.mark.heavy) for n in CONFS])
+def test_a_simulation_under_allocator_settings_reserves_what_the_real_run_does(name: str, tmp_path: Path) -> None:
+    settings = {"dtype": "bfloat16", "gradient_checkpointing": False, "alloc_conf": CONFS[name]}
+    env = {**device("H100", values_max=65536, copy_max=65536), "PYTORCH_CUDA_ALLOC_CONF": CONFS[name]}
+    told = run("as_settings", {"folder": str(tmp_path), "card": "H100", "settings": settings}, env=env)
+    real, simulated = told["real"], told["simulated"]
+    assert real["error"] is None
+    assert (simulated["allocated_bytes"], simulated["reserved_bytes"]) == (
+        real["allocated_bytes"],
+        real["reserved_bytes"],
+    )

@@ -59,7 +59,6 @@ def test_a_grpo_script_under_accelerate_launch_is_watched_and_computes_the_same(
 
 def test_arguments_that_a_trainer_refuses_are_no_mistake_of_memprofs() -> None:
     from memprof.instrument.launched_callback import LaunchedCallback, give_callback
-    from memprof.instrument.run_folder import RunFolder
 
     class Trainer:
         def __init__(self, model: Any = None, callbacks: Any = None) -> None:
@@ -67,7 +66,7 @@ def test_arguments_that_a_trainer_refuses_are_no_mistake_of_memprofs() -> None:
 
     module = ModuleType("trainer")
     module.Trainer = Trainer  # type: ignore[attr-defined]
-    give_callback(module, {}, lambda: None, RunFolder())
+    give_callback(module, {}, lambda: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for wrong in ({"tokenizer": 1}, {"callbacks": 5}):  # a script tries names of other versions

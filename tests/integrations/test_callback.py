@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import json
 import os
 import pickle
+import shutil
 import sys
 import warnings
 from collections import defaultdict
@@ -16,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers import TrainerCallback
 
 from memprof import MemProfCallback
+from memprof.analysis.counters import read_counters
 from memprof.errors import UsageError
 from memprof.recording import phase
 from memprof.snapshot import load_snapshot
@@ -292,6 +296,51 @@ def test_recorded_steps_can_be_chosen_and_disk_bounded(model: Path, tmp_path: Pa
     plain(model, tmp_path / "b", [callback], max_steps=5).train()
     assert snapshots(tmp_path / "s") == every[-1:]
     assert [p.name for p in callback.result.snapshots] == every[-1:]
+
+
+def test_a_long_run_is_bounded_on_disk_and_in_memory(model: Path, tmp_path: Path) -> None:
+    """Every step recorded and reported: the folder stays below ``max_disk``, and reports are not kept in memory."""
+    folder = tmp_path / "r"
+    sizes, held = [], []
+
+    class Looks(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if folder.exists():
+                sizes.append(sum(path.stat().st_size for path in folder.iterdir()))
+                tables = (o for o in gc.get_objects() if type(o) is dict)
+                held.append(sum(1 for table in tables if table.get("schema") == "memprof.report/1"))
+
+    limit = 2_500_000
+    callback = MemProfCallback(folder, every=1, table=False, max_disk=limit)
+    plain(model, tmp_path / "a", [callback, Looks()], max_steps=8).train()
+    assert max(sizes) <= limit + 200_000  # one recording more, until its report is written
+    assert max(held) <= 2
+    result = callback.result
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= limit
+    assert 1 < len(result.snapshots) < 8
+    assert sorted(result.reports) == result.snapshots == sorted(folder.glob("*.pickle"))
+    assert all(r["peak"]["step"] == int(p.name[5:11]) for p, r in result.reports.items())
+    assert result.highest in result.snapshots
+    result.snapshots[0].with_suffix(".json").unlink()
+    assert list(result.reports) == result.snapshots[1:]
+
+
+def test_a_deleted_folder_is_begun_anew_and_not_said_to_be_pruned(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+
+    class Deletes(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+            if state.global_step == 2:
+                shutil.rmtree(folder)
+
+    callback = MemProfCallback(folder, every=1, table=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        plain(model, tmp_path / "a", [callback, Deletes()], max_steps=4).train()
+    assert [p.name for p in callback.result.snapshots] == snapshots(folder)
+    assert snapshots(folder)[-1] == "step-000004.rank-0.pickle"
+    assert [row["step"] for row in read_counters(folder / "counters.rank-0.jsonl").steps][-1] == 4
+    assert not any("Deleted" in note for r in callback.result.reports.values() for note in r["notes"])
 
 
 def test_switched_off(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from memprof.integrations.callback.peak_records import NewRecords
 from memprof.integrations.run_recorder.background import Background
+from memprof.integrations.run_recorder.output import summarise
 from memprof.integrations.run_recorder.writing import Writing
+
+from tests.synthetic import SnapshotBuilder
 
 GIB = 2**30
 
@@ -119,3 +123,28 @@ def test_work_beside_hands_results_and_errors_back_on_the_asking_thread() -> Non
     beside.start(lambda: 8, lambda result, seconds: got.append(result))
     beside.finish()
     assert got == [7, 8]
+
+
+def test_notes_are_added_without_a_second_analysis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JSON, the page and the table of the highest recording have them; the others' have none."""
+    from memprof.advice import analyze_with_advice
+
+    for step, size in ((1, 4 << 20), (2, 64 << 20)):
+        run = SnapshotBuilder()
+        run.alloc(size, "forward", "main")
+        run.save(tmp_path / f"step-00000{step}.rank-0.pickle")
+    low, high = sorted(tmp_path.glob("*.pickle"))
+    read: list[Path] = []
+    analyze = analyze_with_advice.analyze
+
+    def counting(path: Path) -> Any:
+        read.append(path)
+        return analyze(path)
+
+    monkeypatch.setattr(analyze_with_advice, "analyze", counting)
+    result = summarise([low, high], tmp_path, notes=["A recording of a higher peak was deleted."])
+    assert read == [low, high]
+    notes = [json.loads(path.with_suffix(".json").read_text())["notes"] for path in (low, high)]
+    assert [("A recording of a higher peak was deleted." in each) for each in notes] == [False, True]
+    assert "A recording of a higher peak was deleted." in (tmp_path / "report.html").read_text()
+    assert result.page == tmp_path / "report.html"

@@ -15,9 +15,9 @@ SHARES = table("engines")["share"]
 @pytest.mark.parametrize("entry", SHARES, ids=lambda entry: str(entry["find"]))
 def test_each_line_is_read_as_its_example_says(entry: dict[str, object]) -> None:
     (share,) = engine_shares(f"one\ntwo\n{entry['example']}\n")
-    said = {key.removesuffix("_bytes"): size / 2**30 for key, size in share.items() if key.endswith("_bytes")}
+    said = {part: size / 2**30 for part, size in share.parts.items()}
     assert said == pytest.approx(entry["expect"])
-    assert (share["engine"], share["line"]) == (entry["engine"], 3)
+    assert (share.engine, share.line) == (entry["engine"], 3)
 
 
 def test_the_parts_of_one_engine_are_added_up_beside_the_failure() -> None:
@@ -32,7 +32,7 @@ def test_the_parts_of_one_engine_are_added_up_beside_the_failure() -> None:
 def test_many_ranks_that_say_the_same_count_once() -> None:
     line = str(SHARES[0]["example"])
     (share,) = engine_shares("\n".join([line] * 64))
-    assert share["weights_bytes"] == round(20.64 * 2**30)
+    assert share.parts["weights"] == round(20.64 * 2**30)
 
 
 def test_a_log_without_an_engine_has_no_share() -> None:

@@ -42,7 +42,8 @@ from memprof.oom.wording import choose, fill
 from tests.oom.examples import EXAMPLES
 
 KEYS = {"form", "backend", "phase", "cause", "reason", "framework_kind", "constraint"}
-VALUES_READ = {group for form in (*FORMS, *DEVICE_FORMS) for group in form.types} | set(Failure.__dataclass_fields__)
+VALUES_READ = {group for form in (*FORMS, *DEVICE_FORMS) for group in form.pattern.groupindex}
+VALUES_READ |= set(Failure.__dataclass_fields__)
 
 
 def rules() -> Iterator[Cause | Circumstance | Remedy | FactRule]:
@@ -136,7 +137,7 @@ def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
     """Yield every regular expression that meets a text: of forms, conditions, frameworks and readers."""
     for form in (*FORMS, *DEVICE_FORMS, *NOT_MEMORY):
         yield form.id, form.pattern
-        yield from ((f"{form.id}, frames", p) for p in (form.frames, form.asked_by) if p is not None)
+        yield from ((f"{form.id}, frames", p) for p in map(re.compile, filter(None, (form.frames, form.asked_by))))
     file = facts_file()
     for name, rule in file.fact.items():
         for key in ("frames", "near", "inner", "last", "code", "message", "around", "log", "text"):
@@ -145,7 +146,7 @@ def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
     for kind in ("setting", "capture", "number"):
         yield from ((f"{kind} {name}", re.compile(source)) for name, source in getattr(file, kind).items())
     for names in frameworks():
-        yield from ((f"{names.framework}: {sign.pattern[:50]}", sign) for sign in names.signs)
+        yield from ((f"{names.framework}: {sign[:50]}", re.compile(sign)) for sign in names.signs)
     yield from ((f"share: {row.find}", row.pattern) for row in engine_share._lines())
     for module in READERS:
         for name, value in vars(module).items():

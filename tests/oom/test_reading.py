@@ -57,7 +57,7 @@ def test_every_wording_is_explained_and_drawn(name: str) -> None:
 
 def test_the_sum_of_a_message_is_the_one_a_person_would_make() -> None:
     failure = one(ISSUE)
-    assert failure["sum"] == "14.43 GiB in use = 11.82 allocated + 2.41 cached + 0.20 outside torch"
+    assert failure["sum"] == "14.43 GiB in use = 11.82 allocated + 2.41 cached + 0.20 non-PyTorch"
     assert failure["missing_bytes"] == mib(24)
     assert failure["outside_torch_bytes"] == gib(14.43) - gib(11.82) - gib(2.41)
     assert failure["cause"] == "fragmentation"
@@ -229,7 +229,7 @@ def test_from_standard_input_and_from_a_file(tmp_path: Path) -> None:
     piped, read = invoke("-", text=ISSUE), invoke(str(log))
     assert piped.exit_code == read.exit_code == 0
     assert piped.stdout == read.stdout
-    assert "14.43 GiB in use = 11.82 allocated + 2.41 cached + 0.20 outside torch" in piped.stdout
+    assert "14.43 GiB in use = 11.82 allocated + 2.41 cached + 0.20 non-PyTorch" in piped.stdout
 
 
 def test_json_goes_alone(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_json_goes_alone(tmp_path: Path) -> None:
 def test_markdown_is_a_table() -> None:
     lines = invoke("-", "--format", "markdown", text=ISSUE).stdout.splitlines()
     assert lines[0].startswith("### ")
-    assert len([line for line in lines if re.match(r"\| [\w ]+ \| [\d.]+ [MG]iB \| ", line)]) == 7
+    assert len([line for line in lines if re.match(r"\| [\w -]+ \| [\d.]+ [MG]iB \| ", line)]) == 7
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,32 @@ from typing import Any
 import pytest
 
 from memprof.oom.run_lines import MOST_LINES, oom_lines
+from memprof.report import Report
+from tests.report.plain import as_report
+from tests.reports.sample import sample
 
 GIB = 2**30
 
 
-def report(**changes: Any) -> dict[str, Any]:
+def report(**changes: Any) -> Report:
     oom = {
         "requested_bytes": 3 * GIB, "device_free_bytes": GIB, "phase": "backward", "step": 57, "time_us": 1,
         "stack": ["/x/site-packages/torch/nn/functional.py:9 linear", "/home/me/train.py:12 main"],
         "allocated_bytes": 20 * GIB, "cached_bytes": 0, "inactive_split_bytes": 0, "fits_defragmented": False,
         "categories": {"activations": 9 * GIB, "weights": 6 * GIB, "gradients": 3 * GIB, "inputs": 2 * GIB},
     }  # fmt: skip
-    headline = {"verdict": f"Out by 2.00 GiB in {oom['phase']}", "cause": "9.00 GiB of activations."}
-    return {
-        "source": {"rank": 0, "world_size": 1, "device_total_bytes": 24 * GIB},
-        "peak": {"allocated_bytes": 21 * GIB, "categories": {"weights": 21 * GIB}},
-        "headline": headline,
+    base = sample()[0]
+    words = {"verdict": f"Out by 2.00 GiB in {oom['phase']}", "cause": "9.00 GiB of activations."}
+    rank = {"rank": changes.pop("rank", 0), "world_size": changes.pop("world_size", 1)}
+    plain = {
+        **base,
+        "source": {**base["source"], **rank, "device_total_bytes": 24 * GIB},
+        "peak": {**base["peak"], "allocated_bytes": 21 * GIB, "categories": {"weights": 21 * GIB}},
+        "headline": {**words, "places": [], "action": "", "assumed": []},
         "advice": changes.pop("advice", []),
         "oom": {**oom, **changes},
     }
+    return as_report(plain)
 
 
 def test_what_is_asked_where_and_who_holds_it() -> None:
@@ -61,8 +68,8 @@ def test_idle_memory_is_judged(fits: bool, says: str) -> None:
 
 
 def test_with_little_known_and_on_many_ranks() -> None:
-    bare = report(stack=[], categories=None, device_free_bytes=None, step=None, phase=None, requested_bytes=0)
-    bare["source"] |= {"rank": 3, "world_size": 8}
+    unknown = {"stack": [], "categories": None, "device_free_bytes": None, "step": None, "phase": None}
+    bare = report(**unknown, requested_bytes=0, rank=3, world_size=8)
     lines = oom_lines(bare)
     assert lines[:3] == [
         "memprof [rank 3]: Out by 2.00 GiB in backward. 9.00 GiB of activations.",

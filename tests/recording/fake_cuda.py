@@ -20,7 +20,7 @@ class Allocator:
         self.next = 0x7F0000000000
         self.trace: list[dict[str, Any]] = []
         self.recording: dict[str, Any] | None = None
-        self.peak = self.current = 0
+        self.peak = self.current = self.made = 0
         self.text = ""
         self.calls: list[str] = []
         self.observers = 0
@@ -32,6 +32,7 @@ class Allocator:
         address, self.next = self.next, self.next + -(-nbytes // 512) * 512
         frames = [{"name": "f", "filename": "train.py", "line": 1}] if (self.recording or {}).get("context") else []
         self.live[address] = (nbytes, self.next - address, frames)
+        self.made += 1
         self.current += self.next - address
         self.peak = max(self.peak, self.current)
         self._entry("alloc", address, nbytes, frames)
@@ -107,7 +108,7 @@ class Allocator:
         requested = {"current": sum(b[0] for b in self.live.values()), "peak": 0}
         reserved = {"current": 2**21, "peak": 2**21}
         return {"allocated_bytes": {"all": one}, "active_bytes": {"all": one}, "reserved_bytes": {"all": reserved},
-                "requested_bytes": {"all": requested}}  # fmt: skip
+                "requested_bytes": {"all": requested}, "allocation": {"all": {"allocated": self.made}}}  # fmt: skip
 
     def reset_peaks(self, device: int) -> None:
         self.calls.append("reset")
@@ -123,9 +124,10 @@ class Allocator:
         self.observers += self.observer is not observer
         self.observer = observer
 
-    def limit(self, device: int, nbytes: int | None) -> None:
+    def limit(self, device: int, nbytes: int) -> Callable[[], None]:
         assert device == self.index
         self.calls.append(f"limit {nbytes}")
+        return lambda: self.calls.append("limit as before")
 
     def total_bytes(self, device: int) -> int:
         return 24 * 10**9

@@ -19,7 +19,7 @@ from memprof.recording.cuda.backend import TorchCuda
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo, Recorder, Tags
 from memprof.recording.session import Session
-from memprof.snapshot import load_snapshot
+from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.timeline import build_timeline
 from tests.recording.fake_cuda import Allocator
 
@@ -217,6 +217,212 @@ def test_an_oom_is_told_with_sizes_and_stack() -> None:
     recorder.forget_oom()
     allocator.observer(1, 5, 6, 7)
     assert recorder.oom() is None
+
+
+class _Two(Allocator):
+    """A process with two devices, which torch records together."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.second = Allocator(1)
+
+    def record(self, *arguments: Any) -> None:
+        super().record(*arguments)
+        self.second.record(*arguments)
+
+    def segments(self) -> list[dict[str, Any]]:
+        return super().segments() + self.second.segments()
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**super().snapshot(), "device_traces": [list(self.trace), list(self.second.trace)]}
+
+
+def _recorded(allocator: Allocator, **options: Any) -> Session:
+    session = Session(CudaHistory(torch.device("cuda", 0), backend=allocator, **options))
+    session.start()
+    return session
+
+
+def test_each_device_has_a_history_of_its_own() -> None:
+    """The second device's ring overflows, the first one's does not; and the other way about, with one in use before."""
+    two = _Two()
+    session = _recorded(two, max_entries=200)
+    two.malloc(2**20)
+    for address in [two.second.malloc(2**20) for _ in range(500)]:
+        two.second.free(address)
+    two.second.malloc(2**20)
+    session.stop()
+    raw = session.to_raw()
+    assert raw["memprof"]["recorded"]["history"] == "complete"
+    snapshot = snapshot_from_raw(raw)
+    assert [build_timeline(snapshot, d).history.value for d in (0, 1)] == ["complete", "truncated"]
+    assert snapshot.device_facts(1)["start_us"] == session.to_raw()["device_traces"][1][0]["time_us"]
+
+    two = _Two()
+    two.second.malloc(2**20)
+    session = _recorded(two, max_entries=200)
+    for _ in range(300):
+        two.free(two.malloc(512))
+    two.second.malloc(512)
+    session.stop()
+    snapshot = snapshot_from_raw(session.to_raw())
+    assert [build_timeline(snapshot, d).history.value for d in (0, 1)] == ["truncated", "started_late"]
+
+
+def test_phases_are_kept_from_where_any_device_s_history_begins() -> None:
+    two = _Two()
+    session = _recorded(two, max_entries=200)
+    mark = session.enter_phase("forward")
+    assert mark is not None
+    two.second.malloc(2**20)
+    session.exit_phase(mark)
+    for _ in range(300):
+        two.free(two.malloc(512))
+    session.stop()
+    assert "forward" in [span["phase"] for span in session.to_raw()["memprof"]["phases"]]
+
+
+def test_a_second_write_equals_the_first() -> None:
+    """The gaps of a thinned history, once filled, made it longer than the ring, so a second write lost them."""
+    allocator = Allocator()
+    session = _recorded(allocator, max_entries=3000)
+    session.recorder.set_tags(Tags("generate", 1))
+    for _ in range(200):
+        session.recorder.on_token(1)  # type: ignore[attr-defined]
+        for _ in range(20):
+            allocator.malloc(1024)
+    session.recorder.set_tags(Tags("other", 1))
+    session.stop()
+    first, second, changed = session.to_raw(), session.to_raw(), session.to_raw()
+    assert first["memprof"]["recorded"]["thinned"]
+    assert len(first["device_traces"][0]) > 3000 > len(allocator.trace)
+    changed["device_traces"][0][0]["frames"].clear()
+    changed["device_traces"][0].clear()
+    changed["segments"][0]["blocks"].clear()
+    third = session.to_raw()
+    for raw in (first, second, third):
+        del raw["memprof"]["created"]
+    assert first == second == third
+
+
+def test_a_redacted_write_leaves_the_recording_as_it_was(tmp_path: Path) -> None:
+    allocator = Allocator()
+    session = _recorded(allocator)
+    allocator.malloc(512)
+    session.stop()
+    session._redact = True
+    session.write(tmp_path / "redacted.pickle")
+    session._redact = False
+    plain = session.to_raw()
+    assert plain["device_traces"][0][0]["frames"][0]["filename"] == "train.py"
+    assert "redacted" not in plain["memprof"]
+    assert plain["memprof"]["own_folders"]
+
+
+def _users(entries: int, before: int = 0) -> tuple[Allocator, Session]:
+    """A history that the user has switched on, with ``before`` blocks from before, and memprof's recording of it."""
+    allocator = Allocator()
+    allocator.record("all", "python", entries, [], True)
+    for _ in range(before):
+        allocator.malloc(512)
+    return allocator, _recorded(allocator)
+
+
+def _history(session: Session) -> str:
+    session.stop()
+    return build_timeline(snapshot_from_raw(session.to_raw())).history.value
+
+
+def test_a_users_own_history_is_judged_by_its_own_trace() -> None:
+    allocator, session = _users(100)
+    for address in [allocator.malloc(512) for _ in range(300)]:
+        allocator.free(address)
+    assert _history(session) == "truncated", "it frees what it did not make"
+
+    allocator, session = _users(100)
+    for _ in range(300):
+        allocator.malloc(512)
+    assert _history(session) == "truncated", "more is there at the end than it made"
+
+    allocator, session = _users(100)
+    for _ in range(300):
+        allocator.free(allocator.malloc(512))
+    assert _history(session) == "truncated", "everything has gone, and torch has counted more allocations"
+
+    allocator, session = _users(1000)
+    for _ in range(300):
+        allocator.free(allocator.malloc(512))
+    assert _history(session) == "complete"
+
+    allocator, session = _users(1000, before=3)
+    allocator.malloc(512)
+    assert _history(session) == "started_late"
+
+    allocator, session = _users(4, before=3)
+    for address in list(allocator.live):
+        allocator.free(address)
+    assert _history(session) == "truncated", "of six events the last four"
+
+
+class _Fractions:
+    """The functions of ``torch.cuda`` that limit a process, and a device of 24 GB."""
+
+    def __init__(self) -> None:
+        self.value = 0.5
+
+    def get_per_process_memory_fraction(self, device: int) -> float:
+        return self.value
+
+    def set_per_process_memory_fraction(self, fraction: float, device: int) -> None:
+        self.value = fraction
+
+    def get_device_properties(self, device: int) -> Any:
+        return type("Properties", (), {"total_memory": 24 * 10**9})
+
+
+class _Limited(Allocator):
+    limit, total_bytes = TorchCuda.limit, TorchCuda.total_bytes  # type: ignore[assignment]
+
+    def __init__(self, cuda: object) -> None:
+        super().__init__()
+        self._torch = type("Torch", (), {"cuda": cuda})
+
+
+def test_a_users_memory_fraction_is_restored() -> None:
+    cuda = _Fractions()
+    recorder = started(_Limited(cuda), capacity=6 * 10**9)
+    assert cuda.value == 0.25
+    recorder.stop()
+    assert cuda.value == 0.5
+    recorder = started(_Limited(cuda), capacity=18 * 10**9)
+    assert cuda.value == 0.5, "the user's limit is lower"
+    recorder.stop()
+    recorder = started(_Limited(cuda), capacity=6 * 10**9)
+    cuda.value = 0.3  # by the program, meanwhile
+    recorder.stop()
+    assert cuda.value == 0.3
+
+
+def test_no_limit_is_set_that_could_not_be_restored() -> None:
+    class Older(_Fractions):
+        get_per_process_memory_fraction = None  # type: ignore[assignment]
+
+    cuda = Older()
+    recorder = started(_Limited(cuda), capacity=6 * 10**9)
+    assert cuda.value == 0.5
+    assert any("capacity was not applied" in note for note in recorder.notes)
+    recorder.stop()
+    assert cuda.value == 0.5
+
+
+def test_a_tag_that_the_program_sets_meanwhile_stays() -> None:
+    allocator = Allocator()
+    recorder = started(allocator)
+    recorder.set_tags(Tags("forward", 1))
+    allocator.text = "the user's"
+    recorder.set_tags(Tags("backward", 1))
+    recorder.stop()
+    assert allocator.text == "the user's"
 
 
 def test_torch_is_given_one_observer_however_often_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import sys
+import warnings
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from memprof.errors import UsageError
-from memprof.recording import phase
+from memprof.recording import phase, record
 from memprof.recording.phases import ACTIVE, PhaseLog
 from memprof.recording.trace.clock import Clock
+from memprof.snapshot import load_snapshot
 
 
 def log_with(*steps: tuple[str, str]) -> list[tuple[str, int, int, str | None]]:
@@ -81,3 +91,86 @@ def test_the_clock_never_stands_still() -> None:
     clock = Clock()
     times = [clock.tick() for _ in range(5000)]
     assert all(b > a for a, b in itertools.pairwise(times))
+
+
+def test_phases_of_two_threads_overlap_and_keep_their_lengths() -> None:
+    """Reward functions in a pool, marked by a decorator: leaving one thread's phase closes none of another's."""
+    clock = iter(range(1, 100))
+    log = PhaseLog(lambda: next(clock))
+    with ThreadPoolExecutor(1) as other:
+        outer = log.enter("generate", 3)
+        reward = other.submit(log.enter, "reward", None).result()
+        assert (log.current, log.newest, log.depth) == (outer, reward, 1)
+        assert log.open == [outer, reward]
+        assert log.exit(outer) == [outer]
+        assert (log.current, log.newest, log.depth) == (None, reward, 0)
+        nested = other.submit(log.enter, "forward", None).result()
+        assert log.exit(reward) == [nested, reward]  # on whichever thread
+        assert (log.open, log.exit(reward)) == ([], [])
+    spans = [(s["phase"], s["start_us"], s["end_us"], s["step"]) for s in log.to_plain(1, 6)]
+    assert spans == [("generate", 1, 3, 3), ("reward", 2, 6, None), ("forward", 4, 5, None)]
+
+
+def test_many_threads_mark_phases_while_one_writes(tmp_path: Path) -> None:
+    def work() -> None:
+        for _ in range(400):
+            with phase("reward"):
+                marked()
+
+    @phase("forward")
+    def marked() -> None:
+        pass
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with warnings.catch_warnings(), record(tmp_path / "r.pickle", stacks=None) as session:
+            warnings.simplefilter("error")
+            with ThreadPoolExecutor(4) as threads:
+                done = [threads.submit(work) for _ in range(4)]
+                for _ in range(20):
+                    session.set_step(7)
+                    session.to_raw()
+                for one in done:
+                    one.result()
+            torch.ones(1000)
+    finally:
+        sys.setswitchinterval(before)
+    assert session.door.failure is None
+    raw = pickle.loads((tmp_path / "r.pickle").read_bytes())["memprof"]
+    counted = Counter(span["phase"] for span in raw["phases"])
+    assert (counted["reward"], counted["forward"]) == (1600, 1600)
+    assert all(span["end_us"] is not None for span in raw["phases"])
+    assert Counter(row["phase"] for row in raw["counters"])["reward"] == 1600
+
+
+def test_a_peak_counts_for_the_open_phase_that_began_last(tmp_path: Path) -> None:
+    with record(tmp_path / "r.pickle", stacks=None) as session, ThreadPoolExecutor(1) as other:
+        generate = session.enter_phase("generate")
+        reward = other.submit(session.enter_phase, "reward").result()
+        torch.ones(2**20)
+        assert generate is not None
+        assert reward is not None
+        session.exit_phase(generate)
+        torch.ones(2**18)
+        other.submit(session.exit_phase, reward).result()
+    rows = {row["phase"]: row for row in pickle.loads((tmp_path / "r.pickle").read_bytes())["memprof"]["counters"]}
+    assert rows["reward"]["allocated_peak"] - rows["generate"]["allocated_peak"] == 4 * 2**20
+
+
+@pytest.mark.parametrize("step", [10**30, 2**31, -(2**31) - 1, 1.5, "3"])
+def test_a_step_that_no_reader_accepts_is_refused(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(UsageError, match="is not a step; use an integer below"):
+        phase("reward", step=step)
+    with record(tmp_path / "r.pickle", stacks=None) as session:
+        session.set_step(np.int64(4))
+        with phase("reward"):
+            pass
+        with pytest.warns(UserWarning, match="is not a step.*recorded without a step"):
+            session.set_step(step)
+        with phase("forward"):
+            pass
+    extra = load_snapshot(tmp_path / "r.pickle").extra
+    assert extra is not None
+    steps = {span["phase"]: span["step"] for span in extra["phases"]}
+    assert (steps["reward"], steps["forward"]) == (4, None)

@@ -56,6 +56,8 @@ class Program:
                 self.block_size[len(self.events) - 1] = size
             elif what == "empty":
                 self.allocator.empty_cache()
+            elif what == "done":
+                self._complete(number)
             elif self.live:
                 address = self.live.pop(number % len(self.live))
                 if what == "free":
@@ -65,6 +67,15 @@ class Program:
                     self.pending.add(address)
                     self._record("free_requested", address, block.requested, block.pool.stream, block.pool.pool)
         return self
+
+    def _complete(self, number: int) -> None:
+        """Let a stream be done with a block that waits for it."""
+        if self.pending:
+            address = sorted(self.pending)[number % len(self.pending)]
+            self.pending.remove(address)
+            count = len(self.events)
+            self.allocator.free(address)
+            del self.events[count]  # the request, which was made long ago
 
     def segments(self) -> list[dict[str, Any]]:
         """The allocator's, with the blocks whose free was requested and has not been completed."""
@@ -115,3 +126,18 @@ def programs(draw: st.DrawFn) -> Program:
     chosen = draw(settings)
     capacity = draw(st.sampled_from([None, None, 200 * MIB]))
     return Program(chosen, capacity).run(draw(st.lists(steps, min_size=1, max_size=60)))
+
+
+def raised(raw: dict[str, Any], by: int = 1 << 63) -> dict[str, Any]:
+    """Move a snapshot's addresses and streams, to where some devices have them."""
+    for segment in raw["segments"]:
+        segment["address"] += by
+        segment["stream"] += by
+        for block in segment["blocks"]:
+            block["address"] += by
+    for trace in raw["device_traces"]:
+        for event in trace:
+            event["stream"] += by
+            if "addr" in event:
+                event["addr"] += by
+    return raw

@@ -22,7 +22,7 @@ from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.snapshot.rows import scan
 from memprof.snapshot.unpickle import plain_from_bytes
 from tests.snapshot.exercise import valid
-from tests.snapshot.programs import MIB, Program, programs
+from tests.snapshot.programs import MIB, Program, programs, raised
 from tests.snapshot.test_safety import BOMBS, HEAD, Evil, files
 from tests.snapshot.test_shared_stacks import raw_snapshot, same
 
@@ -72,6 +72,26 @@ def compare(data: bytes, *, least: int = 1, taken: bool = True) -> None:
 def test_every_layout_and_protocol(protocol: int) -> None:
     for raw in (*shapes(), raw_snapshot(40), pickle.loads(valid())):
         compare(pickle.dumps(raw, protocol=protocol))
+
+
+@built
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_unsigned_addresses_and_streams(protocol: int) -> None:
+    program = Program(AllocatorSettings())
+    raw = raised(program.run([("malloc", 5 * MIB, 7, 1), ("malloc", 70, 0, 0), ("free", 0, 0, 0)]).raw())
+    raw["device_traces"][0].append({"action": "oom", "device_free": 2**63, "size": 9, "stream": 0, "time_us": 999})
+    compare(pickle.dumps(raw, protocol=protocol))
+
+
+@built
+@pytest.mark.parametrize(
+    "wrong", [{"addr": -5}, {"addr": 2**64}, {"size": 2**63}, {"time_us": 2**63}, {"addr": 2**62 + 1}]
+)
+def test_what_is_no_address_is_left_to_python(wrong: dict[str, int]) -> None:
+    data = pickle.dumps({"segments": [], "device_traces": [[event(1), event(2, **wrong)]]}, protocol=4)
+    found = scan([data])
+    with pytest.raises((InputError, ValueError)):
+        snapshot_from_raw(*([plain_from_bytes(data, "x")] if found is None else [found[0]]), rows=found and found[1])
 
 
 @built

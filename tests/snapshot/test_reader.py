@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from memprof.allocator.settings import AllocatorSettings
+from memprof.analysis.analysis import analyze
 from memprof.errors import InputError
 from memprof.snapshot import Action, BlockState, Frame, load_snapshot, save_snapshot, snapshot_from_raw
 from memprof.snapshot.recorded_run import (
@@ -33,7 +35,7 @@ from memprof.snapshot.recorded_run import (
 from memprof.snapshot.unpickle import plain_from_bytes
 from memprof.timeline.timeline import build_timeline
 from memprof.vocabulary import Category, Kind, Phase
-from tests.snapshot.programs import MIB, Program
+from tests.snapshot.programs import MIB, Program, raised
 
 
 @pytest.fixture
@@ -276,6 +278,30 @@ def test_annotations_and_settings_are_read_as_documented(raw: dict[str, Any]) ->
     assert (broken.annotations, broken.settings, len(broken.notes)) == ([], {}, 2)
 
 
+def test_unsigned_addresses_are_those_of_some_devices(raw: dict[str, Any], tmp_path: Path) -> None:
+    """The same recording at addresses and streams of 2^63 and more has the same answer, and its owners apply."""
+    trace = raw["device_traces"][0]
+    addresses = {event["addr"] for event in trace if event["action"] == "alloc"}
+    low, high = (pickle.loads(pickle.dumps(raw)) for _ in range(2))
+    raised(high)
+    allocations = []
+    for name, by, snapshot in (("low", 0, low), ("high", 1 << 63, high)):
+        time = trace[-1]["time_us"]
+        owners = [[address + by, time, "weights", None, "w"] for address in sorted(addresses)]
+        holders = [[address + by, time, "x"] for address in sorted(addresses)]
+        key = {"owners": owners, "holders": holders}
+        file = save_snapshot({**snapshot, "memprof": key}, tmp_path / f"{name}.pickle")
+        analysis = analyze(file)
+        assert not analysis.snapshot.notes
+        found = analysis.explain()
+        owned = [row for row in found if row.evidence == "owner"]
+        assert len(owned) > 1
+        assert all(row.held_by == ("x",) for row in owned)
+        assert [analysis.explain(address=row.address + 1) for row in found] == [(row,) for row in found]
+        allocations.append([replace(row, address=row.address - by) for row in found])
+    assert allocations[0] == allocations[1]
+
+
 def test_names_cannot_carry_escapes(raw: dict[str, Any]) -> None:
     raw["device_traces"][0][0]["frames"] = [{"filename": "a\x1b]0;x\x07\ud800.py", "line": 1, "name": "<b>\u202e"}]
     snapshot = snapshot_from_raw(raw)
@@ -303,7 +329,10 @@ def test_names_cannot_carry_escapes(raw: dict[str, Any]) -> None:
         {"device_traces": [[7]]},
         {"device_traces": [[{"action": "alloc", "addr": "x", "size": 1, "stream": 0}]]},
         {"device_traces": [[{"action": "alloc", "addr": 1, "size": -1, "stream": 0}]]},
-        {"device_traces": [[{"action": "alloc", "addr": 1 << 70, "size": 1, "stream": 0}]]},
+        {"device_traces": [[{"action": "alloc", "addr": -2, "size": 1, "stream": 0}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": 1, "stream": 1 << 64}]]},
+        {"segments": [{"address": 1 << 64, "total_size": 1, "stream": 0}]},
+        {"device_traces": [[{"action": "alloc", "addr": 1 << 64, "size": 1, "stream": 0}]]},
         {"device_traces": [[{"action": "alloc", "addr": 1, "size": 1 << 60, "stream": 0}]]},
     ],
 )

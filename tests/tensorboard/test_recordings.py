@@ -35,6 +35,19 @@ def test_runs_are_named_as_tensorboard_names_them(tmp_path: Path) -> None:
     assert found(("left", tmp_path / "a"), ("right", tmp_path / "b"))[::2] == [("left", 2, 0), ("right/c", 9, 0)]
 
 
+def test_the_run_that_wrote_last_is_listed_first(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from memprof.integrations.board.plugin import _newest_run_first
+
+    for number, name in enumerate(("a/_memprof", "a/_memprof-2", "a/_memprof-3", "b/_memprof")):
+        touch(tmp_path, *(f"{name}/step-{step}.rank-0.pickle" for step in (2, 4)))
+        for step in (2, 4):
+            os.utime(tmp_path / name / f"step-{step}.rank-0.pickle", (0, 1000 * (number % 3) + step))
+    listed = [(r.run, r.step) for r in _newest_run_first(Recordings([("", tmp_path)]).all())]
+    assert listed[:4] == [("a/_memprof-3", 2), ("a/_memprof-3", 4), ("a/_memprof-2", 2), ("a/_memprof-2", 4)]
+    assert {run for run, _ in listed[4:]} == {"a", "b"}
+
+
 def test_links_are_not_followed(tmp_path: Path) -> None:
     touch(tmp_path, "out/step-1.rank-0.pickle", "log/_memprof/step-1.rank-0.pickle")
     os.symlink(tmp_path / "out", tmp_path / "log" / "linked")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.allocator.settings import AllocatorSettings, settings_of
-from memprof.snapshot import Action, Snapshot, load_snapshot
+from memprof.allocator.model import CachingAllocator
+from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
+from memprof.snapshot import Action, Snapshot, load_snapshot, snapshot_from_raw
 from memprof.timeline.block_sizes import round_sizes
+from memprof.timeline.idle_memory import idle_memory
 from memprof.timeline.timeline import Timeline, build_timeline
 
 MIB = 2**20
@@ -66,3 +70,52 @@ def test_every_allocation_of_real_traces(shared: Path) -> None:
 def test_rounding_of_many_is_rounding_of_each(sizes: list[int], divisions: int) -> None:
     settings = AllocatorSettings(roundup_divisions=(divisions,) * 16)
     assert round_sizes(settings, np.array(sizes)).tolist() == [settings.round_size(s) for s in sizes]
+
+
+def _recorded(conf: str) -> tuple[CachingAllocator, list[dict[str, Any]]]:
+    events: list[dict[str, Any]] = []
+    allocator = CachingAllocator(parse_settings(conf))
+
+    def note(action: str, address: int, size: int, stream: int, pool: int) -> None:
+        events.append({"action": action, "addr": address, "size": size, "stream": stream, "frames": []})
+        events[-1]["time_us"] = len(events)
+
+    allocator.on_event = note
+    return allocator, events
+
+
+def _as_torch_writes(allocator: CachingAllocator, events: list[dict[str, Any]], conf: str) -> Timeline:
+    """Of these settings, torch writes two only in the text of the environment variable."""
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": conf, "max_cached_size": -1}
+    settings |= {"expandable_segments": allocator.settings.expandable_segments}
+    raw = {"segments": allocator.segments(), "device_traces": [events], "allocator_settings": settings}
+    return build_timeline(snapshot_from_raw(raw), 0)
+
+
+@pytest.mark.parametrize("conf", ["max_split_size_mb:64", "max_split_size_mb:64,max_non_split_rounding_mb:512"])
+def test_freed_blocks_keep_what_the_settings_text_lets_them(conf: str) -> None:
+    """100 MiB may take a whole free block of 500 MiB only if a recording's text allows so much rounding."""
+    allocator, events = _recorded(conf)
+    allocator.free(allocator.malloc(500 * MIB)[0])
+    one, two = allocator.malloc(100 * MIB)[0], allocator.malloc(300 * MIB)[0]
+    allocator.free(one)
+    allocator.free(two)
+    allocator.malloc(MIB)
+    timeline = _as_torch_writes(allocator, events, conf)
+    assert timeline.allocated.max() == allocator.max_allocated
+    assert timeline.reserved is not None
+    assert timeline.reserved.max() == allocator.max_reserved
+
+
+@pytest.mark.parametrize("conf", ["", ",large_segment_size_mb:64", ",large_segment_size_mb:12"])
+def test_cached_pages_are_those_that_emptying_the_cache_frees(conf: str) -> None:
+    conf = "expandable_segments:True" + conf
+    allocator, events = _recorded(conf)
+    allocator.malloc(30 * MIB)
+    gone = allocator.malloc(90 * MIB)[0]
+    allocator.malloc(4 * MIB)
+    allocator.free(gone)
+    timeline = _as_torch_writes(allocator, list(events), conf)
+    before = allocator.reserved
+    allocator.empty_cache()
+    assert idle_memory(timeline)(timeline.n_events)["cached"] == before - allocator.reserved

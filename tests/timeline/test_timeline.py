@@ -233,6 +233,39 @@ def test_instants_and_times(program: Program) -> None:
     assert timeline.died_us[1] == -1
 
 
+_EXACT = st.sampled_from([512, MIB, 10 * MIB, 20 * MIB, 64 * MIB])  # no block is larger than its request
+_steps = st.one_of(
+    st.tuples(st.just("malloc"), _EXACT, st.just(0), st.just(0)),
+    st.tuples(st.sampled_from(["free", "pend", "pend", "done"]), st.integers(0, 99), st.just(0), st.just(0)),
+)
+
+
+@relaxed
+@given(st.lists(_steps, min_size=2, max_size=40), st.integers(0, 99))
+def test_a_recording_that_begins_anywhere_has_torch_s_totals(steps: list[tuple[str, int, int, int]], cut: int) -> None:
+    """A block whose free was requested before the recording began is pending from its start, not allocated."""
+    program = Program(AllocatorSettings()).run(steps)
+    allocated, active = [0], [0]
+    for event in program.events:
+        gain = {"alloc": (1, 1), "free_requested": (-1, 0), "free_completed": (0, -1)}.get(event["action"], (0, 0))
+        allocated.append(allocated[-1] + gain[0] * event["size"])
+        active.append(active[-1] + gain[1] * event["size"])
+    start = cut % (len(program.events) + 1)
+    if not any(event["action"] == "free_requested" for event in program.events[start:]):
+        return
+    timeline = build_timeline(snapshot_from_raw(program.raw(start)), 0)
+    assert timeline.active.tolist() == active[start:]
+    assert timeline.allocated.tolist() == allocated[start:]
+
+
+def test_a_trace_without_requests_does_not_show_pending_blocks() -> None:
+    """Its recorder left them out: a block counts as allocated until its free has completed."""
+    program = Program(AllocatorSettings()).run([("malloc", 512, 0, 0), ("malloc", 512, 0, 0), ("free", 0, 0, 0)])
+    raw = program.raw(3)
+    raw["device_traces"][0] = [e for e in raw["device_traces"][0] if e["action"] != "free_requested"]
+    assert build_timeline(snapshot_from_raw(raw), 0).allocated.tolist() == [1024, 512]
+
+
 @relaxed
 @given(programs())
 def test_pools_of_old_traces(program: Program) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memprof.analysis.ranks.dump_names import DumpName, dump_name
-from memprof.analysis.ranks.run_folders import places_of_run
+from memprof.analysis.ranks.run_folders import run_folders
 from memprof.errors import InputError, UsageError
 from memprof.snapshot.remote import walk
 
@@ -40,12 +40,12 @@ class Recording(DumpName):
 
 
 def find_recordings(place: Path) -> list[Recording]:
-    """Find the recordings in ``place``, or in ``_memprof`` below it, else in all folders below it.
+    """Find the recordings in ``place``, or in the newest ``_memprof`` below it that has any, else in all folders below.
 
     Raises:
         InputError: the folder does not exist or cannot be read, or holds no recording.
     """
-    for folder in places_of_run(place):
+    for folder in (place, *run_folders(place)):
         try:
             files = [path for path in folder.iterdir() if path.is_file() and not path.is_symlink()]
         except OSError as error:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from memprof.analysis.ranks.files import Recording, choose, find_recordings, recording_of, report_beside
 from memprof.analysis.ranks.groups import DumpGroup, dump_rows, sort_dumps
 from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
-from memprof.analysis.ranks.run_folders import places_of_run
+from memprof.analysis.ranks.run_folders import other_runs, places_of_run
 from memprof.analysis.ranks.summary import rank_summary
 from memprof.errors import InputError, UsageError
 from memprof.executors import answers, open_executor
@@ -184,6 +184,7 @@ def read_ranks(
     files = _Files(reader, executor)
     if len(places) == 1 and places[0].is_dir():
         found, group, rows = _of_folder(places[0], files, step, role)
+        group.notes += [others] if (others := other_runs(group.shown[0].path.parent)) else []
         return _merged(places[0], found, group, rows)
     if folder := next((p for p in places if p.is_dir()), None):
         raise UsageError(f"{folder} is a folder: give one folder alone, or the files of the ranks.")

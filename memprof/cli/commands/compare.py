@@ -11,8 +11,8 @@ import click
 
 from memprof.cli.answers import compared_document, comparison_answer, redacted, redacted_parts
 from memprof.cli.emit import Output, emit, output_options
-from memprof.cli.inputs import analysed
-from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
+from memprof.cli.inputs import analysed, chosen_file
+from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import AboveLimit, InputError, UsageError
 
@@ -47,7 +47,6 @@ class _Column:
 )  # fmt: skip
 @device_option
 @rules_option
-@no_cache_option
 @redact_option
 def command(
     inputs: tuple[Path, ...],
@@ -93,12 +92,11 @@ def _percent(text: str | None) -> float | None:
 
 
 def _read(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> list[_Column]:
-    from memprof.analysis.ranks.run_folders import file_of_run
     from memprof.report import Report
     from memprof.report.comparison import Comparison
     from memprof.report.files import read_answer, schema_of
 
-    path = file_of_run(path)
+    path = chosen_file(path)
     answer = read_answer(path)
     if answer is None:
         return [_snapshot(path, device, rules, redact, page)]

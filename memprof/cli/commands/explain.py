@@ -12,7 +12,7 @@ import click
 from memprof.cli.answers import redacted_parts
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
-from memprof.cli.options import RECORDING, device_option, no_cache_option, redact_option, rules_option
+from memprof.cli.options import RECORDING, device_option, redact_option, rules_option, snapshot_option
 from memprof.errors import UsageError
 from memprof.reports.renderers import Answer
 
@@ -37,9 +37,9 @@ _DEFAULT_TOP = 20
 @click.option("--all", "everything", is_flag=True, help="List every one.")
 @click.option("--full-stacks", is_flag=True, help="Show stacks whole: also the frames of Python, click and memprof.")
 @device_option
+@snapshot_option
 @output_options("explain")
 @rules_option
-@no_cache_option
 @redact_option
 def command(
     snapshot: Path,
@@ -50,6 +50,7 @@ def command(
     everything: bool,
     full_stacks: bool,
     device: int | None,
+    number: int | None,
     output: Output,
     rules: Path | None,
     redact: bool,
@@ -62,7 +63,7 @@ def command(
     if everything and top is not None:
         raise UsageError("--all and --top exclude each other; give one.")
     where = _address(address)
-    analysis = analysed(snapshot, device, rules)
+    analysis = analysed(snapshot, device, rules, number)
     most = None if everything else top or _DEFAULT_TOP
     groups = redacted_parts(analysis.largest(most, at, category, where), redact, analysis)
     listed = analysis.explain(at, category, most, where) if output.wants_json else ()

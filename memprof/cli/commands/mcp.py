@@ -25,8 +25,8 @@ from memprof.files import refuse_special
 @redact_option
 def command(folders: tuple[Path, ...], largest: str, seconds: float, characters: int, redact: bool) -> None:
     """Answer an assistant over standard input and output: report, explain, compare, oom, simulate and advise, on files
-    below FOLDER... (default: the current folder). Nothing else is read, and nothing is written but what memprof keeps
-    of large snapshots (MEMPROF_CACHE=0: nothing).
+    below FOLDER... (default: the current folder). Nothing else is read, and nothing is written except results of
+    simulations (disable that with MEMPROF_CACHE=0).
 
     An assistant starts this itself: put command `memprof`, arguments `mcp` and your runs' folders into its settings.
     """

@@ -25,9 +25,10 @@ _LOOKED_AT = 4096
 
 @click.command(name="oom")
 @click.argument("log", type=RECORDING, metavar="LOG|-")
+@click.option("--explain-facts", is_flag=True, help="List what was read from the text, with the line of each fact.")
 @output_options("oom")
 @redact_option
-def command(log: Path, output: Output, redact: bool) -> None:
+def command(log: Path, explain_facts: bool, output: Output, redact: bool) -> None:
     """Explain the out-of-memory failures in LOG (- reads standard input): what each number means, what is missing, the
     cause, and what to try, in order.
 
@@ -37,7 +38,7 @@ def command(log: Path, output: Output, redact: bool) -> None:
     """
     from memprof.oom.explain import explain_log
 
-    answer = explain_log(_read(log))
+    answer = explain_log(_read(log), explain_facts=explain_facts)
     if not answer["failures"]:
         name = "standard input" if str(log) == "-" else str(log)
         what = " ".join(answer["notes"]) or (

@@ -12,7 +12,16 @@ from memprof.cli.option_groups import grouped
 from memprof.cli.options import executor_option
 from memprof.cli.progress import progress
 from memprof.cli.simulating import need_torch
-from memprof.cli.simulation_options import GROUPS, given_settings, run_options, settings_of, value_of, with_gpu_count
+from memprof.cli.simulation_options import (
+    GROUPS,
+    INSTEAD,
+    OTHER_NAMES,
+    given_settings,
+    run_options,
+    settings_of,
+    value_of,
+    with_gpu_count,
+)
 from memprof.errors import UsageError
 from memprof.reports.renderers import Answer
 
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
 SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_model_len max_num_seqs"
 
 
-@click.command(name="plan", cls=grouped({**GROUPS, "Search": SEARCH}))
+@click.command(name="plan", cls=grouped({**GROUPS, "Search": SEARCH}, aliases=OTHER_NAMES, advice=INSTEAD))
 @run_options
 @click.option(
     "--gpu", required=True, metavar="NAME|SIZE", help="Plan for this GPU: a name such as H100, or a size such as 24GB."
@@ -48,6 +57,7 @@ SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_mod
 )
 @click.option("--max-num-seqs", type=click.IntRange(min=1), metavar="N", help="With --serve-beside: sequences at once.")
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
+@click.argument("model_name", required=False, metavar="[MODEL]")
 @output_options("plan", page="Write the HTML page, with the rows drawn, to FILE.html.")
 def command(
     config_file: Path | None,
@@ -62,6 +72,7 @@ def command(
     max_model_len: int | None,
     max_num_seqs: int | None,
     no_cache: bool,
+    model_name: str | None,
     output: Output,
     **given: Any,
 ) -> None:
@@ -73,6 +84,10 @@ def command(
 
     Exit code 4: nothing fits.
     """
+    if model_name is not None:
+        if given.get("model") is not None:
+            raise UsageError(f"{model_name!r} and --model {given['model']} both name a model: give one of them.")
+        given = {**given, "model": model_name}
     single, given = with_gpu_count(gpu, config_file, given)
     gpu = single or gpu
     if output.page is not None and output.page.suffix != ".html":

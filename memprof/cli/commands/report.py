@@ -28,6 +28,7 @@ _LISTED = 50
 @click.argument("snapshots", type=options.RECORDING, nargs=-1, required=True, metavar="SNAPSHOT...")
 @output_options("report", page="Write the HTML page to FILE.html.")
 @options.device_option
+@options.snapshot_option
 @click.option(
     "--step", type=click.IntRange(min=0), metavar="N",
     help="Report this step of a folder; default: the newest that most ranks recorded.",
@@ -56,6 +57,7 @@ def command(
     snapshots: tuple[Path, ...],
     output: Output,
     device: int | None,
+    number: int | None,
     step: int | None,
     role: str | None,
     capacity: str | None,
@@ -81,7 +83,7 @@ def command(
     _check_advice(advise, gpu)
     card = None if capacity is None else capacity_bytes(capacity)
     whole = output.page is not None or redact
-    how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole)
+    how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole, number)
     run = _read(snapshots, step, role, how, output)
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
     report = report if card is None else _on_card(report, card)
@@ -127,7 +129,7 @@ def _how_many(allocations: str) -> int | None:
 @dataclass(frozen=True)
 class _Reading:
     """How files are read. ``listed``: how many allocations to list, None for all. ``whole``: more than the report is
-    needed."""
+    needed. ``number``: of the snapshot in a file with several."""
 
     device: int | None
     rules: Path | None
@@ -135,12 +137,15 @@ class _Reading:
     executor: str
     keep_json: bool
     whole: bool
+    number: int | None
 
 
 def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output) -> GivenRun:
     if role is not None and not (len(snapshots) == 1 and snapshots[0].is_dir()):
         raise UsageError("--role chooses among the dumps of a folder; give one folder.")
     if len(snapshots) > 1 or snapshots[0].is_dir():
+        if how.number is not None:
+            raise UsageError("--snapshot chooses in one file; give one file.")
         return _read_ranks(snapshots, step, role, how, output)
     if step is not None:
         raise UsageError("--step chooses among the recordings of a folder; this is one file.")
@@ -150,8 +155,8 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
         raise UsageError(f"--executor {how.executor} shares out the ranks of a run; this is one file.")
     report = known_report(snapshots[0])
     if report is not None:
-        if how.device is not None or how.rules is not None:
-            raise UsageError("--device and --rules need the snapshot; this is a report's JSON.")
+        if how.device is not None or how.rules is not None or how.number is not None:
+            raise UsageError("--device, --rules and --snapshot need the snapshot; this is a report's JSON.")
         return GivenRun(snapshots[0], report, None)
     return _read_one(snapshots[0], how)
 
@@ -159,11 +164,11 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
 def _read_one(path: Path, how: _Reading) -> GivenRun:
     from memprof.advice.analyze_with_advice import ReportBuilder
 
-    report = ReportBuilder(how.device, how.rules, how.listed)
+    report = ReportBuilder(how.device, how.rules, how.listed, how.number)
     if not how.whole:
         with working(f"Reading {path.name}"):
             return GivenRun(path, report(path), None)
-    analysis = analysed(path, how.device, how.rules)
+    analysis = analysed(path, how.device, how.rules, how.number)
     return GivenRun(path, report.report_of(analysis, path), analysis)
 
 

@@ -17,6 +17,8 @@ from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
 from memprof.cli.simulation_options import (
     GROUPS,
+    INSTEAD,
+    OTHER_NAMES,
     budget_option,
     given_settings,
     run_options,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
 
-@click.command(name="simulate", cls=grouped(GROUPS))
+@click.command(name="simulate", cls=grouped(GROUPS, aliases=OTHER_NAMES, advice=INSTEAD))
 @run_options
 @budget_option
 @click.option("--gpu", metavar="NAME|SIZE", help="Say whether it fits: a name such as H100, or a size such as 24GB.")
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
     help="Start from the settings of a recorded run: a snapshot, folder or report's JSON.",
 )  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="With --like: change a setting.")
-@click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGUMENTS]")
+@click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[MODEL | -- SCRIPT ARGUMENTS]")
 def command(
     config_file: Path | None,
     memory_budget: str | None,
@@ -85,6 +87,8 @@ def command(
     """
     if click.get_current_context().obj == OWN_PROCESS:
         take_process()
+    if len(script_arguments) == 1 and script is None and like is None and given.get("model") is None:
+        given, script_arguments = {**given, "model": script_arguments[0]}, ()
     if no_shortcuts:
         if completion_lengths is not None or memory_budget is not None:
             raise UsageError("--no-shortcuts executes one run: drop --completion-lengths and --memory-budget.")
@@ -106,7 +110,8 @@ def command(
         need_torch()
         from memprof.cli.simulate_like import changes_of, simulate_like
 
-        simulate_like(like, changes_of(assignments, given_settings(config_file, given)), gpu, output)
+        changed = changes_of(assignments, given_settings(config_file, given))
+        simulate_like(like, changed, gpu, output, bool(given.get("allow_unsimulated")))
         return
     if gpu is not None and device == "cpu":
         raise UsageError("--gpu asks about a GPU and --device cpu simulates none; drop one of them.")
@@ -116,7 +121,7 @@ def command(
     if script is not None:
         changes = _changes_of(given_settings(config_file, given))
         _refuse_unused_of_script(changes, device)
-        run = ScriptRun(script, script_arguments, changes, device, gpu)
+        run = ScriptRun(script, script_arguments, changes, device, gpu, bool(given.get("allow_unsimulated")))
     else:
         settings = settings_of(config_file, given, device=device)
         if memory_budget is not None:
@@ -132,6 +137,8 @@ def _changes_of(values: dict[str, Any]) -> dict[str, Any]:
     """Keep the settings that replace a script's own; refuse what only the script can say."""
     from memprof.config.from_trainer import CHANGEABLE
 
+    for name in ("unknown", "left_out"):  # of a file, which has more than the settings to change
+        values.pop(name, None)
     for name in values:
         if name not in CHANGEABLE:
             raise UsageError(f"--{name.replace('_', '-')} is the script's own to say; leave it out with --script.")

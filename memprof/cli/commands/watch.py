@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memprof.cli.emit import Output, emit, output_options
+from memprof.cli.inputs import name_other_runs
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def command(folder: Path, once: bool, interval: float, output: Output) -> None:
     DIR is the trainer's output_dir or the _memprof folder in it. memprof watch ends when the training does.
     """
     ranks = _read(folder)
+    name_other_runs(ranks[0].path.parent)
     if output.style == "text" and not once and sys.stdout.isatty():
         _live(folder, interval)
         return

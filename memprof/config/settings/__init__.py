@@ -11,11 +11,13 @@ from memprof.config.settings.parts import (
     TrainerSettings,
 )
 from memprof.config.settings.run import TRAINERS_OWN, Settings
+from memprof.config.trainer_fields import Arguments
 
 __all__ = [
     "ALIASES",
     "CHOICES",
     "TRAINERS_OWN",
+    "Arguments",
     "DeviceSettings",
     "GenerationSettings",
     "ModelSettings",

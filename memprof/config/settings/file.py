@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from memprof.config.settings.parts import kinds_of
 from memprof.config.settings.run import Settings
-from memprof.config.trl_arguments import left_out_of, said_by_trl
+from memprof.config.trainer_fields import class_fields, class_with, executed_of, flat_fields, left_out_of
+from memprof.config.trl_arguments import said_by_trl
 from memprof.errors import InputError
 from memprof.files import refuse_special
 
@@ -26,12 +28,26 @@ ALIASES = {
     "torch_dtype": "dtype",
     "activation_checkpointing": "gradient_checkpointing",
     "use_bnb_nested_quant": "bnb_4bit_use_double_quant",
+    "lora_modules_to_save": "modules_to_save",
+    "lora_target_parameters": "target_parameters",
 }
+# Settings that are lists of names.
+_LISTS = ("lora_target_modules", "modules_to_save")
 
 
-def read_settings(path: str | Path) -> dict[str, Any]:
-    """Read settings from a YAML or JSON file: those memprof knows; the rest of a GRPO config is passed over. InputError
-    where the file cannot be read or holds no mapping, or a name in it is nearly that of a setting."""
+def read_settings(path: str | Path, trainer: str | None = None) -> dict[str, Any]:
+    """Read settings from a YAML or JSON file of the fields that TRL's, transformers' and PEFT's configurations have.
+
+    Fields that change memory and are not simulated are listed in ``left_out``; those that no configuration has in
+    ``unknown``; ``generation_batch_size`` stays by this name, because it counts what other settings decide.
+
+    Args:
+        path: the file.
+        trainer: which trainer's fields are meant, where the file does not say.
+
+    Raises:
+        InputError: the file cannot be read or holds no mapping, or a name in it is nearly that of a setting.
+    """
     file = Path(path)
     try:
         refuse_special(file)
@@ -39,30 +55,52 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read ({error}).") from None
     given = _parse(file, text)
+    plain = {_plain_name(key): value for key, value in given.items()}
+    trainer, kind = str(plain.get("trainer") or trainer), str(plain.get("peft_type") or "LORA")
     known = {f.name for f in fields(Settings)}
     values: dict[str, Any] = {}
-    for key, value in given.items():
-        name = ALIASES.get(str(key).replace("-", "_"), str(key).replace("-", "_"))
-        if name not in known and (near := get_close_matches(name, known, 1, _MISSPELT)):
-            raise InputError(f"{file}: {name} is no setting; {near[0]} is.")
-        if name not in known or value is None:
+    unknown: list[str] = []
+    for key, value in plain.items():
+        name = ALIASES.get(key, key)
+        if name not in known and class_with(key, trainer, kind) is None and class_with(name, trainer, kind) is None:
+            if near := get_close_matches(name, {*known, *_field_names()}, 1, _MISSPELT):
+                raise InputError(f"{file}: {name} is no setting; {near[0]} is.")
+            unknown.append(key)
+        if name not in (*known, "generation_batch_size") or value is None:
             continue
-        if name == "lora_target_modules":
+        if name in _LISTS:
             value = tuple(value.split(",")) if isinstance(value, str) else value
             if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
-                raise InputError(f"{file}: lora_target_modules is {value!r:.40}; write a list of names.")
+                raise InputError(f"{file}: {name} is {value!r:.40}; write a list of names.")
             value = tuple(value)
         if name in ("dtype", "bnb_4bit_compute_dtype"):
             value = str(value).removeprefix("torch.")
         values[name] = _number(name, value)
-    if left_out := left_out_of({str(key).replace("-", "_"): value for key, value in given.items()}):
-        values["left_out"] = left_out
+    told = {ALIASES[key] if key == "lora_target_parameters" else key: value for key, value in plain.items()}
+    unknown += [name for name, _ in flat_fields(plain) if "." in name and class_with(name) is None]
+    adapter, theirs = executed_of(told, trainer, kind)
+    found = {
+        "left_out": left_out_of(plain, trainer, kind), "unknown": tuple(unknown),
+        "adapter_options": adapter, "trainer_options": theirs,
+    }  # fmt: skip
+    values |= {name: value for name, value in found.items() if value}
     return _with_kind(said_by_trl(values, given), given)
+
+
+def _plain_name(key: object) -> str:
+    return str(key).replace("-", "_")
+
+
+@cache
+def _field_names() -> frozenset[str]:
+    """List the fields of every configuration class."""
+    kinds = class_fields().values()
+    return frozenset(name for of in kinds for name in (*of.simulated, *of.no_memory, *of.executed, *of.not_simulated))
 
 
 def _number(name: str, value: Any) -> Any:
     """Read a number as TRL does where YAML takes it for a word (``1e-3``), or where JSON writes a whole one ``5e8``."""
-    kind = kinds_of(Settings).get(name, ("",))[0]
+    kind = "int" if name == "generation_batch_size" else kinds_of(Settings).get(name, ("",))[0]
     if kind not in ("int", "float") or isinstance(value, bool):
         return value
     try:

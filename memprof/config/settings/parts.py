@@ -10,6 +10,8 @@ from functools import cache
 from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS
+from memprof.config.trainer_fields import ADAPTER_CLASSES, NO_ARGUMENTS, Arguments
+from memprof.config.trl_arguments import recipe_of_release
 from memprof.errors import UsageError, did_you_mean
 from memprof.units import parse_size
 
@@ -19,8 +21,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attn": ("auto", "flash", "efficient", "math"),
     "padding": ("none", "worst"),
     "generation": ("hf", "none", "vllm"),
+    "peft_type": tuple(ADAPTER_CLASSES),
     "trainer": ("grpo", "rloo", "sft", "dpo"),
-    "recipe": ("trl", "trl-full-logits", "trl-0.14", "liger", "lean"),
+    "recipe": ("trl", "trl-full-logits", "trl-in-place-logits", "trl-0.14", "liger", "lean"),
     "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp"),
     "device": ("cuda", "cpu"),
     "gradient_checkpointing": ("none", "auto", "full", "selective", "offloaded"),
@@ -28,6 +31,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cache_dtype": ("auto", "fp8", "int4", "int2"),
     "bnb_4bit_compute_dtype": ("auto", "float32", "bfloat16", "float16"),
 }
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+# What else people and libraries call the choices of a setting.
+_OTHER_WORDS = {
+    "dtype": _DTYPES,
+    "bnb_4bit_compute_dtype": _DTYPES,
+    "attn": {
+        "sdpa": "auto", "eager": "math", "flash_attention_2": "flash", "flash_attention_3": "flash",
+        "flash_attention": "flash", "flash2": "flash",
+    },
+}  # fmt: skip
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 
 
@@ -37,15 +50,23 @@ class Part:
 
     def __post_init__(self) -> None:
         part: Any = type(self)
+        self._use_own_words()
         for name, kinds in kinds_of(part).items():
             value, allowed = getattr(self, name), CHOICES.get(name)
             if not any(_is_a(value, kind) for kind in kinds):
                 raise UsageError(f"{flag_of(name)} {value!r}: give {_KINDS[kinds[0]]}.")
-            if allowed and isinstance(value, str) and value not in allowed:
+            if allowed and isinstance(value, str) and value not in allowed and value.upper() not in allowed:
                 meant = did_you_mean(value, allowed)
                 raise UsageError(f"{flag_of(name)} {value!r}{meant}: choose from {', '.join(allowed)}.")
         self._settle()
         self._check()
+
+    def _use_own_words(self) -> None:
+        """Replace other words for a choice, such as bf16, by its own."""
+        for name, words in _OTHER_WORDS.items():
+            if isinstance(value := getattr(self, name, None), str):
+                value = value.removeprefix("torch.")
+                object.__setattr__(self, name, words.get(value.lower(), value))
 
     def _settle(self) -> None:
         """Give what can be written in several ways one form."""
@@ -65,28 +86,65 @@ class ModelSettings(Part):
     """The policy's weights, its adapter and its attention.
 
     ``dtype`` is the parameters': TRL loads a model given by name in float32. ``bnb_4bit_compute_dtype`` ``auto`` is
-    autocast's dtype, or the weights'.
+    autocast's dtype, or the weights'. ``peft_type`` is PEFT's name of the adapter, LoRA where ``lora_r`` is given;
+    ``modules_to_save`` are trained whole beside it. ``adapter_options`` are further arguments of its configuration.
     """
 
     model: str
     dtype: str = "float32"
+    peft_type: str = "LORA"
     lora_r: int | None = None
     lora_target_modules: tuple[str, ...] = ("all-linear",)
     lora_dropout: float = 0.0
+    use_dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    num_virtual_tokens: int | None = None
+    adapter_options: Arguments = NO_ARGUMENTS
     load_in_4bit: bool = False
     bnb_4bit_use_double_quant: bool = False
     bnb_4bit_compute_dtype: str = "auto"
     attn: str = "auto"
 
+    @property
+    def has_adapter(self) -> bool:
+        """Tell whether an adapter is trained, of any kind, and not the whole model."""
+        return self.lora_r is not None or self.peft_type != "LORA"
+
+    def _settle(self) -> None:
+        super()._settle()
+        object.__setattr__(self, "peft_type", str(self.peft_type).upper())
+        object.__setattr__(self, "modules_to_save", tuple(self.modules_to_save))
+        if not isinstance(self.adapter_options, Arguments):
+            object.__setattr__(self, "adapter_options", Arguments.of(self.adapter_options))
+
     def _check(self) -> None:
         super()._check()
-        self._at_least_one("lora_r")
+        self._at_least_one("lora_r", "num_virtual_tokens")
         if not 0 <= self.lora_dropout < 1 or (self.lora_dropout and self.lora_r is None):
             raise UsageError("--lora-dropout is a share below 1, of an adapter's inputs: add --lora-r 16.")
-        if self.load_in_4bit and self.lora_r is None:
+        self._check_adapter()
+        if self.load_in_4bit and not self.has_adapter:
             raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
         if not self.load_in_4bit and (self.bnb_4bit_use_double_quant or self.bnb_4bit_compute_dtype != "auto"):
             raise UsageError("--bnb-4bit-use-double-quant and --bnb-4bit-compute-dtype need --load-in-4bit.")
+
+    def _check_adapter(self) -> None:
+        """Refuse what a kind of adapter does not have, and what is not simulated with it."""
+        kind = self.peft_type
+        if kind != "LORA" and self.lora_r is not None:
+            raise UsageError(f"--lora-r is the rank of LoRA: drop it, or --peft-type {kind}.")
+        if self.use_dora and self.lora_r is None:
+            raise UsageError("--use-dora is a kind of LoRA: add --lora-r 16.")
+        what = "--use-dora" if self.use_dora else "--peft-type ia3" if kind == "IA3" else None
+        if what is not None and self.load_in_4bit:
+            raise UsageError(f"{what} with --load-in-4bit is not simulated: drop one of them.")
+        if self.modules_to_save and (not self.has_adapter or kind == "PROMPT_TUNING"):
+            raise UsageError("--lora-modules-to-save names modules to train beside LoRA or IA3: add --lora-r 16.")
+        if (self.num_virtual_tokens is not None) != (kind == "PROMPT_TUNING"):
+            raise UsageError("--peft-type prompt_tuning and --num-virtual-tokens N belong together: give both.")
+        if self.adapter_options and not self.has_adapter:
+            names = ", ".join(self.adapter_options.to_dict())
+            raise UsageError(f"{names} changes nothing here: no adapter is trained; add --lora-r 16.")
 
 
 @dataclass(frozen=True)
@@ -97,11 +155,13 @@ class TrainerSettings(Part):
     then counts rows, or pairs of a chosen and a rejected row, of ``max_length`` tokens each where that is given.
     Otherwise it counts completions, as TRL does since 0.16. ``mixed_precision`` is ``bf16``, ``fp16`` or ``no``.
     ``gradient_checkpointing`` is False (``none``), True (``full``), ``selective`` or ``offloaded``; the lean trainer's
-    True is ``auto``, its default, and ``full`` a kind of its own.
+    True is ``auto``, its default, and ``full`` a kind of its own. ``trl_version`` chooses the recipe of a release's
+    loss; ``trainer_options`` are further arguments of the trainer's configuration.
     """
 
     trainer: str = "grpo"
     recipe: str = "trl"
+    trl_version: str | None = None
     mixed_precision: str = "bf16"
     max_length: int | None = None
     prompt_length: int = 512
@@ -123,9 +183,14 @@ class TrainerSettings(Part):
     max_tokens_per_piece: int | None = None
     tiled_mlp: int | None = None
     prefix_sharing: bool = False
+    trainer_options: Arguments = NO_ARGUMENTS
 
     def _settle(self) -> None:
         super()._settle()
+        if not isinstance(self.trainer_options, Arguments):
+            object.__setattr__(self, "trainer_options", Arguments.of(self.trainer_options))
+        if self.trl_version is not None and self.recipe == "trl" and not self.supervised:
+            object.__setattr__(self, "recipe", recipe_of_release(str(self.trl_version), self.trainer))
         if (kind := self.gradient_checkpointing) == "none":
             kind = False
         elif self.lean:
@@ -160,6 +225,11 @@ class TrainerSettings(Part):
     def _check_kind(self) -> None:
         if self.trainer == "rloo" and self.recipe in ("liger", "trl-0.14"):
             raise UsageError(f"--recipe {self.recipe} is a loss of GRPO's: drop it, or --trainer rloo.")
+        if (release := self.trl_version) is not None and self.recipe.startswith("trl"):
+            if self.supervised:
+                raise UsageError(f"--trl-version is for GRPO and RLOO: drop it, or --trainer {self.trainer}.")
+            if self.recipe != recipe_of_release(release, self.trainer):
+                raise UsageError(f"--trl-version {release} and --recipe {self.recipe} differ: give one of them.")
         if self.max_length is not None and not self.supervised:
             raise UsageError("--max-length is of --trainer sft and dpo: others have --prompt-length and more.")
         full = self.trainer == "sft" and self.recipe == "trl-full-logits"

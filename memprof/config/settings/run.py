@@ -27,16 +27,19 @@ _LEAN_ONLY = ("max_tokens_per_piece", "tiled_mlp", "generation_batch", "prefix_s
 class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSettings, ModelSettings):
     """One run: five parts, each of which refuses what it cannot be; here stands what they refuse of each other.
 
-    ``left_out`` names what a config file switches on and no simulation executes; ``assumed`` names the settings whose
-    defaults stand because nobody gave a value.
+    ``left_out`` names fields that a config file sets and no simulation follows (``trainer_fields.toml``); ``unknown``
+    those that no configuration class has; ``assumed`` names the settings whose defaults stand because nobody gave a
+    value.
     """
 
     left_out: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = field(default=(), compare=False, repr=False)
     assumed: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def _settle(self) -> None:
         super()._settle()
         object.__setattr__(self, "left_out", tuple(self.left_out))
+        object.__setattr__(self, "unknown", tuple(self.unknown))
         object.__setattr__(self, "assumed", tuple(self.assumed))
 
     def _check(self) -> None:
@@ -47,6 +50,7 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
         self._check_generation()
         self._check_fp16()
         self._check_sharding()
+        self._check_other_adapters()
         self._check_images()
         if self.checkpointing == "offloaded" and self.device == "cpu":
             raise UsageError("--gradient-checkpointing offloaded frees a GPU: drop --device cpu.")
@@ -81,7 +85,7 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
         """Refuse what a run with fp16's loss scaler refuses, and what is not simulated with it."""
         if self.mixed_precision != "fp16":
             return
-        if self.dtype == "float16" and self.lora_r is None:
+        if self.dtype == "float16" and not self.has_adapter:
             raise UsageError("fp16 over float16 weights fails in a real run too: load them with --dtype float32.")
         if self.divided:
             raise UsageError(f"fp16 beside --sharding {self.sharding} is not simulated: set bf16, or drop --sharding.")
@@ -99,7 +103,7 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
             raise UsageError("--sharding fsdp2 is simulated on CUDA, with torch's own AdamW: use --optim adamw_torch.")
         if self.sharding == "fsdp2" and self.load_in_4bit:
             raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
-        if self.sharding == "tp" and (untorch or self.lora_r is not None):
+        if self.sharding == "tp" and (untorch or self.has_adapter):
             raise UsageError(
                 "--sharding tp is simulated on CUDA for full fine-tuning with torch's own AdamW: drop --lora-r, and "
                 "use --optim adamw_torch."
@@ -109,6 +113,20 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
                 f"--sharding {self.sharding} is modelled on CUDA for bfloat16 weights and torch's own AdamW: use "
                 "--optim adamw_torch, and drop --load-in-4bit."
             )
+
+    def _check_other_adapters(self) -> None:
+        """Refuse where adapters other than plain LoRA are not simulated."""
+        what = (
+            f"--peft-type {self.peft_type.lower()}" if self.peft_type != "LORA"
+            else "--use-dora" if self.use_dora
+            else "--lora-modules-to-save" if self.modules_to_save else None
+        )  # fmt: skip
+        if what is None:
+            return
+        if self.divided:
+            raise UsageError(f"{what} with --sharding {self.sharding} is not simulated: use --sharding ddp.")
+        if self.lean and self.peft_type == "PROMPT_TUNING":
+            raise UsageError(f"{what} with --recipe lean is not simulated: drop one of them.")
 
     def _check_images(self) -> None:
         """Refuse, by name, what is not simulated beside images."""
@@ -126,10 +144,15 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
         return replace(self, **{"assumed": tuple(n for n in self.assumed if n not in changes), **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as it is kept in a snapshot."""
+        """Return plain data, as it is kept in a snapshot; without options where there are none."""
         plain = asdict(self)
-        plain["lora_target_modules"] = list(self.lora_target_modules)
-        plain["left_out"], plain["assumed"] = list(self.left_out), list(self.assumed)
+        for name in ("lora_target_modules", "modules_to_save", "left_out", "unknown", "assumed"):
+            plain[name] = list(getattr(self, name))
+        for name in ("adapter_options", "trainer_options"):
+            options = getattr(self, name)
+            plain[name] = options.to_dict()
+            if not options:
+                del plain[name]
         return plain
 
     @classmethod

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memprof.oom.knowledge_files import table
 from memprof.units import GIB, format_bytes
@@ -16,7 +17,7 @@ PARTS = {
     "kv_cache": "KV cache",
     "graphs": "CUDA graphs",
     "activations": "activations at the profiled peak",
-    "outside": "outside torch",
+    "outside": "non-PyTorch memory",
 }
 _GIB = re.compile(r"\{gib:(\w{1,40})\}")
 _MOST = 2_000  # lines of one kind that are read
@@ -28,31 +29,45 @@ class _Line(NamedTuple):
     pattern: re.Pattern[str]
 
 
-def engine_shares(log: str) -> list[dict[str, Any]]:
+@dataclass
+class EngineShare:
+    """What an engine's own lines say it took of one rank's GPU: bytes by part, the largest of each kept."""
+
+    engine: str
+    line: int
+    parts: dict[str, int] = field(default_factory=dict)
+
+    def row(self) -> dict[str, str | int]:
+        """Return it as a row of ``memprof.oom/1``."""
+        sizes = {f"{part}_bytes": size for part, size in self.parts.items()}
+        return {"engine": self.engine, "line": self.line, **sizes}
+
+
+def engine_shares(log: str) -> list[EngineShare]:
     """Return for each engine of a log what its lines say of one rank, in bytes by part, the largest of each kept.
 
     Both engines divide by 1024 and print GB or GiB. A later start in the same log replaces nothing that was larger.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, EngineShare] = {}
     for row in _lines():
         for number, match in _matches(log, row):
-            share = found.setdefault(row.engine, {"engine": row.engine, "line": number})
-            share["line"] = min(share["line"], number)
+            share = found.setdefault(row.engine, EngineShare(row.engine, number))
+            share.line = min(share.line, number)
             parts: dict[str, int] = {}
             for name, text in match.groupdict().items():
                 key = name.removesuffix("_too")
                 parts[key] = parts.get(key, 0) + round(float(text) * GIB)
             for key, size in parts.items():
-                share[f"{key}_bytes"] = max(size, share.get(f"{key}_bytes", 0))
+                share.parts[key] = max(size, share.parts.get(key, 0))
     return list(found.values())
 
 
-def share_note(share: dict[str, Any]) -> str:
+def share_note(share: EngineShare) -> str:
     """Return one sentence: what the engine took, by part and in all."""
-    parts = [(words, share[f"{key}_bytes"]) for key, words in PARTS.items() if f"{key}_bytes" in share]
+    parts = [(words, share.parts[key]) for key, words in PARTS.items() if key in share.parts]
     listed = ", ".join(f"{words} {format_bytes(size)}" for words, size in parts)
     total = f": {format_bytes(sum(size for _, size in parts))} together" if len(parts) > 1 else ""
-    return f"{share['engine']}'s own lines (from line {share['line']}) say what it took on a card{total} ({listed})."
+    return f"{share.engine}'s own lines (from line {share.line}) say what it took on a GPU{total} ({listed})."
 
 
 @cache

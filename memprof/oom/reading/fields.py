@@ -12,7 +12,9 @@ from memprof.oom.reading.sizes import SIZE, bytes_of
 
 # No two fields of one message stand further apart, spaces not counted.
 _GAP = 260
-_HEAD, _BLOCK, _ASYNC, _FIELDS_ONLY, _CLASS = DEVICE_FORMS
+_HEAD, _BLOCK, _ASYNC, _WARNING, _FIELDS_ONLY, _CLASS = DEVICE_FORMS
+#: Forms that begin a message, by the name of the piece they are found as.
+_BEGIN = {"head": _HEAD, "block": _BLOCK, "async": _ASYNC, "warning": _WARNING}
 _TABLE = table("torch")
 _FIELDS = {name: re.compile(words.replace("{size}", f"({SIZE})")) for name, words in _TABLE["fields"].items()}
 _PROCESS, _INDEX = (re.compile(_TABLE["also"][name].replace("{size}", f"({SIZE})")) for name in ("process", "index"))
@@ -53,12 +55,8 @@ def messages_in(text: str) -> list[Message]:
 def _pieces(text: str) -> list[tuple[int, int, str, re.Match[str]]]:
     """Return heads, fields and processes as (start, stop, name, match)."""
     pieces = []
-    if "outofmemory" in text:
-        pieces += [(m.start(), m.end(), "head", m) for m in _HEAD.pattern.finditer(text)]
-    if "4gb" in text:
-        pieces += [(m.start(), m.end(), "block", m) for m in _BLOCK.pattern.finditer(text)]
-    if "allocationondevice" in text:
-        pieces += [(m.start(), m.end(), "async", m) for m in _ASYNC.pattern.finditer(text)]
+    for name, form in _BEGIN.items():
+        pieces += [(m.start(), m.end(), name, m) for m in form.pattern.finditer(text)]
     if (
         "toallocate" not in text
         and "allocationondevice" not in text
@@ -76,19 +74,16 @@ def _pieces(text: str) -> list[tuple[int, int, str, re.Match[str]]]:
 def _begins_another(last: Message, text: str, start: int, name: str) -> bool:
     if start - last.stop > _GAP or _END.search(text, last.stop, start):
         return True
-    if name in ("head", "block", "async"):
+    if name in _BEGIN:
         return True
     return name != "process" and name in last.numbers
 
 
 def _take(message: Message, start: int, stop: int, name: str, match: re.Match[str]) -> None:
     message.stop = max(message.stop, stop)
-    if name == "head":
-        message.form, message.backend = _HEAD, str(match.group("backend")).upper().replace("MPSBACKEND", "MPS")
-    elif name == "block":
-        message.form, message.backend = _BLOCK, _BLOCK.backend
-    elif name == "async":
-        message.form, message.backend = _ASYNC, _ASYNC.backend
+    if name in _BEGIN:
+        backend = str(match.groupdict().get("backend") or _BEGIN[name].backend)
+        message.form, message.backend = _BEGIN[name], backend.upper().replace("MPSBACKEND", "MPS")
     elif name == "process":
         message.processes.append((int(match.group(1)), bytes_of(match.group(2))))
     else:

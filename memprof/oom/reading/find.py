@@ -22,7 +22,7 @@ _HEAD = 60_000  # characters at the beginning of a log, where programs print the
 _LOG_RANK = re.compile(r"\brank[ =:]{1,2}(\d{1,5})\b|\[rank(\d{1,5})\]", re.I)
 _NUMBERS = ("requested", "total", "free", "allowed", "allocated", "device", "rank")
 _INNERMOST = 4  # frames that tell what a driver's bare words are about
-_ASKED = [(form.asked_by, form) for form in FORMS if form.asked_by is not None]
+_ASKED = [(re.compile(form.asked_by), form) for form in FORMS if form.asked_by]
 
 
 @dataclass
@@ -131,7 +131,7 @@ def _retold(failure: Failure) -> Failure:
 def _fits_frames(failure: Failure) -> bool:
     """Say whether the frames are those its form asks for, where it asks for any."""
     pattern = failure.form.frames
-    return pattern is None or any(pattern.search(place) for place in _places(failure.frames))
+    return not pattern or any(re.search(pattern, place) for place in _places(failure.frames))
 
 
 def _places(frames: Sequence[Frame]) -> list[str]:
@@ -163,8 +163,8 @@ def _rank(stream: Stream, index: int, end: int, floor: int) -> int | None:
 
 def _once(failures: list[Failure]) -> list[Failure]:
     """Drop what a launcher, a driver process or a later line only repeats, and guesses where something is known."""
-    strong = [failure for failure in failures if not failure.form.weak]
-    failures = strong or failures
+    strong = [failure for failure in failures if not failure.form.weak and _knows_any(failure)]
+    failures = _with_warnings(strong or [f for f in failures if not f.form.weak] or failures)
     kept: dict[tuple[object, ...], Failure] = {}
     for failure in failures:
         key = (failure.rank, failure.form.event, _plain(failure.text))
@@ -173,6 +173,34 @@ def _once(failures: list[Failure]) -> list[Failure]:
             kept[key] = replace(kept[key], frames=failure.frames)
     rows = list(kept.values())
     return [f for f in rows if not any(_echoes(f, other) for other in rows if other is not f)]
+
+
+def _knows_any(failure: Failure) -> bool:
+    """Say whether a device's message is more than the bare words, which prose says too."""
+    numbers = (failure.requested, failure.total, failure.allocated, failure.free)
+    return failure.kind != "device" or bool(failure.frames) or any(n is not None for n in numbers)
+
+
+def _with_warnings(failures: list[Failure]) -> list[Failure]:
+    """Join torch's warnings with the message of the same request: they say what was free. The last one counts."""
+    kept: list[Failure] = []
+    for failure in failures:
+        before = kept[-1] if kept and kept[-1].form.id == "torch.oom_warning" else None
+        if before is not None and _same_request(before, failure):
+            kept.pop()
+            missing = ("free", "total", "device") if failure.form.id != before.form.id else ()
+            known = {name: getattr(before, name) for name in missing if getattr(failure, name) is None}
+            failure = replace(failure, **known)
+        kept.append(failure)
+    return kept
+
+
+def _same_request(a: Failure, b: Failure) -> bool:
+    """Say whether two messages are about one request: torch's has two decimals, its warning bytes."""
+    if a.requested is None or b.requested is None or b.kind != "device":
+        return False
+    ranks = {a.rank, b.rank} - {None}
+    return abs(a.requested - b.requested) <= 0.005 * b.requested + 2**13 and len(ranks) < 2
 
 
 def _plain(text: str) -> str:

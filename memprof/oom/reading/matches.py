@@ -125,7 +125,11 @@ def _without_overlaps(hits: list[Hit]) -> list[Hit]:
     kept: list[Hit] = []
     for hit in sorted(hits, key=lambda h: (order[h.form.id], h.start)):
         i = bisect_left(starts, hit.start)
-        if (i and kept[i - 1].stop > hit.start) or (i < len(kept) and kept[i].start < hit.stop):
+        over = [other for other in kept[max(0, i - 1) : i + 1] if other.start < hit.stop and hit.start < other.stop]
+        if over:
+            if hit.form.kind == "device":  # another program's words around torch's own: its numbers count
+                over[0].values = {**hit.values, **over[0].values}
+                over[0].processes = over[0].processes or hit.processes
             continue
         starts.insert(i, hit.start)
         kept.insert(i, hit)

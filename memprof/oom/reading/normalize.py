@@ -56,7 +56,8 @@ _BOX_END = re.compile(r"[ \t]{0,400}[│┃║]{1,20}[ \t]{0,400}$")
 _RIGHT_EDGE = re.compile(r"[ \t]{2,400}[\w.-]{1,60}\.py:\d{1,6}[ \t]{0,400}$")
 # A text inside a text: JSON in JSON escapes its line breaks and quotes once more at each level.
 _ESCAPED = re.compile(
-    r"\\n(?:\\{0,8}[ \t\"]|\\{0,8}t|Traceback|torch\.|\w{1,40}(?:Error|Exception)\b|During|The above|[│|])|File \\{1,8}\"|\\n[^\n]{0,400}memory|memory[^\n]{0,400}\\n"
+    r"\\n(?:\\{0,8}[ \t\"]|\\{0,8}t|Traceback|torch\.|\w{1,40}(?:Error|Exception)\b|During|The above|[│|])"
+    r"|File \\{1,8}\"|\\n[^\n]{0,400}memory|memory[^\n]{0,400}\\n"
 )
 _ESCAPE = re.compile(r"\\([\\\"/nrt])")
 _UNESCAPED = {"n": "\n", "r": "", "t": "\t"}

@@ -52,8 +52,9 @@ class TorchCuda:
         return dict(self._snapshot())
 
     def segments(self) -> list[dict[str, Any]]:
-        """Return the allocator's state without the history: cheap."""
-        return list(self._torch.cuda.memory_snapshot(include_traces=False))  # type: ignore[no-untyped-call]
+        """Return the allocator's state, on a torch that can without the history: cheap."""
+        without = {"include_traces": False} if self.can_skip else {}
+        return list(self._torch.cuda.memory_snapshot(**without))  # type: ignore[no-untyped-call]
 
     def stats(self, device: int) -> dict[str, Any]:
         return dict(self._torch.cuda.memory_stats_as_nested_dict(device))
@@ -75,10 +76,25 @@ class TorchCuda:
             _observers.add(observer)
             attach(observer)  # the recorder's, which is behind its door
 
-    def limit(self, device: int, nbytes: int | None) -> None:
-        """Limit what this process may reserve of a device to ``nbytes``; None lifts the limit."""
-        fraction = 1.0 if nbytes is None else min(1.0, nbytes / self.total_bytes(device))
-        self._torch.cuda.set_per_process_memory_fraction(fraction, device)
+    def limit(self, device: int, nbytes: int) -> Callable[[], None] | None:
+        """Limit what this process may reserve of a device to ``nbytes``; return what restores the limit of before.
+
+        None, and nothing is limited, on a torch that cannot report the limit of before.
+        """
+        cuda = self._torch.cuda
+        get, put = getattr(cuda, "get_per_process_memory_fraction", None), cuda.set_per_process_memory_fraction
+        if get is None:
+            return None
+        before, fraction = float(get(device)), min(1.0, nbytes / self.total_bytes(device))
+        put(min(before, fraction), device)
+        set_here = get(device)
+
+        def restore() -> None:
+            if get(device) == set_here:  # else the program has set another one meanwhile
+                put(before, device)
+
+        return restore
 
     def total_bytes(self, device: int) -> int:
         return int(self._torch.cuda.get_device_properties(device).total_memory)
+

@@ -7,7 +7,8 @@ What is done here beside switching torch's history on:
 * steady decoding, which would push everything else out of the ring, is thinned: after the first tokens only some
   are recorded, at growing distances, and what changed meanwhile is written in at the end of each gap, so that
   totals are exact outside the gaps;
-* a user's own history is left as it is: it is read, never restarted, cleared or stopped.
+* a user's own history is left as it is: it is read, never restarted, cleared or stopped, and what it lost is judged by
+  its own events (:mod:`memprof.recording.cuda.ring`).
 """
 
 from __future__ import annotations
@@ -22,17 +23,24 @@ import torch
 from memprof.emulate.notes import emulation_notes, uncomputed_notes
 from memprof.recording.cuda.backend import TorchCuda
 from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
+from memprof.recording.cuda.ring import blocks_in_use, copied, history_of
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.guard import Door
-from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
-from memprof.vocabulary import History, Kind, Phase
+from memprof.recording.recorder import DeviceHistory, DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.vocabulary import Kind, Phase
 
 DEFAULT_ENTRIES = 1_000_000
+_TAG = "memprof:"
 _SKIPPED = ["alloc", "free_requested", "free_completed"]
 # Decode tokens recorded before thinning begins, and how much longer each further gap is than the tokens so far.
 _FIRST_TOKENS = 8
 _GROWTH = 1.1
 _STATS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+
+_NO_LIMIT = (
+    "capacity was not applied: this torch cannot report the process's memory fraction, which memprof would have to "
+    "restore at the end (torch.cuda.get_per_process_memory_fraction)"
+)
 
 # torch keeps observers for ever: one is attached a process (TorchCuda sees to it), and tells whoever records.
 _recording: weakref.WeakSet[CudaHistory] = weakref.WeakSet()
@@ -86,23 +94,28 @@ class CudaHistory:
         self._decoded = 0
         self._next_token = _FIRST_TOKENS + 2
         self._start_us = self._stop_us = 0
-        self._late = False
-        self._final: dict[str, Any] | None = None
+        self._in_use: dict[int, set[int]] = {}  # addresses by device, when recording began
+        self._made = 0  # allocations that torch had counted then
+        self._unlimit: Callable[[], None] | None = None
+        self._final: tuple[dict[str, Any], Recorded] | None = None
         self._oom: dict[str, Any] | None = None
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._start_us = self.now_us()
-        self._late = _of(self._backend.stats(self.index), "allocated_bytes", "current") > 0
+        self._in_use = blocks_in_use(self._backend.segments())
         self._foreign = self._backend.history_enabled()
         if self._foreign:
             self._thin = False
+            self._made = self._allocations()
             self.notes.append("the memory history was already on when memprof began; it was read and left as it was")
         else:
             self._backend.record(self._context, self._stacks, self._entries, [], True)
         if self._capacity is not None:
-            self._backend.limit(self.index, self._capacity)
+            self._unlimit = self._backend.limit(self.index, self._capacity)
+            if self._unlimit is None:
+                self.notes.append(_NO_LIMIT)
         self._tagging = self._backend.can_tag and not self._backend.current_tag()
         _recording.add(self)
         self._backend.watch_oom(_told_oom)
@@ -111,13 +124,14 @@ class CudaHistory:
         if self._stop_us:
             return
         self._resume()
-        # Stopping torch's history also clears it: what it holds is taken first.
-        self._final = self._backend.snapshot()
+        # Stopping torch's history also clears it: what it holds is taken first, and every later dump is a copy of that.
+        raw = self._backend.snapshot()
         self._stop_us = self.now_us()
+        self._final = (raw, self._filled(raw))
         _recording.discard(self)
-        if self._capacity is not None:
-            self._backend.limit(self.index, None)
-        if self._tagging:
+        if self._unlimit is not None:
+            self._unlimit()
+        if self._tagging and self._has_own_tag():
             self._backend.tag("")
         if not self._foreign:
             self._backend.stop()
@@ -134,8 +148,13 @@ class CudaHistory:
             self._resume()
         if tags != self._tags:
             self._tags = tags
-            if self._tagging:
+            if self._tagging and self._has_own_tag():
                 self._backend.tag(_tag_text(tags))
+
+    def _has_own_tag(self) -> bool:
+        """Tell whether this thread's tag is memprof's or none: the program may have set its own meanwhile."""
+        current = self._backend.current_tag()
+        return not current or current.startswith(_TAG)
 
     def device(self) -> DeviceInfo:
         return self.other_device(self.index)
@@ -234,26 +253,45 @@ class CudaHistory:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[dict[str, Any], Recorded]:
-        if self._final is None:
-            self._resume()
-        raw = self._final if self._final is not None else self._backend.snapshot()
         self.notes[:] = [*(n for n in self.notes if n not in self._uncomputed), *(now := uncomputed_notes())]
         self._uncomputed = now
+        if self._final is not None:
+            raw, recorded = self._final
+            return copied(raw), recorded
+        self._resume()
+        raw = self._backend.snapshot()
+        return raw, self._filled(raw)
+
+    def _filled(self, raw: dict[str, Any]) -> Recorded:
+        """Write the gaps into a snapshot's traces; return how complete each device's trace is."""
         traces = raw.get("device_traces") or []
-        trace = traces[self.index] if self.index < len(traces) else []
+        own = self._history(raw, self.index)
+        others = [self._history(raw, d) for d, trace in enumerate(traces) if trace and d != self.index]
         stop_us = self._stop_us or self.now_us()
-        full = not self._foreign and len(trace) >= self._entries
-        oldest = trace[0].get("time_us", self._start_us) if trace else self._start_us
-        start_us = max(self._start_us, oldest) if full else self._start_us
-        gaps = [g for g in self._gaps if g.end_us >= start_us]
-        if gaps:
-            for device in {self.index, *(d for gap in gaps for d in gap.events)}:
-                if device < len(traces):
-                    traces[device] = fill_gaps(traces[device], gaps, device)
-            self._gaps = gaps if self._final is None else []
-        history = History.TRUNCATED if full else History.STARTED_LATE if self._late else History.COMPLETE
-        thinned = [[g.begin_us, g.end_us] for g in gaps]
-        return raw, Recorded(start_us, stop_us, history.value, 0, self._entries, thinned)
+        recorded = Recorded(own.start_us, stop_us, own.history.value, 0, self._entries, [], tuple(others))
+        self._gaps = [gap for gap in self._gaps if gap.end_us >= recorded.earliest_us]
+        for one in (own, *others):
+            gaps = [gap for gap in self._gaps if gap.end_us >= one.start_us]
+            if one.index < len(traces):
+                traces[one.index] = fill_gaps(traces[one.index], gaps, one.index)
+            if one is own:
+                recorded.thinned.extend([gap.begin_us, gap.end_us] for gap in gaps)
+        return recorded
+
+    def _history(self, raw: dict[str, Any], device: int) -> DeviceHistory:
+        """Return how much of a device's history its trace holds."""
+        return history_of(
+            raw,
+            device,
+            start_us=self._start_us,
+            in_use=self._in_use.get(device, set()),
+            max_entries=None if self._foreign else self._entries,
+            made=self._allocations() - self._made if self._foreign and device == self.index else 0,
+        )
+
+    def _allocations(self) -> int:
+        """Return how many allocations torch has counted on the recorder's device."""
+        return _of(self._backend.stats(self.index), "allocation", "allocated")
 
     def failed(self, device: int, requested: int, allowed: int, device_free: int) -> None:
         """Record a failed allocation, before the allocator raises; runs on the thread that asked for memory.
@@ -291,4 +329,4 @@ def _tag_text(tags: Tags) -> str:
     pairs = [("phase", tags.phase), ("step", tags.step), ("role", tags.role)]
     if tags.phase == Phase.OPTIMIZER_STEP.value:
         pairs.append(("region", "optimizer"))
-    return "memprof:" + ";".join(f"{k}={v}" for k, v in pairs if v is not None)
+    return _TAG + ";".join(f"{k}={v}" for k, v in pairs if v is not None)

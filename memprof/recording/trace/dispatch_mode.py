@@ -52,7 +52,7 @@ class Watching(_DispatchMode):  # type: ignore[misc]
         except RuntimeError as error:
             self._failed(error)
             raise
-        if self._door.failure is None:
+        if self._door.failure is None and self._trace.is_watching:
             try:
                 if requested := self._trace.too_much(out):
                     # The operation has run; dropping its result leaves things as if it had not.

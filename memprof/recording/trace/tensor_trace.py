@@ -9,9 +9,11 @@ The mode neither computes nor draws random numbers: an operation runs as it woul
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import sys
+import threading
 import warnings
 import weakref
 from collections import deque
@@ -31,6 +33,7 @@ from memprof.recording.trace.dispatch_mode import PLAIN, STRIDED, Watching, keep
 from memprof.recording.trace.module_scope import ModuleScope
 from memprof.recording.trace.snapshot_format import Born, Died, Held, write_snapshot
 from memprof.recording.trace.training_regions import Region
+from memprof.recording.trace.worker_threads import WorkerThreads
 from memprof.units import format_bytes as size
 from memprof.vocabulary import History, Kind
 
@@ -38,6 +41,10 @@ _CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to
 _FROZEN = (
     "gc.freeze() was called: tensors made before it that only local variables hold are counted from their first use, "
     "or not at all"
+)
+_UNSEEN = (
+    "Threads were running before the recording began, whose operations are not recorded: {} that are alive at the end "
+    "were never seen, and what came and went on those threads is not counted"
 )
 
 
@@ -93,6 +100,8 @@ class TensorTrace:
         self._peaks: list[int] = []
         self._mode: Watching | None = None
         self._patches = Patches()
+        self._threads = WorkerThreads(self.door, lambda: Watching(self) if self.is_watching else None)
+        self._making = threading.RLock()  # deaths are counted inside it, on the thread that has it
         self._adopted = False
         self._start_us = self._stop_us = 0
         self._held_at_stop: list[Held] | None = None
@@ -112,6 +121,7 @@ class TensorTrace:
         self.scope.start(self.door)
         self._region.start(self.door)
         self._watch_resize()
+        self._threads.start()
         self._mode = Watching(self)
         self._mode.__enter__()
 
@@ -120,7 +130,9 @@ class TensorTrace:
         if self._mode is None:
             return
         mode, self._mode = self._mode, None
+        self._threads.stop()
         trouble = remove_mode(mode)
+        self._note_unseen()
         self.scope.stop()
         self._region.stop()
         self._patches.restore()
@@ -130,6 +142,24 @@ class TensorTrace:
         if trouble:
             warnings.warn(f"memprof: {trouble}.", RuntimeWarning, stacklevel=3)
             self.notes.append(trouble)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether operations are recorded now, on whatever thread."""
+        return self._mode is not None
+
+    def _note_unseen(self) -> None:
+        """Note how much is alive that was never seen, if it may be of threads that ran before the recording began."""
+        if not any(thread.is_alive() for thread in self._threads.running_before):
+            return
+        unseen: dict[int, int] = {}
+        for tensor in _visible_tensors():
+            with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
+                storage = tensor.untyped_storage()
+                if storage_key(storage) not in self._live and self._ours(storage):
+                    unseen[storage_key(storage)] = storage.nbytes()
+        if any(unseen.values()):
+            self.notes.append(_UNSEEN.format(size(sum(unseen.values()))))
 
     def now_us(self) -> int:
         return self._clock.tick()
@@ -296,8 +326,11 @@ class TensorTrace:
         nbytes = storage.nbytes()
         if not nbytes or not self._ours(storage):
             return
-        self._remember(storage, nbytes)
-        self._allocated += nbytes
+        with self._making:
+            if storage_key(storage) in self._live:  # another thread has just counted it
+                return
+            self._remember(storage, nbytes)
+            self._allocated += nbytes
         if self._peaks and self._allocated > self._peaks[-1]:
             self._peaks[-1] = self._allocated
         captured = self._capture() if self._capture is not None else None

@@ -227,7 +227,7 @@ class ScriptTrainer:
         with torch_names.NO_MODES.get()():
             longest = prompt_tokens(self._data, trainer.processing_class)
         assert self.settings is not None
-        if longest is None:
+        if not longest:
             words = f"how long its prompts are is not known; {self.settings.prompt_length} tokens were taken"
             self._notes.append(f"{words} (--prompt-length)")
             return

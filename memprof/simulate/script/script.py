@@ -32,12 +32,14 @@ def simulate_script(
     capacity: int | None = None,
     gpu: Gpu | None = None,
     stacks: bool = True,
+    allow_unsimulated: bool = False,
 ) -> dict[str, Any]:
     """Run a script until it trains, and simulate that; the result is a raw snapshot.
 
     Args:
         script, arguments: the file and its command line.
         changes: settings that replace the script's own (:data:`memprof.config.from_trainer.CHANGEABLE`).
+        allow_unsimulated: leave arguments out that change memory and are not simulated, instead of an error.
         device, capacity, gpu, stacks: as :func:`memprof.simulate.run.simulate`.
 
     Raises:
@@ -56,7 +58,7 @@ def simulate_script(
     from memprof.grpo import LeanGRPOTrainer, LeanRLOOTrainer  # noqa: F401
     from memprof.simulate.script.run import NotExecutable, ScriptRun
 
-    found = ScriptRun(script, arguments, changes, device)
+    found = ScriptRun(script, arguments, changes, device, gpu, allow_unsimulated)
     found.notes += missing("script")
     try:
         raw = simulate(
@@ -84,8 +86,12 @@ def simulate_script(
 def _told(raw: dict[str, Any], found: ScriptRun, how: str, gpu: Gpu | None) -> dict[str, Any]:
     """Note in the snapshot what was simulated of the script, and how."""
     extra = raw["memprof"]
+    if found.left_out:
+        extra["config"] = {**(extra["config"] or {}), "left_out": found.left_out}
     if found.trainer.settings is not None:
-        extra["config"] = {**(extra["config"] or {}), **found.trainer.settings.to_dict()}
+        settings = found.trainer.settings.with_(left_out=(*found.trainer.settings.left_out, *found.left_out))
+        extra["config"] = {**(extra["config"] or {}), **settings.to_dict()}
+    if found.left_out or found.trainer.settings is not None:
         extra["expected_error"] = stated_error(extra["config"], card=gpu)
     told = {"script": found.script.name, "trainer": found.trainer.name}
     if found.trainer.settings is not None and found.trainer.settings.trainer == "rloo":

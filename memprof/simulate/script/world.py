@@ -19,19 +19,28 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
-from memprof.config.trl_arguments import LEFT_OUT
+from memprof.config.trainer_fields import Unsimulated, left_out_of, unsimulated_field
 from memprof.errors import InputError
 from memprof.simulate.fake_cuda.nf4 import Nf4, quantize_nf4
 from memprof.simulate.trainer.models import load_config
 
 Note = Callable[[str], None]
+LeaveOut = Callable[[list[Unsimulated]], None]
+# Arguments that the script's own trainer does not follow here: what launches and compiles, and what frees memory of a
+# GPU. With them, what switches each of them off.
+_LEFT_OUT: dict[str, Any] = {
+    "auto_find_batch_size": False, "deepspeed": None, "fsdp": [], "parallelism_config": None, "torch_compile": False,
+    "torch_empty_cache_steps": None, "use_liger_kernel": False, "use_transformers_continuous_batching": False,
+    "use_transformers_paged": False,
+}  # fmt: skip
 
 
 @contextlib.contextmanager
-def script_world(note: Note, changes: Mapping[str, Any]) -> Iterator[None]:
+def script_world(note: Note, changes: Mapping[str, Any], leave_out: LeaveOut) -> Iterator[None]:
     """Replace loading, moving and arguments by what a script without a GPU, weights or network needs, while open.
 
-    ``note`` hears of every stand-in and every change; ``changes`` replace the script's own settings.
+    ``note`` receives every stand-in and every change; ``changes`` replace the script's own settings; ``leave_out``
+    receives arguments that change memory and are not simulated.
     """
     with (
         patching(
@@ -40,7 +49,10 @@ def script_world(note: Note, changes: Mapping[str, Any]) -> Iterator[None]:
             *((target, _data_or_stand_in(target.get(), note)) for target in _LOADERS),
             (torch_names.MODULE_TO, _moved(torch_names.MODULE_TO.get())),
             (torch_names.MODULE_CUDA, lambda self, *_, **__: self),
-            (transformers_names.ARGUMENTS_CHECK, _on_no_gpu(transformers_names.ARGUMENTS_CHECK.get(), note, changes)),
+            (
+                transformers_names.ARGUMENTS_CHECK,
+                _on_no_gpu(transformers_names.ARGUMENTS_CHECK.get(), changes, leave_out),
+            ),
         ),
         replacing(*_loading(_Loading(note))),
     ):
@@ -126,12 +138,24 @@ class _Loading:
         return model
 
     def tokenizer(self, original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        why = "not on this machine"
         try:
-            return original(name, *args, **{**kwargs, "local_files_only": True})
-        except Exception as error:  # whatever the library says when there is nothing on this machine
-            del error
-        self._note(f"{name}: its tokenizer is not on this machine; a stand-in counts four characters as a token")
+            loaded = original(name, *args, **{**kwargs, "local_files_only": True})
+            if _makes_tokens(loaded):
+                return loaded
+            why = "without a vocabulary on this machine"
+        except (OSError, ValueError):  # as the library says when there is nothing on this machine
+            pass
+        except Exception as error:  # a file that it cannot read
+            why = f"not readable on this machine ({type(error).__name__}: {' '.join(str(error).split())[:80]})"
+        self._note(f"The tokenizer of {name} is {why}; it was replaced by one that counts four characters as a token")
         return tokenizer_of_few_words()
+
+
+def _makes_tokens(tokenizer: Any) -> bool:
+    """Tell whether a tokenizer knows tokens; transformers makes one without a vocabulary where a folder has none."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor's
+    return not callable(tokenizer) or bool(tokenizer("some text")["input_ids"])
 
 
 def _dtype_of(asked: Any, config: Any) -> torch.dtype:
@@ -209,7 +233,7 @@ def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-def _on_no_gpu(original: Any, note: Note, changes: Mapping[str, Any]) -> Callable[[Any], None]:
+def _on_no_gpu(original: Any, changes: Mapping[str, Any], leave_out: LeaveOut) -> Callable[[Any], None]:
     """Change training arguments to what this machine can hold, before ``original`` checks them."""
 
     def check(self: Any) -> None:
@@ -218,10 +242,12 @@ def _on_no_gpu(original: Any, note: Note, changes: Mapping[str, Any]) -> Callabl
         for ours, theirs in ARGUMENTS.items():
             if ours in changes and hasattr(self, theirs):
                 setattr(self, theirs, changes[ours])
-        for name in ("deepspeed", "fsdp", "torch_compile", "use_liger_kernel"):
-            if getattr(self, name, None):
-                note(LEFT_OUT.get(name) or f"{name} is left out: one process without it was simulated")
-                setattr(self, name, None if name == "deepspeed" else [] if name == "fsdp" else False)
+        given = {name: getattr(self, name, None) for name in _LEFT_OUT}
+        found = [unsimulated_field(name) for name in left_out_of(given)]
+        leave_out([field for field in found if field is not None])
+        for name, off in _LEFT_OUT.items():
+            if given[name]:
+                setattr(self, name, off)
         original(self)
 
     return check

@@ -10,7 +10,7 @@ import torch
 from memprof.compat import transformers as transformers_names
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import ModelSettings, Settings, TrainerSettings
-from memprof.config.to_trl_config import four_bit_arguments, grpo_arguments, lora_arguments
+from memprof.config.to_trl_config import adapter_arguments, four_bit_arguments, grpo_arguments
 from memprof.errors import UsageError
 from memprof.simulate.fake_cuda.images import HostValues, fake_images, images_of, processor_of, put_images
 from memprof.simulate.fake_cuda.nf4 import Nf4, tell_of_adapters
@@ -192,13 +192,13 @@ def _unattended(folder: str, steps: int) -> dict[str, Any]:
 
 
 def adapter_of(settings: ModelSettings) -> Any:
-    """Make the ``LoraConfig`` of these settings; None where the whole model is trained."""
-    told = lora_arguments(settings)
-    if told is None:
+    """Make the adapter's configuration, such as a ``LoraConfig``; None where the whole model is trained."""
+    if (told := adapter_arguments(settings)) is None:
         return None
-    from peft import LoraConfig
+    import peft
 
-    return LoraConfig(**told, task_type="CAUSAL_LM")
+    kind, arguments = told
+    return getattr(peft, kind)(**arguments, task_type="CAUSAL_LM")
 
 
 def _rewards(settings: Settings) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def _as_sharded(settings: Settings) -> dict[str, Any]:
     if not settings.divided:
         return {}
     chosen: dict[str, Any] = {"micro_splitting": settings.sharding != "zero3"}
-    if settings.beta != 0.0 and settings.lora_r is None:
+    if settings.beta != 0.0 and not settings.has_adapter:
         chosen["reference"] = "device"
     return chosen
 
@@ -56,10 +56,13 @@ def apply_recipe(trainer: Any, settings: TrainerSettings) -> None:
     Raises:
         UsageError: the recipe's package is not installed.
     """
-    if settings.recipe in ("trl-full-logits", "trl-0.14"):  # GRPO has the router's auxiliary loss from TRL 1.7 on
+    # GRPO has the router's auxiliary loss from TRL 1.7 on.
+    if settings.recipe in ("trl-full-logits", "trl-in-place-logits", "trl-0.14"):
         setattr(trainer, trl_names.AUX_LOSS.name, False)
     if settings.recipe == "trl-full-logits":
         bind(trainer, trl_names.LOGPS, logps_from_full_logits)
+    elif settings.recipe == "trl-in-place-logits":
+        bind(trainer, trl_names.LOGPS, _logps_in_place)
     elif settings.recipe == "trl-0.14":
         bind(trainer, trl_names.LOGPS, _logps_and_entropies)
     elif settings.recipe == "liger":
@@ -127,9 +130,13 @@ def logps_from_full_logits(
     batch_size: int | None = None,
     compute_entropy: bool = False,
     compute_aux_loss: bool = False,
+    in_place: bool = False,
     **_: Any,
 ) -> tuple[Any, Any, Any]:
-    """Compute log-probabilities from ``[batch, tokens, vocabulary]`` logits, in the place of TRL's own method."""
+    """Compute log-probabilities from ``[batch, tokens, vocabulary]`` logits, in the place of TRL's own method.
+
+    ``in_place``: the temperature divides the logits themselves, as in TRL 1.0 to 1.9, and no copy of them.
+    """
     batch_size = batch_size or input_ids.size(0)
     logps, entropies = [], []
     for start in range(0, input_ids.size(0), batch_size):
@@ -138,12 +145,17 @@ def logps_from_full_logits(
         logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=logits_to_keep + 1).logits
         logits = logits[:, :-1, :]
         logits = logits[:, -logits_to_keep:]
-        logits = logits / self.temperature
+        logits = logits.div_(self.temperature) if in_place else logits / self.temperature
         logps.append(selected_logprobs(logits, ids[:, -logits_to_keep:]))
         if compute_entropy:
             with torch.no_grad():
                 entropies.append(entropy_of(logits))
     return torch.cat(logps, dim=0), torch.cat(entropies, dim=0) if compute_entropy else None, None
+
+
+def _logps_in_place(self: Any, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+    """Compute log-probabilities as TRL 1.0 to 1.9 did."""
+    return logps_from_full_logits(self, model, *args, **{**kwargs, "in_place": True})
 
 
 def selected_logprobs(logits: Any, targets: Any) -> Any:

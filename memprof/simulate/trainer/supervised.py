@@ -12,9 +12,7 @@ from memprof.config.settings import Settings, TrainerSettings
 _DPO_BETA = 0.1  # TRL's default, where the settings leave GRPO's
 
 
-def supervised_trainer(
-    settings: Settings, model: Any, tokenizer: Any, adapter: Any, unattended: dict[str, Any]
-) -> Any:
+def supervised_trainer(settings: Settings, model: Any, tokenizer: Any, adapter: Any, unattended: dict[str, Any]) -> Any:
     """Make the trainer of these settings. Rows are not packed; DPO's reference is a second model or an adapter's base.
 
     The tokenizer reads ``a`` as one token; ``unattended`` are the arguments of every simulated trainer.
@@ -71,4 +69,5 @@ def _arguments(settings: TrainerSettings) -> dict[str, Any]:
         "fp16": settings.mixed_precision == "fp16",
         "max_grad_norm": settings.max_grad_norm,
         "max_length": None,  # rows are as long as they are to be
+        **settings.trainer_options.to_dict(),
     }

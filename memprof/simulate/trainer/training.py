@@ -12,7 +12,7 @@ from torch import nn
 
 from memprof.config.model_shape import positions_of
 from memprof.config.settings import Settings, TrainerSettings
-from memprof.config.trl_arguments import LEFT_OUT
+from memprof.config.trainer_fields import unsimulated_of
 from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
@@ -56,7 +56,10 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         OutOfMemory: the simulated device is full.
     """
     session.setup = {"model_config": plain_config(config)}
-    session.notes += [f"{LEFT_OUT[name]}." for name in settings.left_out]
+    session.notes += [field.sentence() for field in unsimulated_of(settings.to_dict())]
+    if settings.unknown:
+        names = ", ".join(settings.unknown)
+        session.notes.append(f"Not read, because no configuration of TRL, transformers or PEFT has them: {names}.")
     if settings.dtype != (taken := _trained_dtype(settings)) and "dtype" not in settings.assumed:
         session.notes.append(f"dtype {settings.dtype} is not taken: {settings.sharding} trains weights in {taken}.")
     if settings.recipe == "liger":
@@ -105,7 +108,7 @@ def _hold_buckets(model: Any, session: FakeSession) -> None:
 
 def _trained_dtype(settings: Settings) -> str:
     """Return the dtype of the weights that are trained: accelerate's own under FSDP2, DeepSpeed's under ZeRO."""
-    accelerates = settings.sharding == "fsdp2" and settings.lora_r is None and settings.mixed_precision != "no"
+    accelerates = settings.sharding == "fsdp2" and not settings.has_adapter and settings.mixed_precision != "no"
     return "float32" if accelerates else settings.weights_dtype
 
 

@@ -22,7 +22,7 @@ from memprof.errors import InputError, UsageError
 from memprof.redact import redact
 from memprof.report.codec import plain_entries, to_builtins
 from tests.analysis.ranks.simulated import many_ranks, rank_report
-from tests.report.plain import across, fullest, merged, rank_summary
+from tests.report.plain import across, as_report, fullest, merged, rank_summary
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import HOSTILE, MIB, sample
 from tests.reports.typed import build_document
@@ -253,7 +253,7 @@ def test_everything_shown_adds_up_and_says_who_is_missing() -> None:
 
 
 def test_a_phase_that_is_alike_on_every_rank_names_none() -> None:
-    shown = ranks_of(many_ranks(8))
+    shown = ranks_of(as_report(many_ranks(8)))
     assert shown is not None
     assert shown.phases is not None
     named = {(line.cells[1] == line.cells[4], line.cells[2], line.cells[5]) for line in shown.phases.lines}
@@ -278,7 +278,7 @@ def test_256_ranks_are_on_one_screen() -> None:
 
 def test_one_process_alone_has_no_ranks_to_show() -> None:
     report, series = sample()
-    assert ranks_of(report) is None
+    assert ranks_of(as_report(report)) is None
     assert 'id="ranks"' not in render_html(build_document(report, series))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.ranks.run_folders import places_of_run, unused_folder
+from memprof.analysis.ranks.run_folders import other_runs, places_of_run, unused_folder
 
 
 def old(path: Path, at: float = 1000.0) -> None:
@@ -37,3 +37,42 @@ def test_recordings_are_looked_for_in_the_newest_run(tmp_path: Path) -> None:
     for name in ("_memprof", "_memprof-2", "_memprof-10", "_memprof-old"):
         (tmp_path / name).mkdir()
     assert places_of_run(tmp_path) == (tmp_path, tmp_path / "_memprof-10")
+
+
+def test_a_folder_that_a_run_of_this_process_wrote_to_is_not_chosen_again(tmp_path: Path) -> None:
+    """Whatever the clock of the file system says: what was written seems later than everything."""
+    folder = tmp_path / "_memprof"
+    claimed = {folder}
+    assert unused_folder(folder, 2000.0, claimed) == folder  # nothing was written
+    old(folder / "counters.rank-0.jsonl", at=9e9)
+    assert unused_folder(folder, 2000.0, claimed) == tmp_path / "_memprof-2"
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("", "_memprof-10 is the newest of 3 runs in this folder. The others are _memprof-2, _memprof."),
+        ("_memprof-2", "_memprof-2 is not the newest of 3 runs in this folder. The others are _memprof-10, _memprof."),
+        ("_memprof", "_memprof is not the newest of 3 runs in this folder. The others are _memprof-10, _memprof-2."),
+        ("alone", ""),
+        ("nowhere", ""),
+        ("_memprof/report.html", ""),
+    ],
+)
+def test_other_runs_are_named(tmp_path: Path, place: str, says: str) -> None:
+    for name in ("_memprof", "_memprof-2", "_memprof-10", "alone"):
+        old(tmp_path / name / "report.html")
+    (tmp_path / "_memprof-11").mkdir()  # nothing was written to it
+    (tmp_path / "_memprof-0").mkdir()
+    assert other_runs(tmp_path / place) == says
+
+
+def test_a_folder_with_one_run_has_no_others(tmp_path: Path) -> None:
+    old(tmp_path / "_memprof" / "report.html")
+    assert other_runs(tmp_path) == ""
+
+
+def test_many_runs_are_counted(tmp_path: Path) -> None:
+    for number in range(2, 12):
+        old(tmp_path / f"_memprof-{number}" / "report.html")
+    assert other_runs(tmp_path).endswith("_memprof-10, _memprof-9, _memprof-8, _memprof-7, _memprof-6 and 4 more.")

@@ -16,21 +16,35 @@ MIB = 2**20
 SIZES = (600, 400_000, MIB, 3 * MIB, 8 * MIB, 11 * MIB, 37 * MIB, 60 * MIB + 5, 130 * MIB, 300 * MIB, 700 * MIB)
 
 
-def main(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return how many steps agreed, and what both allocators counted at the last.
+def main(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return of each case how many steps agreed, and what both allocators counted at the last.
 
-    The model's settings are what torch writes into a snapshot. ``fraction`` is set by a call, which torch writes nowhere.
+    A case is a ``text`` of settings (None: those of the environment), the share of the device that a call gives the
+    process (``fraction``, which torch writes nowhere), a ``seed`` and the number of ``steps``.
     """
+    return [counted(case) for case in cases]
+
+
+def counted(case: dict[str, Any]) -> dict[str, Any]:
     device = torch.cuda.get_device_properties(0)
-    if asked["fraction"] is not None:
-        torch.cuda.set_per_process_memory_fraction(asked["fraction"])
-    streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["num_alloc_retries"]
+    if (text := case["text"]) is not None:
+        # These two stay as they are until they are set again.
+        kept = "large_segment_size_mb:20,expandable_segments:False"
+        torch._C._accelerator_setAllocatorSettings(kept)
+        torch._C._accelerator_setAllocatorSettings(text)
+    if (fraction := case["fraction"]) is not None:
+        torch.cuda.set_per_process_memory_fraction(fraction)
     settings = settings_of(torch.cuda.memory._snapshot()["allocator_settings"])
-    if asked["fraction"] is not None:
-        settings = replace(settings, memory_fraction=asked["fraction"])
+    if fraction is not None:
+        settings = replace(settings, memory_fraction=fraction)
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     heap = CachingAllocator(settings.on_device(device.total_memory), torch.cuda.mem_get_info()[0])
-    dice, live, failed = random.Random(asked["seed"]), [], 0
-    for step in range(asked["steps"]):
+    dice, failed = random.Random(case["seed"]), 0
+    live: list[tuple[torch.Tensor, int]] = []
+    for step in range(case["steps"]):
         if live and dice.random() < 0.48:
             tensor, address = live.pop(dice.randrange(len(live)))
             heap.free(address)
@@ -40,19 +54,19 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
             heap.empty_cache()
         else:
             size, stream = dice.choice(SIZES) + dice.randrange(100_000), dice.randrange(3)
-            tensor = on_device(size, streams[stream])
-            address = modelled(heap, size, stream)
-            if (tensor is None) != (address is None):
-                return {"step": step, "failed": [tensor is None, address is None]}
-            failed += tensor is None
-            if tensor is not None and address is not None:
-                live.append((tensor, address))
-        counted = [torch.cuda.memory_reserved(), torch.cuda.memory_allocated()]
-        if counted != [heap.reserved, heap.allocated]:
-            return {"step": step, "torch": counted, "memprof": [heap.reserved, heap.allocated]}
-    flushes = [torch.cuda.memory_stats()["num_alloc_retries"], heap.flushes]
+            made, place = on_device(size, streams[stream]), modelled(heap, size, stream)
+            if (made is None) != (place is None):
+                return {"step": step, "failed": [made is None, place is None]}
+            failed += made is None
+            if made is not None and place is not None:
+                live.append((made, place))
+            del made
+        counts = [torch.cuda.memory_reserved(), torch.cuda.memory_allocated()]
+        if counts != [heap.reserved, heap.allocated]:
+            return {"step": step, "torch": counts, "memprof": [heap.reserved, heap.allocated]}
+    flushes = [torch.cuda.memory_stats()["num_alloc_retries"] - before, heap.flushes]
     highest = [torch.cuda.max_memory_reserved(), heap.max_reserved]
-    return {"step": asked["steps"], "failed": failed, "flushes": flushes, "highest": highest}
+    return {"step": case["steps"], "failed": failed, "flushes": flushes, "highest": highest}
 
 
 def on_device(size: int, stream: torch.cuda.Stream) -> torch.Tensor | None:

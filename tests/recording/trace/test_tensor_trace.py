@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from memprof.analysis.analysis import analyze
 from memprof.recording import phase, record
 from memprof.recording.trace.tensor_trace import TensorTrace
-from memprof.snapshot import load_snapshot
+from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.timeline import build_timeline
 
 
@@ -254,16 +255,96 @@ def test_the_peak_is_the_sum_of_what_lived(tmp_path: Path) -> None:
     assert c.numel() == 500_000
 
 
-def test_other_threads_are_seen_dying_and_only_there_adopted() -> None:
-    made: list[torch.Tensor] = []
+def test_threads_that_start_during_the_recording_are_counted() -> None:
+    """Threads, a subclass of them, a pool's, and one that a thread starts: what comes and goes on each."""
 
-    def work() -> torch.Tensor:
-        thread = threading.Thread(target=lambda: made.append(torch.ones(4321)))
-        thread.start()
-        thread.join()
-        return made.pop() + 1  # used here: seen from now on
+    class Own(threading.Thread):
+        def run(self) -> None:
+            torch.ones(2000)
 
-    assert sorted(e["size"] for e in events(trace(work))) == [4 * 4321, 4 * 4321]
+    def nested() -> None:
+        inner = threading.Thread(target=torch.ones, args=(3000,))
+        inner.start()
+        inner.join()
+        torch.ones(4000)
+
+    def work() -> list[torch.Tensor]:
+        threads = [threading.Thread(target=torch.ones, args=(1000,)), Own(), threading.Thread(target=nested)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all("run" not in vars(thread) for thread in threads)
+        with ThreadPoolExecutor(3) as pool:
+            return list(pool.map(torch.ones, [5000] * 10))
+
+    start = threading.Thread.start
+    raw = trace(work)
+    assert threading.Thread.start is start
+    assert sorted(e["size"] // 4 for e in events(raw)) == [1000, 2000, 3000, 4000, *[5000] * 10]
+    assert len(events(raw, "free_completed")) == 4
+    assert {tags(e)["op"] for e in events(raw)} == {"aten.ones.default"}
+
+
+def test_work_on_threads_adds_up_to_what_the_same_work_takes_alone() -> None:
+    def work() -> float:
+        rows = torch.ones(50, 1000)
+        return float(sum((rows + i).exp().sum() for i in range(20)))
+
+    def many() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            assert len(set(pool.map(lambda _: work(), range(12)))) == 1
+
+    alone = [e["size"] for e in events(trace(work))]
+    together = events(trace(many))
+    assert sorted(e["size"] for e in together) == sorted(alone * 12)
+    line = build_timeline(snapshot_from_raw({k: v for k, v in trace(many).items() if k != "recorded"}))
+    assert [note for note in line.notes if "contradict" in note] == []
+    assert int(line.allocated[-1]) == int(line.allocated[0])
+
+
+def test_a_thread_from_before_the_recording_is_told_of() -> None:
+    """It can't be watched: what is alive at the end and was never seen is said."""
+    begin, done, made = threading.Event(), threading.Event(), []
+
+    def loop() -> None:
+        begin.wait(30)
+        made.append(torch.ones(12345))
+        done.set()
+        begin.clear()
+
+    early = threading.Thread(target=lambda: (loop(), begin.wait(30)))
+    early.start()
+    recorder = TensorTrace(torch.device("cpu"))
+    recorder.start()
+    begin.set()
+    done.wait(30)
+    recorder.stop()
+    begin.set()
+    early.join()
+    assert len(made) == 1
+    assert any("Threads were running before the recording began" in note for note in recorder.notes), recorder.notes
+
+
+def test_a_thread_that_outlives_the_recording_is_recorded_no_more() -> None:
+    go, results = threading.Event(), []
+    recorder = TensorTrace(torch.device("cpu"))
+    recorder.start()
+
+    def loop() -> None:
+        go.wait(30)
+        results.append(torch.ones(777))
+        results.append(_get_current_dispatch_mode_stack())
+
+    late = threading.Thread(target=loop)
+    late.start()
+    recorder.stop()
+    count = recorder._count
+    go.set()
+    late.join()
+    assert len(results) == 2
+    assert recorder._count == count
+    assert recorder.door.failure is None
 
 
 def test_meta_fake_and_sparse_tensors_are_no_memory() -> None:

@@ -1,0 +1,131 @@
+"""However a recording is made and however it ends, the process is as it was before: ways to record × ways to end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memprof
+from memprof.instrument.attach import attach
+from memprof.recording.cuda.history import CudaHistory
+from memprof.recording.kv_caches import CacheWatch
+from memprof.recording.recorder import DeviceInfo
+from memprof.recording.session import Session
+from memprof.recording.trace.tensor_trace import TensorTrace
+from tests.recording.state import differences, fingerprint
+from tests.recording.test_cuda_history import _Fractions, _Limited
+
+Way = Callable[[Path, Any, Any], contextlib.AbstractContextManager[Any]]
+
+
+@contextlib.contextmanager
+def by_record(folder: Path, model: Any, optimizer: Any) -> Iterator[Any]:
+    with memprof.record(folder / "a.pickle", model=model, optimizer=optimizer, device="cpu") as session:
+        yield session
+
+
+@contextlib.contextmanager
+def by_attach(folder: Path, model: Any, optimizer: Any) -> Iterator[Any]:
+    attachment = attach(model, optimizer, output_dir=folder, kind="trace", device="cpu")
+    try:
+        yield attachment._recorder.session
+    finally:
+        attachment.detach()
+
+
+@contextlib.contextmanager
+def by_session(folder: Path, model: Any, optimizer: Any, recorder: Any = None) -> Iterator[Any]:
+    session = Session(recorder or TensorTrace(torch.device("cpu"), capacity=10**9))
+    session.add_model(model, "policy")
+    try:
+        with contextlib.suppress(RuntimeError):  # a start that fails
+            session.start()
+        yield session
+    finally:
+        session.stop()
+        session.write(folder / "b.pickle")
+
+
+def by_cuda(folder: Path, model: Any, optimizer: Any) -> contextlib.AbstractContextManager[Any]:
+    recorder = CudaHistory(torch.device("cuda", 0), backend=_ALLOCATOR, capacity=6 * 10**9)
+    return by_session(folder, model, optimizer, recorder)
+
+
+_FRACTION = _Fractions()
+_ALLOCATOR = _Limited(_FRACTION)
+WAYS: dict[str, Way] = {"record": by_record, "attach": by_attach, "trace session": by_session, "CUDA session": by_cuda}
+ENDS = ("normally", "error", "interrupt", "exit", "memprof fails", "start fails", "stopped twice", "thread fails")
+
+
+class _Broken(RuntimeError):
+    pass
+
+
+def work(model: Any, optimizer: Any) -> None:
+    with memprof.phase("forward"):
+        loss = model(torch.ones(4, 8)).sum()
+    with memprof.phase("backward"):
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    thread = threading.Thread(target=torch.ones, args=(100,))
+    thread.start()
+    thread.join()
+
+
+def run(way: Way, end: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record a step and let it end."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    raises: dict[str, BaseException] = {"error": ValueError(), "interrupt": KeyboardInterrupt(), "exit": SystemExit()}
+
+    def broken(*_: Any) -> None:
+        raise _Broken(end)
+
+    if end == "start fails":
+        monkeypatch.setattr(CacheWatch, "start", broken)
+    with contextlib.suppress(*(type(error) for error in raises.values())), way(folder, model, optimizer) as session:
+        if end == "memprof fails":
+            monkeypatch.setattr(type(session.recorder), "set_tags", broken)
+        work(model, optimizer)
+        if end in raises:
+            raise raises[end]
+        if end == "thread fails":
+            thread = threading.Thread(target=torch.ones, args=("no size",))
+            thread.start()
+            thread.join()
+        if end == "stopped twice":
+            session.stop()
+            session.stop()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_process_is_as_it_was(way: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaHistory, "other_device", lambda self, i: DeviceInfo(i, "cuda", "x", 24 * 10**9))
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with monkeypatch.context() as broken:
+        run(WAYS[way], "normally", tmp_path, broken)  # what is imported late is
+    before = fingerprint(_FRACTION)
+    with monkeypatch.context() as broken:
+        run(WAYS[way], end, tmp_path, broken)
+    assert differences(before, fingerprint(_FRACTION)) == []
+    assert (_ALLOCATOR.recording, _ALLOCATOR.text) == (None, "")
+
+
+def test_the_fingerprint_sees_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint(_FRACTION)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    monkeypatch.setattr(_FRACTION, "value", 1.0)
+    monkeypatch.setenv("MEMPROF_LEFT", "1")
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    found = differences(before, fingerprint(_FRACTION))
+    handle.remove()
+    assert set(found) == {"hooks", "environment", "objects", "threading.Thread.start"}
