@@ -149,8 +149,9 @@ def core_environment(folder: Path, wheel: Path) -> str:
 
 # Import names of the core dependencies and of what they need in turn.
 CORE_MODULES = (
-    *("click", "markdown_it", "mdurl", "msgspec", "numpy", "numpy.libs", "pygments", "rich", "tomli"),
-    *(f"{name}-*.dist-info" for name in ("click", "msgspec", "numpy", "rich")),
+    *("click", "detect_secrets", "markdown_it", "mdurl", "msgspec", "numpy", "numpy.libs", "pygments", "rich"),
+    *("certifi", "charset_normalizer", "idna", "requests", "tomli", "urllib3", "yaml"),
+    *(f"{name}-*.dist-info" for name in ("click", "detect_secrets", "msgspec", "numpy", "rich")),
 )
 
 WRITE_SNAPSHOT = """

@@ -249,8 +249,8 @@ def test_there_are_sixty_kinds_of_secret_and_every_plugin_finds_one() -> None:
     assert len(SECRETS) >= 60
     pattern = _library_secrets()
     found = {kind for kind, (text, _) in SECRETS.items() if pattern.search(text)}
-    assert {"AWS secret in a script", "Azure storage", "Discord bot", "GitHub", "GitLab", "Mailchimp", "PyPI", "SendGrid",
-            "Slack webhook", "Square", "Stripe", "Telegram bot", "Twilio"} <= found  # fmt: skip
+    assert {"AWS secret in a script", "Azure storage", "Discord bot", "GitHub", "GitLab", "Mailchimp", "PyPI",
+            "SendGrid", "Slack webhook", "Square", "Stripe", "Telegram bot", "Twilio"} <= found  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SECRET_SETTINGS)

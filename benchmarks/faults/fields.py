@@ -27,19 +27,24 @@ _DEPTH = 40
 
 def example_of(kind: Any) -> Any:
     """Return plain data that a type accepts, with a value in every field of its classes."""
-    return _example(msgspec.inspect.type_info(kind))
+    return _example(msgspec.inspect.type_info(kind), ())
 
 
-def _example(info: msgspec.inspect.Type) -> Any:
+def _example(info: msgspec.inspect.Type, above: tuple[type, ...]) -> Any:
+    if isinstance(info, msgspec.inspect.Metadata):
+        return _example(info.type, above)
     if isinstance(info, msgspec.inspect.StructType):
-        fields = {field.encode_name: _example(field.type) for field in info.fields}
+        if info.cls in above:
+            return None  # a row that may contain one of its own kind
+        above = (*above, info.cls)
+        fields = {field.encode_name: _example(field.type, above) for field in info.fields}
         return list(fields.values()) if info.array_like else fields
     if isinstance(info, msgspec.inspect.UnionType):
-        return _example(next(part for part in info.types if not isinstance(part, msgspec.inspect.NoneType)))
+        return _example(next(part for part in info.types if not isinstance(part, msgspec.inspect.NoneType)), above)
     if isinstance(info, (msgspec.inspect.VarTupleType, msgspec.inspect.ListType)):
-        return [_example(info.item_type)]
+        return [_example(info.item_type, above)] * max(1, info.min_length or 0)
     if isinstance(info, msgspec.inspect.DictType):
-        return {_example(info.key_type): _example(info.value_type)}
+        return {_example(info.key_type, above): _example(info.value_type, above)}
     if isinstance(info, msgspec.inspect.EnumType):
         return next(iter(info.cls)).value
     if isinstance(info, msgspec.inspect.LiteralType):
@@ -67,6 +72,22 @@ def snapshots() -> list[dict[str, Any]]:
         raw["external_annotations"] = [_filled(row, example_of(Annotation)) for row in valid.annotations(raw)]
         raw["allocator_settings"] = valid.allocator_settings()
     return [{**own, "memprof": run}, foreign]
+
+
+def answers(seeds: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return an answer of each kind with every field of its model.
+
+    Args:
+        seeds: a valid ``report`` and a valid ``compare``, whose values are kept.
+    """
+    from memprof.report.codec import ANSWERS
+
+    known = {"memprof.report/1": seeds["report"], "memprof.compare/1": seeds["compare"]}
+    found = []
+    for name, kind in ANSWERS.items():
+        example = {"schema": name, **example_of(kind)}
+        found.append(_filled(known[name], example) if name in known else example)
+    return found
 
 
 def _filled(value: Any, example: Any) -> Any:

@@ -104,12 +104,38 @@ def _own_key(weight: int, end: int) -> dict[str, Any]:
 
 
 def counters() -> list[dict[str, Any]]:
-    about = {"schema": "memprof.counters/1", "rank": 0, "started": 1.0, "world_size": 1, "node": None, "pid": 1,
-             "device": {"index": 0, "type": "cuda", "name": "a card", "total_bytes": 1 << 34}, "steps": 2, "model": "m",
-             "config": {"model": "m"}, "device_name": "a card", "device_total_bytes": 1 << 34, "max_steps": 2}
-    names = ("peak_allocated", "peak_reserved", "allocated", "reserved", "inactive_split", "cached", "non_torch",
-             "host_rss", "host_rss_peak", "host_pinned", "host_anon", "host_files", "host_shared", "host_children",
-             "host_arenas")
+    about = {
+        "schema": "memprof.counters/1",
+        "rank": 0,
+        "started": 1.0,
+        "world_size": 1,
+        "node": None,
+        "pid": 1,
+        "device": {"index": 0, "type": "cuda", "name": "a card", "total_bytes": 1 << 34},
+        "steps": 2,
+        "model": "m",
+        "config": {"model": "m"},
+        "device_name": "a card",
+        "device_total_bytes": 1 << 34,
+        "max_steps": 2,
+    }
+    names = (
+        "peak_allocated",
+        "peak_reserved",
+        "allocated",
+        "reserved",
+        "inactive_split",
+        "cached",
+        "non_torch",
+        "host_rss",
+        "host_rss_peak",
+        "host_pinned",
+        "host_anon",
+        "host_files",
+        "host_shared",
+        "host_children",
+        "host_arenas",
+    )
     step = {"time": 2.0, "recorded": True, **dict.fromkeys(names, 1 << 20), "phases": {"forward": 1 << 20}}
     most = {"categories": {"weights": 1 << 20}, "groups": {"training": 1 << 20, "total": 1 << 20}, "step": 1}
     ended = {"ended": 3.0, "steps": 2, "peak_allocated": 1 << 20, "peak_reserved": 1 << 20, "error": None}

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchmarks.faults import fields
 from benchmarks.faults import inputs as valid
 from benchmarks.measure import environment
 from benchmarks.tabling import read
@@ -42,15 +43,10 @@ from benchmarks.tabling import read
 if TYPE_CHECKING:
     from memprof.report import Report
 
-JUNK: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**64, 10**19, 0.5, -1.5, 1e300, "", "x",
-    "\x1b[31m", "\ud800", "weights", "peak", "../..", [], [[]], {}, {"": None}, {"x": {"y": [1]}}, [None], [1, "x"],
-    [[1, 2, 3, 4, 5, 6, 7]], ["x"] * 3,
-)  # fmt: skip
 #: Mutants of plain data, which whole commands read.
 SEEDS = ("snapshot", "report", "compare", "counters")
 #: All kinds; those after :data:`SEEDS` go through functions only.
-KINDS = (*SEEDS, "bytes", "ranks", "settings", "text")
+KINDS = (*SEEDS, "fields", "answers", "bytes", "ranks", "settings", "text")
 # An input of a million takes 2 ms; one that takes this long hangs.
 _SECONDS = 20
 _MOST_MEMORY = 2 << 30
@@ -98,6 +94,8 @@ class Mutants:
         self._plain = {kind: pickle.dumps(seed) for kind, seed in seeds.items()}
         self._texts = valid.texts()
         self._files = self._as_bytes(seeds)
+        self._snapshots = [(raw, fields.fields_of(raw)) for raw in fields.snapshots()]
+        self._answers = [(plain, list(fields.places(plain))) for plain in fields.answers(seeds)]
 
     @staticmethod
     def _as_bytes(seeds: dict[str, Any]) -> list[tuple[str, bytes]]:
@@ -149,6 +147,23 @@ class Mutants:
         else:
             (path := place / "step-000001.json").write_text(json.dumps(mutant), encoding="utf-8")
         return path
+
+    def fields(self, draw: random.Random) -> Iterator[str]:
+        """Read a snapshot that has every field of the model, with junk in one of them."""
+        mutant = self._with_junk(draw.choice(self._snapshots), draw)
+        (path := self.folder / "fields.pickle").write_bytes(pickle.dumps(mutant, protocol=4))
+        yield from _read_snapshot(path, draw)
+
+    def answers(self, draw: random.Random) -> Iterator[str]:
+        """Read an answer's JSON that has every field of its model, with junk in one of them."""
+        mutant = self._with_junk(draw.choice(self._answers), draw)
+        (path := self.folder / "answer.json").write_text(json.dumps(mutant), encoding="utf-8")
+        yield from _read_answer(path, draw)
+
+    @staticmethod
+    def _with_junk(found: tuple[Any, list[tuple[Any, ...]]], draw: random.Random) -> Any:
+        plain, places = found
+        return fields.replaced(plain, draw.choice(places), draw.choice(fields.JUNK))
 
     def bytes(self, draw: random.Random) -> Iterator[str]:
         """Read a file with some of its bytes changed, before or after it is packed."""
@@ -224,6 +239,7 @@ class Mutants:
 
 
 _OTHERS: dict[str, Callable[[Mutants, random.Random], Iterator[str]]] = {
+    "fields": Mutants.fields, "answers": Mutants.answers,
     "bytes": Mutants.bytes, "ranks": Mutants.ranks, "settings": Mutants.settings, "text": Mutants.text,
 }  # fmt: skip
 _RANK_NAMES = (
@@ -236,9 +252,9 @@ _RANK_NAMES = (
 
 
 def _read_snapshot(path: Path, draw: random.Random) -> Iterator[str]:
-    from memprof.advice.analyze_with_advice import ReportBuilder, analyze
+    from memprof.advice.analyze_with_advice import ReportBuilder
 
-    yield from _shown(ReportBuilder().report_of(analyze(path), path), draw)
+    yield from _shown(ReportBuilder()(path), draw)
 
 
 def _read_report(path: Path, draw: random.Random) -> Iterator[str]:
@@ -247,6 +263,31 @@ def _read_report(path: Path, draw: random.Random) -> Iterator[str]:
     report = known_report(path)
     if report is not None:
         yield from _shown(report, draw)
+
+
+def _read_answer(path: Path, draw: random.Random) -> Iterator[str]:
+    """Read any answer of memprof's, and draw it if a command draws what it reads."""
+    from memprof.reports.document.comparison import build_comparison
+    from memprof.reports.renderers import draw as drawn
+
+    from memprof.report import Report
+    from memprof.report.base import Model
+    from memprof.report.codec import to_json
+    from memprof.report.comparison import Comparison
+    from memprof.report.files import read_answer
+    from memprof.report.plan import Serving
+
+    answer = read_answer(path)
+    if not isinstance(answer, Model):
+        return
+    yield to_json(answer)
+    style = draw.choice(("text", "markdown"))
+    if isinstance(answer, Report):
+        yield from _shown(answer, draw)
+    elif isinstance(answer, Comparison):
+        yield drawn("compare", build_comparison(answer), style)
+    elif isinstance(answer, Serving):
+        yield drawn("serving", answer, style)
 
 
 def _read_comparison(path: Path, draw: random.Random) -> Iterator[str]:
@@ -278,16 +319,15 @@ _READERS: dict[str, Callable[[Path, random.Random], Iterator[str]]] = {
 
 
 def _shown(report: Report, draw: random.Random) -> Iterator[str]:
-    """Hold a report against the schema, and render one in eight."""
+    """Check a report against its model, and render one in eight."""
     from memprof.reports.renderers import render
 
-    from memprof.analysis.report_files import validate
     from memprof.cli.answers import report_answer
     from memprof.errors import InputError
-    from memprof.report.codec import to_builtins
+    from memprof.report.codec import parse, to_json
 
     try:
-        validate(to_builtins(report))
+        parse(to_json(report).encode())
     except InputError as error:
         raise Invalid(str(error)) from None
     if draw.random() < 0.125:
@@ -345,7 +385,7 @@ def mutate(mutant: Any, draw: random.Random, kind: str) -> None:
     elif way == 3 and type(holder[key]) is int:
         holder[key] = draw.choice((-holder[key], holder[key] * 2**40, float(holder[key]), str(holder[key])))
     else:
-        holder[key] = copy.deepcopy(draw.choice(JUNK))
+        holder[key] = copy.deepcopy(draw.choice(fields.JUNK))
 
 
 def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -423,14 +463,14 @@ def _call(words: list[str]) -> str:
 
 def _answer(words: list[str]) -> Iterator[str]:
     """Run one command; hold the JSON that it prints against the schema."""
-    from memprof.analysis.report_files import validate
     from memprof.errors import MemprofError
+    from memprof.report.codec import parse
 
     printed = _call(words)
     yield printed
     if "--json" in words and printed:
         try:
-            validate(json.loads(printed))
+            parse(printed.encode())
         except MemprofError as error:
             raise Invalid(f"{error} of {words[0]}") from None
 

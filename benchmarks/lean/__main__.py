@@ -16,6 +16,7 @@ main = group_of(
         "blocks": ("blocks", "Time checkpointing kinds, tiled MLP and a shared prompt on a CPU."),
         "track": ("track", "Train both on the same completions; compare losses, rewards, norms."),
         "speed": ("speed", "Time forward and backward of one micro-batch; trace its peak."),
+        "crossing": ("speed:crossing", "Find the length from which a micro-batch is as fast as TRL's."),
         "generation": ("generation", "Time generation in a rolling batch, in passes and all together."),
         "families": ("equality.families", "Compare a step with TRL's over every causal family."),
         "survival": ("equality.survival", "Take memory away on the emulated device; compare what was trained."),

@@ -47,7 +47,13 @@ OFFLOADED = {**TUNED, "gradient_checkpointing": "offloaded"}
 #: What lets a run fit the card it is on: without, more is reserved than the card has.
 EXPANDABLE = {"alloc_conf": "expandable_segments:True"}
 TIGHT = {"on": "A100-40GB", **EXPANDABLE}
-ENGINE = ("generation", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization")
+ENGINE = ("generation", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "park_weights")
+#: An engine that has nearly all of the card while it generates, and nothing while the policy trains.
+PARKED = {
+    "generation": "vllm", "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.85, "park_weights": True,
+}  # fmt: skip
+#: A GPU of 48 GB.
+LARGE = "A6000"
 #: What of a case is no setting of the simulator.
 NOT_SETTINGS = ("on", "offloaded_cache")
 
@@ -64,6 +70,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "8B LoRA, 8 x 20480, lean": {**HEADLINE, "recipe": "lean"},
     "8B LoRA, 8 x 20480, lean, on TRL's card": {**HEADLINE, "recipe": "lean", "on": "A100-40GB"},
+    "8B LoRA, 8 x 20480, lean, vLLM, parked weights": {**HEADLINE, "recipe": "lean", **PARKED},
+    "8B LoRA, 8 x 20480, lean, 48 GB": {**HEADLINE, "recipe": "lean", "on": LARGE},
+    "8B LoRA, 8 x 20480, lean, vLLM, parked weights, 48 GB": {**HEADLINE, "recipe": "lean", **PARKED, "on": LARGE},
     "8B QLoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": {
         **HEADLINE, **OFFLOADED, "load_in_4bit": True, "on": "RTX 5090",
     },
@@ -78,11 +87,17 @@ CASES: dict[str, dict[str, Any]] = {
     "1.5B full, 8-bit Adam, reference, 8 x 1042, lean": {
         **QWEN, "recipe": "lean", "optim": "adamw_torch_8bit", "beta": 0.04, "on": "RTX 4080",
     },
+    "1.5B full, 8-bit Adam, reference, 8 x 1042, lean, vLLM, parked weights": {
+        **QWEN, "recipe": "lean", "optim": "adamw_torch_8bit", "beta": 0.04, **PARKED, "on": "RTX 4080",
+    },
     "7B LoRA, 8 x (16384 + 1024), TRL's defaults": {**LONG_PROMPT, "on": "H200"},
     "7B LoRA, 8 x (16384 + 1024), TRL tuned by hand, offloaded checkpoints": {
         **LONG_PROMPT, **OFFLOADED, "on": "A100-80GB",
     },
     "7B LoRA, 8 x (16384 + 1024), lean": {**LONG_PROMPT, "recipe": "lean", "on": "RTX 5090"},
+    "7B LoRA, 8 x (16384 + 1024), lean, vLLM, parked weights": {
+        **LONG_PROMPT, "recipe": "lean", **PARKED, "on": "RTX 5090",
+    },
     "7B LoRA, 8 x (16384 + 1024), lean, shared prompt": {
         **LONG_PROMPT, "recipe": "lean", "prefix_sharing": True, "on": "RTX 5090",
     },
@@ -112,6 +127,7 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
         tally, times = here(self)
         return tally, times * (alike if self._now()[0] in TRAINING else 1)
 
+    @functools.wraps(step)  # the lean trainer leaves its step to TRL if somebody else's method takes the place of TRL's
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
         nonlocal alike
         count = self.current_gradient_accumulation_steps

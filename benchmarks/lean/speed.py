@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -183,6 +184,94 @@ def small_model(tiny: str) -> str:
         LlamaForCausalLM(LlamaConfig(**_SMALL, **ids)).save_pretrained(path)
         tokenizer.save_pretrained(path)
     return str(path)
+
+
+#: Random Llamas of which every tensor is small next to the weights, as in a larger model. Their names are parameters.
+CROSSING_MODELS: dict[str, dict[str, Any]] = {
+    "9M": {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
+           "num_attention_heads": 4, "num_key_value_heads": 2},
+    "110M": {"vocab_size": 32768, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+             "num_attention_heads": 12, "num_key_value_heads": 4},
+}  # fmt: skip
+
+
+def crossing_row(
+    name: str, lora: bool, rows: int, lengths: Sequence[int], rounds: int, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """Yield, for each length, the lean trainer's CPU time over TRL's: by default, and one row after another.
+
+    A quarter of each row is the prompt. TRL's head leaves out prompts, as it does on CUDA. The first round is left out.
+    """
+    from tests.grpo.trainers import build, run_step, tiny_llama
+
+    model = tiny_llama(**CROSSING_MODELS[name], max_position_embeddings=4096, initializer_range=0.02)
+    lean: dict[str, dict[str, Any]] = {"trl": {}, "lean": {}, "lean, row by row": {"max_tokens_per_piece": 1}}
+
+    def ready(kind: str) -> Any:
+        whose = "trl" if kind == "trl" else "lean"
+        made = build(whose, model, folder / kind, lora=lora, gradient_checkpointing=True, **lean[kind])
+        if not made.model.is_gradient_checkpointing:
+            made.model.gradient_checkpointing_enable({"use_reentrant": False})
+        return made
+
+    def timed(trainer: Any, inputs: dict[str, Any]) -> dict[str, float]:
+        with head_as_on_cuda():
+            start = time.process_time()
+            run_step(trainer, inputs)
+            found = {"cpu": time.process_time() - start}
+        trainer.model.zero_grad()
+        return found
+
+    built = {kind: ready(kind) for kind in lean}
+    for length in lengths:
+        inputs = _equal_rows(rows, length, CROSSING_MODELS[name]["vocab_size"])
+        tasks = {kind: partial(timed, trainer, inputs) for kind, trainer in built.items()}
+        found = {kind: times[1:] for kind, times in interleaved(tasks, rounds + 1).items()}
+        ratios = {kind: ratio(found, kind, "trl", "cpu") for kind in found if kind != "trl"}
+        yield {"model": name, "lora": lora, "rows": rows, "length": length, "cpu_ratio": ratios,
+               "piece_tokens": built["lean"]._piece_tokens()[0]}  # fmt: skip
+
+
+def _equal_rows(rows: int, length: int, vocabulary: int) -> dict[str, Any]:
+    import torch
+
+    source = torch.Generator().manual_seed(1)
+    widths = {"prompt": length // 4, "completion": length - length // 4}
+    ids = {part: torch.randint(4, vocabulary, (rows, width), generator=source) for part, width in widths.items()}
+    made = {f"{part}_ids": of for part, of in ids.items()} | {f"{part}_mask": of * 0 + 1 for part, of in ids.items()}
+    advantages = torch.randn(rows, generator=source)
+    return {**made, "advantages": advantages, "num_items_in_batch": made["completion_mask"].sum()}
+
+
+@click.command()
+@click.option("--rounds", default=5)
+@click.option("--model", "names", type=click.Choice(list(CROSSING_MODELS)), multiple=True, default=("9M", "110M"))
+@click.option("--rows", "counts", type=int, multiple=True, default=(4, 8))
+@click.option("--length", "lengths", type=int, multiple=True, default=(32, 64, 128, 192, 256, 384))
+@OUT
+@JSON
+def crossing(
+    rounds: int, names: tuple[str, ...], counts: tuple[int, ...], lengths: tuple[int, ...], out: Path,
+    json_path: Path | None,
+) -> None:  # fmt: skip
+    """Find the length from which the lean trainer is as fast as TRL's, by model and batch.
+
+    CPU time of a micro-batch's forward and backward, medians of paired rounds: by default, and one row after another.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    kept: dict[str, Any] = {}
+    if json_path is not None and json_path.is_file():
+        kept = json.loads(json_path.read_text(encoding="utf-8"))["rows"]
+    for name in names:
+        for lora in (False, True):
+            for rows in counts:
+                folder = out / "_work" / "crossing" / f"{name}-{lora}-{rows}"
+                for found in crossing_row(name, lora, rows, lengths, rounds, folder):
+                    kept[f"{name}, {'LoRA' if lora else 'full'}, {rows} x {found['length']}"] = found
+                    print(json.dumps(found), file=sys.stderr, flush=True)
+    write_result({"rounds": rounds, "rows": kept}, json_path)
 
 
 @click.command(help=__doc__)

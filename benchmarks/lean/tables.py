@@ -161,6 +161,13 @@ def speed() -> str:
     return table(("tokens", *columns), [(case, *(row.get(c, "–") for c in columns)) for case, row in found.items()])
 
 
+def crossing() -> str:
+    """Show the CPU time of short rows over TRL's: by default, and one row after another."""
+    rows = read("lean_crossing")["rows"]
+    kinds = ("lean", "lean, row by row")
+    return table(("run", *kinds), [(name, *(row["cpu_ratio"][kind] for kind in kinds)) for name, row in rows.items()])
+
+
 def _peaks(row: Mapping[str, Any], base: str) -> float:
     """Divide what is live at the lean trainer's peak, beside weights and adapters, by what is at another's."""
     lean, other = (
@@ -263,6 +270,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lean-techniques-reference": lambda: techniques("1.5B reference"),
     "lean-longest": longest,
     "lean-speed": speed,
+    "lean-crossing": crossing,
     "lean-generation": generation,
     "lean-track": track,
     "lean-fused-loss": fused_loss,

@@ -114,6 +114,14 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     _state: Any = None
     _early: tuple[weakref.ref[Any], Session] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return what a copy has: the options. The recording stays with the original."""
+        return {name: value for name, value in vars(self).items() if name in ("_options", "_print", "stream")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.door, self.result = Door("training"), Result()
+
     # -- what transformers calls -------------------------------------------------------------------------------
 
     @way_in
@@ -150,10 +158,9 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     @way_in
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._over = self._state is None or state is self._state
-        if (run := self._following(state)) is not None:
-            with run.recorder.finishing():
-                self.door(run.end)
-                self._finish()
+        run = self._following(state)
+        if run is not None and run.recorder.finish(lambda: self.door(run.end), self._finish):
+            raise KeyboardInterrupt
 
     # -- our own -----------------------------------------------------------------------------------------------
 

@@ -668,8 +668,8 @@ static int scan(Scanner *s)
     }
     while (p < end) {
         if (s->stopped) { /* bytes behind the end are not read; those that could be framed are left to Python */
-            if (s->stopped == 1 && (*p == 0x95 || *p == 'X' || *p == 0x8d))
-                return REFUSED;
+            if (s->stopped == 1 && (*p == 0x95 || *p == 'X' || *p == 0x8d || *p == 0x80))
+                return REFUSED; /* 0x80: another pickle */
             s->stopped = 2;
             p = end;
             break;

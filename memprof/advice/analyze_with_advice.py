@@ -58,11 +58,13 @@ class ReportBuilder:
         device: as of :func:`analyze`.
         rules: a file of stack rules.
         allocations: how many of those alive at the peak are listed; None for all.
+        number: which snapshot of a file with several; as of :func:`memprof.load_snapshot`.
     """
 
     device: int | None = None
     rules: Path | None = None
     allocations: int | None = 50
+    number: int | None = None
 
     def __call__(self, path: Path) -> Report:
         """Return the report of the snapshot at ``path``.
@@ -75,11 +77,13 @@ class ReportBuilder:
 
     def analysis(self, path: Path) -> Analysis:
         """Attribute the snapshot at ``path``; raises as calling does."""
+        from memprof.snapshot import load_snapshot
+
         if self.rules is None:
-            return analyze(path, self.device)
+            return analyze(load_snapshot(path, self.number), self.device)
         from memprof.attribution.rules import load_rules
 
-        return analyze(path, self.device, load_rules(self.rules))
+        return analyze(load_snapshot(path, self.number), self.device, load_rules(self.rules))
 
     def report_of(self, analysis: Analysis, path: Path) -> Report:
         """Return the report of what was read from ``path``, with the file's size: a report belongs to its file."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from typing import TYPE_CHECKING
 
-from memprof.analysis.headline import with_headline
-from memprof.report import Report
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 
 def check_card(gpu: str | None) -> None:
@@ -19,8 +19,11 @@ def check_card(gpu: str | None) -> None:
 def estimated(report: Report, gpu: str | None = None, why: str = "") -> Report:
     """Return the report with its advice estimated from recorded sizes, whatever advice it had; ``gpu`` is the GPU that
     the run is to fit, ``why`` says in the report's notes why nothing is simulated."""
+    from msgspec.structs import replace
+
     from memprof.advice.estimate import estimated_advice
     from memprof.advice.simulated_advice import with_estimated_combination
+    from memprof.analysis.headline import with_headline
 
     report = replace(report, advice=estimated_advice(report))
     return with_headline(with_estimated_combination(report, gpu, why))
@@ -31,6 +34,7 @@ def simulated(
 ) -> Report:
     """Return the report with its advice simulated for at most ``seconds``; a note says why if it cannot be."""
     from memprof.advice.simulated_advice import with_simulated_advice
+    from memprof.analysis.headline import with_headline
     from memprof.cli.progress import progress
     from memprof.plan.cache import cache_folder
 

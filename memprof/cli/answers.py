@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from memprof.report import Report
-from memprof.report.base import Model
-from memprof.report.comparison import Comparison
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
+    from memprof.report import Report
+    from memprof.report.base import Model
+    from memprof.report.comparison import Comparison
     from memprof.reports.document.model import Document
 
-_M = TypeVar("_M", bound=Model)
+_M = TypeVar("_M", bound="Model")
 # Fewer than in a page of one run: several timelines share a page.
 _EXACT_EVENTS = 100_000
 

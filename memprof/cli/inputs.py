@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import click
 
 from memprof.cli.progress import working
-from memprof.report import Report
+from memprof.errors import UsageError
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
+    from memprof.report import Report
 
 
 @dataclass(frozen=True)
@@ -31,23 +32,25 @@ class GivenRun:
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
-def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
-    """Read the snapshot at ``path`` and attribute it. InputError if a file cannot be used, UsageError if the snapshot
-    has nothing of ``device``."""
+def analysed(path: Path, device: int | None = None, rules: Path | None = None, number: int | None = None) -> Analysis:
+    """Read the snapshot at ``path``, of several in the file the one of this ``number``, and attribute it. InputError if
+    a file cannot be used, UsageError if the snapshot has nothing of ``device``."""
     from memprof.advice.analyze_with_advice import ReportBuilder
 
     with working(f"Reading {path.name}"):
-        return ReportBuilder(device, rules).analysis(path)
+        return ReportBuilder(device, rules, number=number).analysis(path)
 
 
-def read_run(path: Path, device: int | None = None) -> GivenRun:
+def read_run(path: Path, device: int | None = None, number: int | None = None) -> GivenRun:
     """Read the run at ``path``: a snapshot, a report's JSON, or the recording with the highest peak in a folder. Errors
     as of :func:`analysed`."""
     path = chosen_file(path)
     report = known_report(path)
+    if report is not None and number is not None:
+        raise UsageError("--snapshot needs the snapshot; this is a report's JSON.")
     if report is not None:
         return GivenRun(path, report, None)
-    analysis = analysed(path, device)
+    analysis = analysed(path, device, number=number)
     return GivenRun(path, analysis.report, analysis)
 
 

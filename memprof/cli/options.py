@@ -29,6 +29,10 @@ device_option = click.option(
     "--device", type=click.IntRange(min=0), metavar="N",
     help="Look at this device; default: the one that ran out of memory, else the fullest.",
 )  # fmt: skip
+snapshot_option = click.option(
+    "--snapshot", "number", type=click.IntRange(min=1), metavar="N",
+    help="Read the Nth snapshot of a file that has several.",
+)  # fmt: skip
 rules_option = click.option(
     "--rules", type=click.Path(path_type=Path), metavar="FILE",
     help="Add these stack rules (TOML) to the shipped ones, which they override.",

@@ -100,8 +100,8 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
             None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else value_of(value.strip())
         )
     for name in ("lora_target_modules", "modules_to_save"):
-        if isinstance(text := found.get(name), str):
-            found[name] = names_of(text)
+        if isinstance(listed := found.get(name), str):
+            found[name] = names_of(listed)
     return found
 
 

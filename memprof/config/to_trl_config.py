@@ -148,22 +148,38 @@ def _lora(rank: int, targets: Iterable[str]) -> dict[str, Any]:
 
 
 def as_python(settings: Settings) -> str:
-    """Write ``GRPOConfig(...)`` (or RLOO's, or the lean trainer's) and, for an adapter, ``LoraConfig(...)``."""
-    lines = [f"# {words}" for words in _without_argument(settings)]
-    lines += [f"args = {'Lean' if settings.recipe == 'lean' else ''}{settings.trainer.upper()}Config("]
-    arguments = {**_worth_a_line(settings), **lean_arguments(settings)}
-    lines += [f"    {name}={value!r}," for name, value in arguments.items()]
+    """Write the program that trains with these settings, but for its data and rewards.
+
+    It has imports, the trainer's arguments, the adapter, and 4-bit weights in ``model_init_kwargs``, where TRL reads
+    them.
+    """
+    kind = f"{'Lean' if settings.lean else ''}{settings.trainer.upper()}"
+    trainer, config = f"{kind}Trainer", f"{kind}Config"
+    adapter = adapter_arguments(settings)
+    lines = [f"from peft import {adapter[0]}"] if adapter is not None else []
+    lines += ["from transformers import BitsAndBytesConfig"] if settings.load_in_4bit else []
+    lines += [f"from {'memprof.grpo' if settings.lean else 'trl'} import {config}, {trainer}", ""]
+    lines += [f"# {words}" for words in _without_argument(settings)]
+    arguments = {"output_dir": "output", **_worth_a_line(settings), **lean_arguments(settings)}
+    lines.append(f"args = {config}(")
+    lines += [f"    {name}={_of_model(value, settings)}," for name, value in arguments.items()]
     lines.append(")")
-    if (adapter := adapter_arguments(settings)) is not None:
-        kind, told = adapter
-        inside = ", ".join(f"{name}={value!r}" for name, value in told.items())
-        lines.append(f"peft_config = {kind}({inside})")
+    if adapter is not None:
+        inside = ", ".join(f"{name}={value!r}" for name, value in adapter[1].items())
+        lines.append(f"peft_config = {adapter[0]}({inside})")
     if not settings.lean and settings.checkpointing in ("selective", "offloaded"):
         lines.append(f"# {settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
-    if settings.load_in_4bit:
-        inside = ", ".join(f"{name}={value!r}" for name, value in four_bit_arguments(settings).items())
-        lines.append(f"quantization_config = BitsAndBytesConfig({inside})")
-    return "\n".join(lines)
+    given = [f"model={settings.model!r}", "reward_funcs=reward_funcs", "args=args", "train_dataset=train_dataset"]
+    given += ["peft_config=peft_config"] if adapter is not None else []
+    return "\n".join([*lines, f"trainer = {trainer}(", *(f"    {text}," for text in given), ")", "trainer.train()"])
+
+
+def _of_model(value: object, settings: Settings) -> str:
+    """Write a value of an argument; the model's own with its 4-bit weights."""
+    if not settings.load_in_4bit or not isinstance(value, Mapping) or "dtype" not in value:
+        return repr(value)
+    inside = ", ".join(f"{name}={of!r}" for name, of in four_bit_arguments(settings).items())
+    return f"{repr(dict(value))[:-1]}, 'quantization_config': BitsAndBytesConfig({inside})}}"
 
 
 def as_yaml(settings: Settings) -> str:

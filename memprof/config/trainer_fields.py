@@ -89,7 +89,7 @@ class ClassFields:
         kinds: tuple[Iterable[str], ...] = (
             self.simulated, self.no_memory, self.earlier, self.executed, self.not_simulated,
         )  # fmt: skip
-        return any(name in kind for kind in kinds)
+        return isinstance(name, str) and any(name in kind for kind in kinds)
 
 
 @cache

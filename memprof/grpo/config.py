@@ -53,7 +53,7 @@ class LeanSettings:
     max_tokens_per_piece: int | None = _setting(
         None,
         "Tokens that go through the model together; a longer sequence goes alone. None: as many as hold "
-        "1/64 of the weights' bytes, 2048 at most: sequences go one by one unless they are short.",
+        "1/64 of the weights' bytes or 32 MiB, whichever is more, 2048 at most. 1: sequences go one by one.",
     )
     exact_two_pass: str = _setting(
         "auto",

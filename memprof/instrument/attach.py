@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -143,6 +144,7 @@ class Attachment:
         self._seams: Seams | None = None
         self._waited: list[tuple[Any, str, Any]] = []
         self._asked = 0.0
+        self._dumping = threading.RLock()  # the driver, the worker and its out-of-memory hook may dump at once
 
     @property
     def snapshots(self) -> list[Path]:
@@ -236,7 +238,8 @@ class Attachment:
             session.notes = [*(n for n in session.notes if not n.startswith("written ")), f"written because {reason}"]
             return writing.now(session, step)
 
-        path: Path | None = Door("worker", str(writing.path_of(step)))(write)
+        with self._dumping:
+            path: Path | None = Door("worker", str(writing.path_of(step)))(write)
         return path
 
     def report(self, path: Path | None = None) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ class LaunchedCallback(MemProfCallback):
     """As :class:`MemProfCallback`; a script's output stays its own, and a callback it brings itself has precedence."""
 
     stream = "stderr"
+    _begun: Callable[[], None] = staticmethod(lambda: None)  # a copy's
 
     def __init__(self, begun: Callable[[], None], **options: Any) -> None:
         super().__init__(**options)

@@ -13,7 +13,10 @@ from memprof.units import GIB
 
 MIB, EIB = 2**20, 2**60
 # A row of the kernel's table of processes: resident pages of 4 KiB, and the name, perhaps wrapped to the next line.
-_KERNEL_ROW = r"(?m)\[ {0,8}\d{1,8}\] {1,6}\d{1,6} {1,6}\d{1,8} {1,10}\d{1,10} {1,10}(\d{1,10})\s[\d\s-]{6,60}?([A-Za-z(][\w()./:-]{0,30})"
+_KERNEL_ROW = (
+    r"(?m)\[ {0,8}\d{1,8}\] {1,6}\d{1,6} {1,6}\d{1,8} {1,10}\d{1,10} {1,10}(\d{1,10})\s[\d\s-]{6,60}?"
+    r"([A-Za-z(][\w()./:-]{0,30})"
+)
 _CONTEXT = 0.8 * GIB  # a CUDA context and what cuDNN holds
 
 
@@ -47,6 +50,14 @@ def _unaccounted(n: Numbers) -> bool:
     """What a context, cuDNN and a desktop hold is not what fills a device that is full of live tensors."""
     return n.unexplained >= n.missing + 0.75 * GIB and not (n.live >= 0.8 and n.unexplained <= 1.25 * GIB)
 
+
+#: Names whose values are bytes, written with their unit.
+SIZES = frozenset(
+    {
+        "asked", "total", "free", "allowed", "in_use", "allocated", "cached", "idle", "reserved", "outside", "others",
+        "other", "missing", "unexplained", "private_pools", "piece", "held_by_torch", "gaps",
+    }
+)  # fmt: skip
 
 #: Facts by comparison of numbers.
 BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {

@@ -247,7 +247,8 @@ def _headline(found: Explained) -> dict[str, str | list[str]]:
     labels: dict[str, str] = table("causes")["label"]
     label = labels.get(found.verdict.reason, labels[found.verdict.cause])
     cause = f"Cause: {label}. {_sentence(found.verdict.because)}"
-    action = f"Try first: {'. '.join(found.tried[0])}" if found.tried else ""
+    do, why = found.tried[0] if found.tried else ("", "")
+    action = f"Try first: {do}. {_sentence(why)}" if do else ""
     return {
         "verdict": _verdict(found),
         "cause": f"{cause} {where}" if (where := _where(found)) else cause,

@@ -14,10 +14,11 @@ from typing import Protocol
 
 from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
-from memprof.oom.derived import BY_NUMBERS, VALUES
+from memprof.oom.derived import BY_NUMBERS, SIZES, VALUES
 from memprof.oom.failure import Failure, Frame
 from memprof.oom.framework_settings import PLAIN, Names
 from memprof.oom.knowledge_files import FactRule, facts_file
+from memprof.units import format_bytes
 
 Value = str | int | float | bool | None
 
@@ -37,9 +38,12 @@ _TORCH = r"(?i)\b(?:py)?torch(?: version)?(?:==|[ :=@v-]{1,3})(\d)\.(\d{1,2})(?!
 class Condition(Protocol):
     """A rule that names facts: all of ``when``, one of ``any`` if there are any, none of ``unless``."""
 
-    when: tuple[str, ...]
-    any: tuple[str, ...]
-    unless: tuple[str, ...]
+    @property
+    def when(self) -> tuple[str, ...]: ...
+    @property
+    def any(self) -> tuple[str, ...]: ...
+    @property
+    def unless(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -197,10 +201,12 @@ class Facts:
         rules = facts_file()
         for name, value in self.given.items():
             if value not in (None, False, "") and not name.startswith("setting_"):
-                yield Fact(name, "read" if isinstance(value, int | float) else "known", str(value), self._line)
+                size = name in SIZES and isinstance(value, int | float)
+                yield Fact(name, "of the message", format_bytes(int(value)) if size else str(value), self._line)
         for name in [*rules.fact, *rules.setting, *BY_NUMBERS]:
             if self.has(name):
-                says = rules.fact[name].says if name in rules.fact else "set" if name in rules.setting else "by numbers"
+                says = "on already" if name in rules.setting else "by the numbers"
+                says = (rules.fact[name].says or "by other facts") if name in rules.fact else says
                 yield Fact(name, says, "yes", self._lines.get(name))
 
 

@@ -9,17 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from memprof.oom.derived import SIZES
 from memprof.oom.facts import Facts, Value
 from memprof.oom.knowledge_files import Texts
 from memprof.units import format_bytes
 
-#: Names whose values are bytes, written with their unit.
-SIZES = frozenset(
-    {
-        "asked", "total", "free", "allowed", "in_use", "allocated", "cached", "idle", "reserved", "outside", "others",
-        "other", "missing", "unexplained", "private_pools", "piece", "held_by_torch", "gaps",
-    }
-)  # fmt: skip
 _OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.S)
 _NAME = re.compile(r"\{(\??[a-z_0-9]+(?:\.[a-z_]+)?)(?::([^{}|]*))?(?:\|([^{}]*))?\}")
 

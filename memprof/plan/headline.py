@@ -57,7 +57,7 @@ def _action(data: Mapping[str, Any]) -> str:
     elif data["maximized"] == "speed":
         how = f"Fastest found ({method})"
     elif not any("largest" in row for row in data["rows"]):  # nothing was searched
-        how = f"Fastest that fits ({method})" if data.get("fastest") else f"Largest of these that fits ({method})"
+        how = f"Recommended ({method})"
     return (
         f"{how}: {config['per_device_train_batch_size']} completions in a micro-batch of "
         f"{config['prompt_length']} + {config['completion_length']} tokens, "

@@ -48,3 +48,26 @@ def fastest_of(rows: Sequence[Row]) -> Row | None:
         return None
     best = min(pace for pace, _ in timed)
     return next(row for pace, row in timed if pace <= best * (1 + ALIKE))
+
+
+def recommended_of(rows: Sequence[Row]) -> Row | None:
+    """Return the row to recommend: of those that fit in stock TRL the fastest that trains the most; None if none fits.
+
+    The whole model is more than an adapter, an adapter of whole weights more than one of 4-bit weights. Without an
+    estimated time the first is named: methods that round the least come first. The lean trainer's rows are recommended
+    only if no other fits.
+    """
+    fitting = [row for row in rows if row.fits]
+    stock = [row for row in fitting if not row.settings.lean] or fitting
+    if not stock:
+        return None
+    most = max(_trained(row) for row in stock)
+    alike = [row for row in stock if _trained(row) == most]
+    return fastest_of(alike) or alike[0]
+
+
+def _trained(row: Row) -> int:
+    """Rank how much of a model a row trains."""
+    if not row.settings.has_adapter:
+        return 2
+    return 0 if row.settings.load_in_4bit else 1

@@ -16,10 +16,11 @@ from memprof.config.speeds import speed_of
 from memprof.errors import UsageError, did_you_mean
 from memprof.plan.headline import headline_of_plan
 from memprof.plan.methods import methods_for
-from memprof.plan.pareto_front import fastest_of, front_of
+from memprof.plan.pareto_front import fastest_of, front_of, recommended_of
 from memprof.plan.search import ROUNDS, Row, largest_of_each, row_of
 from memprof.plan.sizes import MAXIMIZE, choices, end_of_search, halved
 from memprof.plan.subprocess_runner import Runner, runner
+from memprof.units import amount
 
 __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 
@@ -78,15 +79,16 @@ def make_plan(
     gpu: str,
     *,
     fixed: set[str] | None = None,
-    maximize: str = "context",
+    maximize: str | None = "context",
     vary: tuple[str, list[Any]] | None = None,
     search: bool = True,
     workers: int | None = None,
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
     executor: Executor | str | None = None,
+    on_row: Callable[[Row], None] | None = None,
 ) -> Plan:
-    """Simulate the methods (or one setting's values) and search the best configuration that fits.
+    """Simulate the methods (or one setting's values), and recommend one, or search the best configuration that fits.
 
     Args:
         base: the settings that the user fixed, and defaults for the rest.
@@ -95,13 +97,16 @@ def make_plan(
         maximize: the setting to enlarge: ``context`` (completion length), ``num_generations`` or ``batch``; or
             ``speed``: the fastest of the methods, with smaller micro-batches where one does not fit as given.
         vary: a setting and the values to compare instead of the methods.
-        search: whether to search for the best configuration.
+        search: whether to search for the best configuration; else the recommended one is named
+            (:func:`memprof.plan.pareto_front.recommended_of`).
+        on_row: called with each row when it is simulated.
         workers, use_cache, progress, executor: see :func:`memprof.plan.subprocess_runner.runner`.
 
     Raises:
         UsageError: a name is not known, or no method agrees with the fixed settings.
         InputError: the model cannot be found or simulated.
     """
+    search, maximize = search and maximize is not None, maximize or "context"
     if maximize not in AIMS:
         raise UsageError(f"--maximize {maximize!r}: choose from {', '.join(AIMS)}.")
     if maximize == "speed":
@@ -120,7 +125,12 @@ def make_plan(
         searched = search and vary is None
         machine.expect(len(wanted) * (1 + ROUNDS) if searched else len(wanted))
         sizes = [choices(settings, maximize) for _, settings in wanted] if searched else None
-        results = machine.run([settings for _, settings in wanted], sizes=sizes)
+
+        def done(index: int, result: dict[str, Any]) -> None:
+            if on_row is not None:
+                on_row(row_of(*wanted[index], result))
+
+        results = machine.run([settings for _, settings in wanted], sizes=sizes, done=done)
         rows = [row_of(name, settings, result) for (name, settings), result in zip(wanted, results, strict=True)]
         best = max((row for row in rows if row.fits), key=lambda row: row.device_peak_bytes, default=None)
         if searched:
@@ -130,8 +140,10 @@ def make_plan(
             if best is None and maximize not in ("context", "speed"):  # whose searches shrink too
                 best = _shrunk(machine, rows)
         elif vary is None:
-            best = fastest_of(rows) or best
+            best = recommended_of(rows) or _shrunk(machine, rows)
         notes = [*_notes(base, rows, best, maximize, card), *_reasons(left_out)]
+        if not searched and vary is None and best is not None:
+            notes = [*_alternative(rows, best), *notes]
         return Plan(base.model, gpu, rows, best, maximize, machine.executed, notes, base.assumed)
 
 
@@ -229,6 +241,23 @@ def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
         if tried.fits:
             return tried
     return None
+
+
+def _alternative(rows: list[Row], best: Row) -> list[str]:
+    """Say what the lean trainer saves where the recommendation is stock TRL's, in the row that trains alike."""
+    alike = [
+        row for row in rows
+        if row.settings.lean and row.fits and row.settings.load_in_4bit == best.settings.load_in_4bit
+        and row.settings.has_adapter == best.settings.has_adapter
+    ]  # fmt: skip
+    if best.settings.lean or not alike:
+        return []
+    row = min(alike, key=lambda row: row.device_peak_bytes)
+    less = best.device_peak_bytes - row.device_peak_bytes
+    if less <= 0:
+        return []
+    slower = f", at {row.step_s / best.step_s:.1f} times the estimated time" if row.step_s and best.step_s else ""
+    return [f"alternative: {row.method} needs {amount(less)} less{slower}"]
 
 
 def _kept(rows: list[Row], card: Gpu) -> list[str]:

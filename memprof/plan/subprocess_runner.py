@@ -77,12 +77,14 @@ class Runner:
         wanted: list[Settings],
         refused: dict[int, str] | None = None,
         sizes: list[dict[str, Any]] | None = None,
+        done: Callable[[int, dict[str, Any]], None] | None = None,
     ) -> list[dict[str, Any]]:
         """Return rows in the order of ``wanted``.
 
         Args:
             wanted: the settings to simulate.
             refused: receives, by index, the reason why settings could not be simulated; their row is then empty.
+            done: called with the index and the row of each simulation when it is done.
             sizes: of each, what to resize its run to for the row's ``largest`` (:func:`memprof.plan.sizes.choices`).
 
         Raises:
@@ -98,6 +100,8 @@ class Runner:
             if known is not None and known.keys() >= _ALWAYS:
                 rows[index] = known
                 self._step()
+                if done is not None:
+                    done(index, known)
             else:
                 waiting[self._submit(questions[index])] = index
         for future in as_completed(waiting):
@@ -112,6 +116,8 @@ class Runner:
             if self._use_cache and rows[index]:
                 self._keep(wanted[index], asked[index], rows[index])
             self._step()
+            if done is not None and rows[index]:
+                done(index, rows[index])
         return [rows[i] for i in range(len(wanted))]
 
     def _row(self, future: Future[dict[str, Any]], question: dict[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def record(
         stacks: ``"python"``, ``"all"`` for C++ frames too, or None.
         capacity: bytes (or a size such as ``"2GB"``) the device is to have: what needs more raises
             ``torch.OutOfMemoryError``. The tensor trace counts tensors; on CUDA torch's own limit for the process is
-            set, and lifted when recording ends.
+            set, and what it was before is restored when recording ends.
         reset_peaks: let per-phase peaks on CUDA be measured with ``reset_peak_memory_stats``; what your own code
             then reads from ``max_memory_allocated`` counts from the latest phase's start.
 

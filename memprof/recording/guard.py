@@ -59,6 +59,10 @@ def on_stderr(sentence: str) -> None:
         return
 
 
+def _is_of_the_run(error: BaseException) -> bool:
+    return not isinstance(error, Exception) or getattr(error, "_memprof_meant", False) or _raised_by_a_signal(error)
+
+
 def _raised_by_a_signal(error: BaseException) -> bool:
     """Tell whether a signal's handler raised it, which the run has installed: a time limit of the run's, say, that
     passed while memprof worked."""
@@ -189,7 +193,7 @@ class Door:
         Raises:
             BaseException: ``error``, where it is one that the run is to see: :func:`meant`, or of its signal's handler.
         """
-        if getattr(error, "_memprof_meant", False) or _raised_by_a_signal(error):
+        if _is_of_the_run(error):
             raise error
         if self.failure is not None:
             return
@@ -336,19 +340,33 @@ class Seams:
             if not self._active:
                 return _ABSENT
             self._depth += 1
-            return enter(args, kwargs) if enter is not None else None
+            try:
+                return enter(args, kwargs) if enter is not None else None
+            except BaseException as error:
+                self._depth -= 1
+                self._interrupted(error)
+                raise
 
         def after(token: Any, result: Any, error: BaseException | None) -> None:
             if token is _ABSENT or not self._active:
                 return
             self._depth -= 1
-            if leave is not None:
-                leave(token, result, error)
+            try:
+                if leave is not None:
+                    leave(token, result, error)
+            except BaseException as interrupt:
+                self._interrupted(interrupt)
+                raise
             if error is not None and self._depth == 0 and self._active:
                 self._on_error(error)
 
         self._patches.put(owner, name, self._door.around(original, before, after))
         return True
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Tell ``on_error`` of a Ctrl-C, or another exception of the run's, that comes while memprof works."""
+        if self._depth == 0 and self._active and _is_of_the_run(error):
+            self._on_error(error)
 
     def restore(self) -> None:
         """Put the originals back. A wrapper somebody wrapped again in the meantime stays, and does nothing."""

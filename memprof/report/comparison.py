@@ -218,3 +218,21 @@ class Comparison(Model, tag_field="schema", tag="memprof.compare/1", frozen=True
     notes: tuple[str, ...]
     headline: Headline | None = None
     unchanged: Unchanged | None = None
+
+    def __post_init__(self) -> None:
+        tables: list[tuple[object, ...]] = [setting.values for setting in self.config_diff]
+        for row in self.rows:
+            tables += [row.at_peak, row.own_peak, row.difference, row.ratio]
+            for category in row.categories:
+                tables += [category.at_peak, category.own_peak, category.difference, category.ratio]
+                for detail in category.details:
+                    tables += [detail.at_peak, detail.difference, detail.ratio]
+        for line in self.beside:
+            tables += [line.values, line.difference, line.ratio]
+        if self.capacity is not None:
+            capacity = self.capacity
+            tables += [capacity.needs, capacity.basis, capacity.left, capacity.fits]
+        if any(len(figures) != len(self.runs) for figures in tables):
+            raise ValueError("a row without one figure for each run")
+        if any(only.in_run >= len(self.runs) or only.not_in_run >= len(self.runs) for only in self.allocations_only_in):
+            raise ValueError("allocations of a run that is not there")

@@ -83,8 +83,10 @@ def without_frames(data: bytes, name: str) -> bytes:
     return b"".join(parts)
 
 
-def check_opcodes(data: bytes, name: str) -> None:
+def check_opcodes(data: bytes, name: str) -> int:
     """Accept a pickle of plain data, without frames, whose size in memory is in proportion to its file size.
+
+    Returns the position behind its last opcode.
 
     Raises:
         UnsafePickle: it names a global, an object or a persistent id.
@@ -107,7 +109,7 @@ def check_opcodes(data: bytes, name: str) -> None:
             raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.")
         opcode = data[position]
         if opcode == ord("."):
-            return
+            return position + 1
         if 0x85 <= opcode <= 0x87 and odd_tuples < _ODD_TUPLES:
             odd_tuples += 1
             position += 1

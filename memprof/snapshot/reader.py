@@ -21,8 +21,11 @@ from memprof.snapshot.validation import read_annotations, read_run, read_setting
 from memprof.text import clean_text
 
 
-def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
+def load_snapshot(path: str | os.PathLike[str], number: int | None = None) -> Snapshot:
     """Read a torch memory snapshot, at a path or a URL: a pickle or JSON, packed with gzip, xz or zstd or not.
+
+    ``number`` chooses among the snapshots of a file that has several: pickles one after another, or a list, a tuple or
+    a dictionary of snapshots. The first is 1.
 
     Nothing in the file is executed: a pickle that names a global is refused. The Python reader takes what the native
     scanner leaves, and words every error.
@@ -35,11 +38,39 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     file = place_of(path)
     with collector_paused():  # one collection over all the dicts would cost more than reading them
         scanned = scan_file(file)
-        if scanned is not None:
+        if scanned is not None and number in (None, 1):
             with suppress(Exception):
                 return snapshot_from_raw(scanned[0], path=str(file), rows=scanned[1])
         raw, stacks = read_shared(file)
+        raw = _chosen(raw, str(file), number)
         return snapshot_from_raw(raw, path=str(file), consume=True, stacks=stacks)
+
+
+def _chosen(raw: Any, name: str, number: int | None) -> Any:
+    """Return the snapshot to read of a file's data.
+
+    Raises:
+        InputError: there are several and none was chosen, or fewer than ``number``.
+    """
+    found = _several(raw) or [raw]
+    if number is None and len(found) > 1:
+        raise InputError(
+            f"{name}: contains {len(found)} snapshots; choose one with memprof report --snapshot N "
+            "(in Python: memprof.load_snapshot(path, number=N))."
+        )
+    if not 1 <= (number or 1) <= len(found):
+        raise InputError(f"{name}: has no snapshot {number}; it contains {len(found)}.")
+    return found[(number or 1) - 1]
+
+
+def _several(raw: Any) -> list[Any]:
+    """Return the snapshots in a list, a tuple or a dictionary of snapshots; none for anything else."""
+    if isinstance(raw, dict):
+        inner = [] if "segments" in raw or "device_traces" in raw else list(raw.values())
+    else:
+        inner = list(raw) if isinstance(raw, (list, tuple)) else []
+    whole = all(isinstance(part, dict) and ("segments" in part or "device_traces" in part) for part in inner)
+    return inner if whole else []
 
 
 def snapshot_from_raw(

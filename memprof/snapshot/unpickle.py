@@ -27,6 +27,10 @@ from memprof.units import format_bytes
 _BYTES_PER_BYTE = 6
 
 
+# How a pickle begins, and how many may follow one another in a file.
+_PICKLE, _MOST_PICKLES = b"\x80", 100
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """Unpickle plain data and refuse every global, as a second lock behind the opcode check."""
 
@@ -54,6 +58,8 @@ def collector_paused() -> Iterator[None]:
 
 def read_plain(path: Path) -> Any:
     """Return the plain Python data in a pickle or JSON file, packed with gzip, xz or zstd or not.
+
+    Of several pickles that follow one another the result is a list.
 
     Raises:
         UnsafePickle: the pickle names a global.
@@ -136,12 +142,19 @@ def _parse(data: bytes, name: str) -> Any:
         except (ValueError, RecursionError) as error:
             reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]
             raise InputError(f"{name}: damaged JSON ({reason}); copy the file again.") from None
-    check_opcodes(data, name)
-    try:
-        # Without frames the unpickler asks for a few bytes at a time, so it needs a buffered reader.
-        return _PlainUnpickler(io.BufferedReader(io.BytesIO(data), 1 << 16)).load()
-    except EOFError:
-        raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.") from None
+    found = []
+    while True:
+        end = check_opcodes(data, name)
+        try:
+            # Without frames the unpickler asks for a few bytes at a time, so it needs a buffered reader.
+            found.append(_PlainUnpickler(io.BufferedReader(io.BytesIO(data), 1 << 16)).load())
+        except EOFError:
+            raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.") from None
+        if data[end : end + 1] != _PICKLE:  # what else may follow is not read
+            return found[0] if len(found) == 1 else found
+        if len(found) == _MOST_PICKLES:
+            raise InputError(f"{name}: not read, because more than {_MOST_PICKLES} pickles follow one another in it.")
+        data = without_frames(data[end:], name)
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -190,7 +190,7 @@ def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path) -> None:
         ((one, one), 2, "given twice"),
         ((one, again), 3, "rank 0 is there twice"),
         ((one, other), 3, "a run of 4 ranks and of one of 8"),
-        ((two, damaged), 3, "not a report that memprof understands: 'peak' is a required property"),
+        ((two, damaged), 3, "not a report that memprof understands: expected `object`, got `int` (at source)"),
         ((two, tmp_path / "nowhere.pickle"), 3, "nowhere.pickle"),
     ]
     for arguments, code, words in cases:

@@ -45,6 +45,15 @@ def counted(step: int, more: int = 0) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_headings_end_in_the_number_of_their_step(tmp_path: Path) -> None:
+    for file in run_folder(tmp_path, steps=12):
+        file.append({"step": 12, "phase": "backward", "peak_allocated": MIB, "categories": {"weights": MIB}})
+    printed = CliRunner().invoke(main, ["watch", str(tmp_path), "--once"], standalone_mode=False).output
+    heads = [line.split("  ")[0] for line in printed.splitlines()]
+    assert "Phase, step 12" in heads
+    assert "Category at the peak, step 12" in heads
+
+
 def test_one_frame_says_it_all(tmp_path: Path) -> None:
     run_folder(tmp_path)
     done = CliRunner().invoke(main, ["watch", str(tmp_path), "--once"], standalone_mode=False)

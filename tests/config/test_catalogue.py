@@ -72,7 +72,7 @@ def test_a_folder_and_a_file_are_read(tmp_path: Path) -> None:
 
 
 def test_unknown_names_say_how_to_give_a_config() -> None:
-    with pytest.raises(InputError, match=r"no-such/model: not in the catalogue.*hf download no-such/model config\.json"):
+    with pytest.raises(InputError, match=r"no-such/model: not in the catalogue.*hf download no-such/model config"):
         find_config("no-such/model")
     with pytest.raises(InputError, match=r"Similar names in the catalogue: Qwen/Qwen2\.5"):
         find_config("Qwen/Qwen2.5-9B")

@@ -106,7 +106,7 @@ def test_what_is_written_as_yaml_is_read_as_the_same_run(tmp_path: Path) -> None
 def test_no_tiles_are_told_to_the_lean_trainer_too() -> None:
     lean = RUN.with_(recipe="lean", tiled_mlp=0, prefix_sharing=True, gradient_checkpointing="selective")
     code = as_python(lean)
-    assert code.startswith("args = LeanGRPOConfig(")
+    assert code.startswith("from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer\n\nargs = LeanGRPOConfig(")
     assert "tiled_mlp=0" in code
     assert "checkpointing='selective'" in code
     assert "generation_batch" not in code
@@ -165,3 +165,29 @@ def test_what_has_no_argument_is_a_comment() -> None:
     computed = as_yaml(RUN.with_(lora_r=4, load_in_4bit=True, dtype="float32"))
     assert "# simulated with 4-bit products in bfloat16;" in computed
     assert "#" not in as_python(RUN) + as_yaml(RUN)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"lora_r": 8, "load_in_4bit": True}, {"recipe": "lean", "lora_r": 8, "gradient_checkpointing": True},
+        {"peft_type": "IA3"}, {"trainer": "rloo", "recipe": "trl"}, {"lora_r": 8, "modules_to_save": ("lm_head",)},
+    ],
+)  # fmt: skip
+def test_the_program_to_paste_is_whole(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Its names are all imported, and its configurations are ones that TRL and PEFT make."""
+    for package in ("trl", "peft"):
+        pytest.importorskip(package)
+    settings = RUN.with_(**changes)
+    code = as_python(settings)
+    compile(code, "paste", "exec")
+    assert code.endswith("trainer.train()")
+    before, _, trainer = code.partition("\ntrainer = ")
+    here = before.replace("bf16=True", "bf16=False, use_cpu=True").replace("'output'", repr(str(tmp_path)))
+    made: dict[str, Any] = {}
+    exec(here, made)
+    assert type(made["args"]).__name__ == f"{'Lean' if settings.lean else ''}{settings.trainer.upper()}Config"
+    assert ("peft_config" in made) is settings.has_adapter is ("peft_config=peft_config" in trainer)
+    if settings.load_in_4bit:
+        assert made["args"].model_init_kwargs["quantization_config"].load_in_4bit
+    assert trainer.partition("(")[0] in made

@@ -11,12 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memprof.config.model_shape import ModelShape
+from memprof.config.piece_size import LEAST_BYTES, piece_tokens
 from memprof.errors import UsageError
 from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
 from memprof.grpo.generation import cache_bytes
 from memprof.grpo.reference import reference_place
 from memprof.grpo.rows import Row, row_inputs, rows_of
-from memprof.grpo.step.pieces import pieces_of
+from memprof.grpo.step.pieces import pieces_of, plan
 from memprof.grpo.support import check_bfloat16_of
 from memprof.grpo.techniques.rounding import StochasticAdamW, round_to_bf16
 from tests.grpo.tiny_models import MLA
@@ -414,3 +416,20 @@ def test_bfloat16_is_refused_where_its_products_into_float32_are_not_computed(ha
     check_bfloat16_of((7, 5), "fp16", args)
     args.cast_lm_head_to_fp32 = True
     check_bfloat16_of((7, 5), half, args)
+
+
+def test_short_rows_of_a_small_model_go_together(tmp_path: Path) -> None:
+    """By default in pieces of 32 MiB, which `max_tokens_per_piece` overrules; long rows are pieces of their own."""
+    counts = {}
+    for tokens in (None, 1):
+        ours = build("lean", tiny_llama(), tmp_path, max_tokens_per_piece=tokens)
+        for length in (13, 600):
+            inputs = batch(4, completion=length)
+            rows = rows_of(inputs)
+            assert rows is not None
+            counts[tokens, length] = len(plan(ours._step_context(), inputs, rows))
+    assert counts == {(None, 13): 1, (1, 13): 4, (None, 600): 2, (1, 600): 4}
+    shape = ModelShape.of(tiny_llama().config)
+    token = 4 * (12 * 32 + 4 * 56)  # a layer's tensors, fp32
+    assert piece_tokens(shape, 10_000, 4) == min(2048, LEAST_BYTES // token)
+    assert piece_tokens(shape, 64 * 1000 * token, 4) == 2048

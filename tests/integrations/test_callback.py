@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import itertools
@@ -321,8 +322,9 @@ def test_a_long_run_is_bounded_on_disk_and_in_memory(model: Path, tmp_path: Path
     assert sorted(result.reports) == result.snapshots == sorted(folder.glob("*.pickle"))
     assert all(r["peak"]["step"] == int(p.name[5:11]) for p, r in result.reports.items())
     assert result.highest in result.snapshots
-    result.snapshots[0].with_suffix(".json").unlink()
-    assert list(result.reports) == result.snapshots[1:]
+    for path in result.snapshots:
+        path.with_suffix(".json").unlink()
+    assert len(result.reports) == len(list(result.reports.values())) == 1  # the newest is in memory
 
 
 def test_a_deleted_folder_is_begun_anew_and_not_said_to_be_pruned(model: Path, tmp_path: Path) -> None:
@@ -341,6 +343,40 @@ def test_a_deleted_folder_is_begun_anew_and_not_said_to_be_pruned(model: Path, t
     assert snapshots(folder)[-1] == "step-000004.rank-0.pickle"
     assert [row["step"] for row in read_counters(folder / "counters.rank-0.jsonl").steps][-1] == 4
     assert not any("Deleted" in note for r in callback.result.reports.values() for note in r["notes"])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_a_copy_made_while_training_leaves_the_recording_behind(model: Path, tmp_path: Path, copied: Any) -> None:
+    made = []
+
+    class Copies(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            made.append(copied(callback))
+
+    callback = quiet(tmp_path / "r", steps=[2])
+    plain(model, tmp_path / "a", [callback, Copies()]).train()
+    assert snapshots(tmp_path / "r") == ["step-000002.rank-0.pickle"]
+    assert made[-1].result.snapshots == []
+    plain(model, tmp_path / "b", [made[-1]]).train()
+    assert snapshots(tmp_path / "r-2") == ["step-000002.rank-0.pickle"]
+
+
+def test_a_ctrl_c_in_the_last_report_ends_the_counters(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memprof.integrations.run_recorder import writing
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing, "add_report", interrupted)
+    callback = MemProfCallback(tmp_path / "r", table=False)
+    trainer = plain(model, tmp_path / "a", [callback], max_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert snapshots(tmp_path / "r") == ["step-000002.rank-0.pickle"]
+    assert read_counters(tmp_path / "r" / "counters.rank-0.jsonl").ended is not None
+    assert wrapped(trainer) == set()
 
 
 def test_switched_off(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

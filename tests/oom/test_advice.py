@@ -162,10 +162,10 @@ OLD_GAPS = (
     [
         ("", GAPS, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
         ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n", GAPS, "torch_empty_cache_steps"),
-        ("", OLD_GAPS, "PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold"),
-        ("C:\\Users\\me\\train.py\n", GAPS, "PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold"),
-        ("enable_sleep_mode=True\n", GAPS, "PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold"),
-        ("torch==2.5.1\n", GAPS.replace("CUDA", "HIP"), "PYTORCH_HIP_ALLOC_CONF=garbage_collection_threshold"),
+        ("", OLD_GAPS, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512"),
+        ("C:\\Users\\me\\train.py\n", GAPS, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512"),
+        ("enable_sleep_mode=True\n", GAPS, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512"),
+        ("torch==2.5.1\n", GAPS.replace("CUDA", "HIP"), "PYTORCH_HIP_ALLOC_CONF=max_split_size_mb:512"),
     ],
 )
 def test_what_is_impossible_or_set_already_is_left_out(before: str, text: str, first: str) -> None:

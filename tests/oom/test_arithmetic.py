@@ -68,6 +68,12 @@ CAUSES: dict[str, tuple[str, str, str]] = {
         "limit",
         message("8.31 MiB", "10.00 GiB", "80.00 GiB", allocated="5.00 GiB", cached="2.97 GiB", allowed="8.00 GiB"),
     ),
+    "a limit counts the segment of the size that was set": (
+        "limit",
+        "limit",
+        "PYTORCH_CUDA_ALLOC_CONF=large_segment_size_mb:64 python train.py\n"
+        + message("2.00 MiB", "10.00 GiB", "80.00 GiB", allocated="5.00 GiB", cached="2.95 GiB", allowed="8.00 GiB"),
+    ),
     "within a limit": (
         "refused",
         "refused",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,11 +41,19 @@ class _Known:
         self.expected = simulations
 
     def run(
-        self, wanted: list[Settings], refused: None = None, sizes: list[dict[str, Any]] | None = None
+        self,
+        wanted: list[Settings],
+        refused: None = None,
+        sizes: list[dict[str, Any]] | None = None,
+        done: Callable[[int, dict[str, Any]], None] | None = None,
     ) -> list[dict[str, Any]]:
         self.asked += wanted
         asked: list[dict[str, Any] | None] = list(sizes) if sizes is not None else [None] * len(wanted)
-        return [{**self._one(s), **self._largest(of_it)} for s, of_it in zip(wanted, asked, strict=True)]
+        rows = [{**self._one(s), **self._largest(of_it)} for s, of_it in zip(wanted, asked, strict=True)]
+        for index, row in enumerate(rows):
+            if done is not None:
+                done(index, row)
+        return rows
 
     def _largest(self, sizes: dict[str, Any] | None) -> dict[str, Any]:
         """Choose as resizing the run would, which here is as exact as simulating it."""
@@ -381,12 +389,20 @@ def test_one_of_several_numbers_of_gpus_may_be_one(known: list[_Known]) -> None:
     assert [(row.settings.gpus, row.settings.sharding) for row in plan.rows] == [(1, "ddp"), (4, "fsdp2")]
 
 
+def _configurations(code: str) -> dict[str, Any]:
+    """Run the part of a program that makes configurations, each as a dict."""
+    kinds = ("GRPOConfig", "LeanGRPOConfig", "LoraConfig", "BitsAndBytesConfig")
+    names: dict[str, Any] = dict.fromkeys(kinds, dict)
+    _, _, body = code.partition("\n\n")
+    exec(body.partition("\ntrainer = ")[0], names)
+    return names
+
+
 def test_a_configuration_can_be_pasted(known: list[_Known]) -> None:
     plan = make_plan(_base(), "24GB")
     assert plan.best is not None
     code = as_python(plan.best.settings)
-    names: dict[str, Any] = dict.fromkeys(("GRPOConfig", "LeanGRPOConfig", "LoraConfig", "BitsAndBytesConfig"), dict)
-    exec(code, names)
+    names = _configurations(code)
     assert names["args"]["max_completion_length"] == plan.best.settings.completion_length
     assert names["peft_config"]["r"] == 16
     assert code in draw("plan", _document(plan), "markdown")
@@ -399,13 +415,12 @@ def test_the_lean_trainers_configuration_is_its_own(known: list[_Known]) -> None
     row = next(row for row in make_plan(_base(), "24GB").rows if row.settings.recipe == "lean")
     for kind in ("auto", "full", "none", "selective"):
         plain = replace(row, settings=row.settings.with_(gradient_checkpointing=kind))
-        names: dict[str, Any] = {"LeanGRPOConfig": dict, "LoraConfig": dict}
-        exec(as_python(plain.settings), names)
+        names = _configurations(as_python(plain.settings))
         assert names["args"]["checkpointing"] == kind  # what was simulated, by the trainer's own name
         assert "wrap the model" not in as_python(plain.settings)
     assert row.settings.checkpointing == "auto"
     row = replace(row, settings=row.settings.with_(tiled_mlp=2048, gradient_checkpointing="offloaded"))
-    exec(as_python(row.settings), names)
+    names = _configurations(as_python(row.settings))
     assert names["args"]["checkpointing"] == "offloaded"
     assert names["args"]["tiled_mlp"] == 2048
     assert "generation_batch" not in names["args"]
@@ -536,13 +551,44 @@ def test_a_search_for_speed_shortens_nothing(known: list[_Known], monkeypatch: p
     assert plan.best == plan.fastest
 
 
-def test_without_a_search_the_fastest_is_the_best(known: list[_Known], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_search_stock_trl_that_trains_the_most_is_recommended(
+    known: list[_Known], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = _Known._one
     monkeypatch.setattr(_Known, "_one", lambda self, s: {**one(self, s), "step_s": 9.0 if s.load_in_4bit else 12.0})
-    plan = make_plan(_base(), "4090", search=False)
+    rows: list[search.Row] = []
+    plan = make_plan(_base(), "4090", maximize=None, on_row=rows.append)
+    fitting = [row for row in plan.rows if row.fits and not row.settings.lean]
     assert plan.best is not None
-    assert plan.best.settings.load_in_4bit
-    assert plan.best == plan.fastest
+    assert not plan.best.settings.lean
+    trained = [(not row.settings.has_adapter, not row.settings.load_in_4bit) for row in fitting]
+    best = plan.best.settings
+    assert (not best.has_adapter, not best.load_in_4bit) == max(trained)
+    assert all(row.largest is None for row in plan.rows)
+    assert sorted(row.method for row in rows) == sorted(row.method for row in plan.rows)
+
+
+@pytest.mark.parametrize(
+    ("fits", "recommended"),
+    [
+        (("full", "LoRA", "QLoRA", "LoRA, lean trainer"), "full"),
+        (("LoRA", "LoRA + checkpointing", "QLoRA", "LoRA, lean trainer"), "LoRA + checkpointing"),
+        (("QLoRA", "LoRA, lean trainer"), "QLoRA"),
+        (("LoRA, lean trainer",), "LoRA, lean trainer"),
+        ((), None),
+    ],
+)
+def test_what_is_recommended(fits: tuple[str, ...], recommended: str | None) -> None:
+    from memprof.plan.pareto_front import recommended_of
+
+    settings: dict[str, dict[str, Any]] = {
+        "full": {}, "LoRA": {"lora_r": 16}, "LoRA + checkpointing": {"lora_r": 16},
+        "QLoRA": {"lora_r": 16, "load_in_4bit": True}, "LoRA, lean trainer": {"lora_r": 16, "recipe": "lean"},
+    }  # fmt: skip
+    seconds = {"full": 9.0, "LoRA": 12.0, "LoRA + checkpointing": 6.0, "QLoRA": 5.0, "LoRA, lean trainer": 4.0}
+    rows = [_timed(name, 10, seconds[name], name in fits, **changes) for name, changes in settings.items()]
+    found = recommended_of(rows)
+    assert (found and found.method) == recommended
 
 
 def test_what_is_varied_is_said_and_each_row_is_shown_by_its_own_margin(known: list[_Known]) -> None:

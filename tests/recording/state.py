@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 #: Packages whose functions, classes and methods are compared one by one.
-_PATCHED = ("torch", "transformers", "accelerate", "peft", "trl", "threading", "signal", "subprocess", "multiprocessing")
+_PATCHED = ("torch", "transformers", "accelerate", "peft", "trl", "threading", "signal", "subprocess")
 _HOOKS = (
     (torch.nn.modules.module, "_global_forward_hooks"),
     (torch.nn.modules.module, "_global_forward_pre_hooks"),

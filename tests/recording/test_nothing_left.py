@@ -60,7 +60,7 @@ def by_cuda(folder: Path, model: Any, optimizer: Any) -> contextlib.AbstractCont
 _FRACTION = _Fractions()
 _ALLOCATOR = _Limited(_FRACTION)
 WAYS: dict[str, Way] = {"record": by_record, "attach": by_attach, "trace session": by_session, "CUDA session": by_cuda}
-ENDS = ("normally", "error", "interrupt", "exit", "memprof fails", "start fails", "stopped twice", "in a thread's error")
+ENDS = ("normally", "error", "interrupt", "exit", "memprof fails", "start fails", "stopped twice", "thread fails")
 
 
 class _Broken(RuntimeError):
@@ -83,7 +83,7 @@ def run(way: Way, end: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Record a step and let it end."""
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    raises: dict[str, BaseException] = {"error": ValueError("x"), "interrupt": KeyboardInterrupt(), "exit": SystemExit(1)}
+    raises: dict[str, BaseException] = {"error": ValueError(), "interrupt": KeyboardInterrupt(), "exit": SystemExit()}
 
     def broken(*_: Any) -> None:
         raise _Broken(end)
@@ -96,7 +96,7 @@ def run(way: Way, end: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         work(model, optimizer)
         if end in raises:
             raise raises[end]
-        if end == "in a thread's error":
+        if end == "thread fails":
             thread = threading.Thread(target=torch.ones, args=("no size",))
             thread.start()
             thread.join()

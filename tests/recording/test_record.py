@@ -6,13 +6,15 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memprof import load_snapshot, phase, record
 from memprof.errors import InputError, UsageError
@@ -171,3 +173,26 @@ def test_only_plain_data_is_pickled(tmp_path: Path) -> None:
 def test_importing_record_needs_no_torch() -> None:
     code = "import sys, memprof.recording as r; r.phase('load').__enter__(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_generator_that_another_thread_closes_leaves_no_mode_behind(tmp_path: Path) -> None:
+    def batches() -> Iterator[int]:
+        with record(tmp_path / "run.pickle", stacks=None), phase("generate"):
+            yield torch.ones(2**10).numel()
+
+    before = sys.getprofile()
+    generator = batches()
+    assert next(generator) == 2**10
+    thread = threading.Thread(target=generator.close)
+    thread.start()
+    thread.join()
+    assert ACTIVE == []
+    held = torch.ones(2**12)  # not recorded any more
+    assert float(held.sum()) == 2**12
+    assert _get_current_dispatch_mode_stack() == []
+    assert sys.getprofile() is before
+    extra = load_snapshot(tmp_path / "run.pickle").extra
+    assert extra is not None
+    assert [span["phase"] for span in extra["phases"] if span["phase"] != "other"] == ["generate"]
+    loop(tmp_path / "again.pickle")
+    assert _get_current_dispatch_mode_stack() == []

@@ -108,6 +108,19 @@ def test_the_widest_column_of_words_gives_way_first() -> None:
     assert first == f"{'a' * 18}…  short  2 × 152.50 MiB    1.50"
 
 
+def test_headings_and_names_stay_one_whole_line() -> None:
+    """Headings are words, whatever they end in; a name with a line break or a terminal's order takes one line."""
+    columns = ("Run of step 12>", Column("2 > 1|0", right=True), Column("H100 !", wide=True))
+    found = table(columns, [Line(("a\nb\x1b[31mc", 2**30, "x\ty"))])
+    assert found is not None
+    console = console_of(80, colour=False)
+    console.print(*draw_table(found, 80, colour=False))
+    assert text_of(console).splitlines()[:2] == [
+        "Run of step 12>  2 > 1|0, GiB  H100 !",
+        r"a\x0ab\x1b[31mc          1.00  x\x09y",
+    ]
+
+
 def test_settings_to_paste_are_never_broken_and_a_frame_is_cut_at_its_beginning() -> None:
     setting, frame = f"args = GRPOConfig({'x' * 90})", f"/{'deep/' * 20}model.py:12 forward"
     sheet = Sheet(((Code((setting,), "python"), Code((frame,), paths=True)),))

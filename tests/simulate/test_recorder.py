@@ -193,3 +193,64 @@ def test_a_fake_steps_regions_are_those_of_a_real_one() -> None:
         tags = [dict(pair.split("=", 1) for pair in tag.split(";") if "=" in pair) for tag in tagged]
     assert {tag["region"] for tag in tags} == {"outside", "no_grad", "forward", "backward", "optimizer"}
     assert {tag["region"] for tag in tags if tag["op"] == "aten.zeros_like.default"} == {"optimizer"}
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        "", "roundup_power2_divisions:2", "roundup_power2_divisions:[1024:2,>:4]", "max_split_size_mb:64",
+        "max_split_size_mb:64,max_non_split_rounding_mb:512", "large_segment_size_mb:64",
+        "expandable_segments:True,large_segment_size_mb:64",
+    ],
+)  # fmt: skip
+def test_a_simulated_snapshot_holds_the_settings_that_its_blocks_were_made_by(conf: str) -> None:
+    """Of blocks freed in it, the sizes follow from the settings: the timeline has the allocator's own totals."""
+    from memprof.allocator.settings import parse_settings, settings_of
+    from memprof.simulate.run import simulate
+    from memprof.snapshot import snapshot_from_raw
+    from memprof.timeline.timeline import build_timeline
+
+    def work(session: Any) -> None:
+        large = [torch.empty(1100 * 2**20 // 4) for _ in range(3)]
+        del large
+        some = [torch.empty(size * 2**18) for size in (100, 300, 2, 5, 8)]
+        del some
+
+    raw = simulate(work, alloc_conf=conf, config={"alloc_conf": conf})
+    timeline = build_timeline(snapshot_from_raw(raw))
+    assert timeline.reserved is not None
+    highest = raw["memprof"]["highest"]
+    assert (timeline.allocated.max(), timeline.reserved.max()) == (
+        highest["allocated_bytes"],
+        highest["reserved_bytes"],
+    )
+    assert settings_of(raw["allocator_settings"]) == parse_settings(conf)
+
+
+def test_a_simulation_says_that_collecting_garbage_alone_has_no_effect() -> None:
+    from memprof.simulate.run import simulate
+
+    def work(session: Any) -> None:
+        for size in (100, 200, 300):
+            torch.empty(size * 2**18)
+
+    plain, collecting = (
+        simulate(work, alloc_conf=conf, capacity=700 * 2**20) for conf in ("", "garbage_collection_threshold:0.3")
+    )
+    assert collecting["memprof"]["highest"] == plain["memprof"]["highest"]
+    assert any("garbage_collection_threshold:0.3 has no effect" in note for note in collecting["memprof"]["notes"])
+
+
+def test_a_run_that_its_own_memory_fraction_stops_does_not_fit() -> None:
+    from memprof.config.gpus import find_gpu
+    from memprof.simulate.evaluate import judge
+    from memprof.simulate.run import simulate
+
+    gpu = find_gpu("24GB")
+
+    def run(fraction: float, capacity: int | None) -> Any:
+        conf = f"per_process_memory_fraction:{fraction}"
+        return simulate(lambda _: torch.empty(2**30), alloc_conf=conf, capacity=capacity, gpu=gpu)
+
+    verdicts = [judge(lambda room, part=part: run(part, room), gpu).verdict for part in (0.1, 0.5)]
+    assert [verdict is not None and verdict.fits for verdict in verdicts] == [False, True]

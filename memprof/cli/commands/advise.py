@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,9 +11,11 @@ from memprof.cli.advising import check_card, estimated, fits_asked_card, simulat
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import read_run
-from memprof.cli.options import RECORDING, device_option, redact_option, seconds_option
+from memprof.cli.options import RECORDING, device_option, redact_option, seconds_option, snapshot_option
 from memprof.errors import UsageError
-from memprof.report import Report
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 
 @click.command(name="advise")
@@ -26,6 +29,7 @@ from memprof.report import Report
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
 @output_options("advise", page="Write the run's HTML page to FILE.html.")
 @device_option
+@snapshot_option
 @redact_option
 def command(
     source: Path,
@@ -36,6 +40,7 @@ def command(
     no_cache: bool,
     output: Output,
     device: int | None,
+    number: int | None,
     redact: bool,
 ) -> None:
     """Find what would lower a run's peak: changes to its settings, the one that saves most first, with what each costs
@@ -47,7 +52,7 @@ def command(
     Exit code 4: no set of changes was found that makes the run fit --gpu.
     """
     check_card(gpu)
-    run = read_run(source, device)
+    run = read_run(source, device, number)
     report = estimated(run.report, gpu if only_estimate else None)
     if not only_estimate:
         report = _simulated(report, gpu, seconds, workers, not no_cache)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from msgspec.structs import replace
 
 from memprof.cli.answers import compared_document, comparison_answer, redacted, redacted_parts
 from memprof.cli.emit import Output, emit, output_options
@@ -16,11 +15,11 @@ from memprof.cli.inputs import analysed, chosen_file
 from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import AboveLimit, InputError, UsageError
-from memprof.report import Report
-from memprof.report.comparison import Comparison
 
 if TYPE_CHECKING:
     from memprof.analysis.compare import Run
+    from memprof.report import Report
+    from memprof.report.comparison import Comparison
     from memprof.reports.document.model import Document
 
 
@@ -65,6 +64,8 @@ def command(
     Each of A B... is a snapshot, a report's JSON, a folder (its recording with the highest peak) or a comparison's JSON
     (each of its runs). One is enough beside --published.
     """
+    from msgspec.structs import replace
+
     from memprof.analysis.compare import compare, over_limit
     from memprof.analysis.headline import headline_of_comparison
 
@@ -91,6 +92,8 @@ def _percent(text: str | None) -> float | None:
 
 
 def _read(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> list[_Column]:
+    from memprof.report import Report
+    from memprof.report.comparison import Comparison
     from memprof.report.files import read_answer, schema_of
 
     path = chosen_file(path)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from memprof.cli.answers import redacted_parts
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
-from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
+from memprof.cli.options import RECORDING, device_option, redact_option, rules_option, snapshot_option
 from memprof.errors import UsageError
-from memprof.report.allocations import Allocation, AllocationGroup
-from memprof.report.report import Explanation
 from memprof.reports.renderers import Answer
+
+if TYPE_CHECKING:
+    from memprof.report.allocations import Allocation, AllocationGroup
 
 _DEFAULT_TOP = 20
 
@@ -35,6 +37,7 @@ _DEFAULT_TOP = 20
 @click.option("--all", "everything", is_flag=True, help="List every one.")
 @click.option("--full-stacks", is_flag=True, help="Show stacks whole: also the frames of Python, click and memprof.")
 @device_option
+@snapshot_option
 @output_options("explain")
 @rules_option
 @redact_option
@@ -47,6 +50,7 @@ def command(
     everything: bool,
     full_stacks: bool,
     device: int | None,
+    number: int | None,
     output: Output,
     rules: Path | None,
     redact: bool,
@@ -59,7 +63,7 @@ def command(
     if everything and top is not None:
         raise UsageError("--all and --top exclude each other; give one.")
     where = _address(address)
-    analysis = analysed(snapshot, device, rules)
+    analysis = analysed(snapshot, device, rules, number)
     most = None if everything else top or _DEFAULT_TOP
     groups = redacted_parts(analysis.largest(most, at, category, where), redact, analysis)
     listed = analysis.explain(at, category, most, where) if output.wants_json else ()
@@ -84,6 +88,7 @@ def _emit(
     full_stacks: bool,
     timed: bool,
 ) -> None:
+    from memprof.report.report import Explanation
     from memprof.reports.document.tables import allocation_rows, brief_stack
     from memprof.units import format_bytes
 

@@ -23,14 +23,11 @@ from memprof.cli.simulation_options import (
     with_gpu_count,
 )
 from memprof.errors import UsageError
-from memprof.report import plan as report
-from memprof.report.codec import from_builtins
-from memprof.report.plan import Serving
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
-    from memprof.plan.planner import Plan
+    from memprof.plan.planner import Plan, Row
 
 SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_model_len max_num_seqs"
 
@@ -41,11 +38,11 @@ SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_mod
     "--gpu", required=True, metavar="NAME|SIZE", help="Plan for this GPU: a name such as H100, or a size such as 24GB."
 )
 @click.option(
-    "--maximize", type=click.Choice(["context", "num_generations", "batch", "speed"]), default="context",
-    show_default=True, help="Make this as large as fits; speed: choose the fastest that fits, by estimated time.",
+    "--maximize", type=click.Choice(["context", "num_generations", "batch", "speed"]),
+    help="Search how large this can be; speed: with the micro-batch that fits. Default: recommend a run as given.",
 )  # fmt: skip
 @click.option("--vary", metavar="NAME=V,V,...", help="Compare values of one setting, such as num_generations=2,4,8,16.")
-@click.option("--no-search", is_flag=True, help="Make the table only; search no best configuration.")
+@click.option("--no-search", is_flag=True, help="Search nothing, as without --maximize.")
 @click.option("--yaml", "with_yaml", is_flag=True, help="Print the best configuration as YAML too.")
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Simulate in N processes; default: one a core."
@@ -65,7 +62,7 @@ SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_mod
 def command(
     config_file: Path | None,
     gpu: str,
-    maximize: str,
+    maximize: str | None,
     vary: str | None,
     no_search: bool,
     with_yaml: bool,
@@ -79,8 +76,9 @@ def command(
     output: Output,
     **given: Any,
 ) -> None:
-    """Find what fits a GPU: simulate training methods for a model, list what fits, and print the best configuration
-    found, ready to paste. memprof keeps results: asking again is quick.
+    """Find what fits a GPU: simulate training methods for a model as given, list what fits, and print the recommended
+    configuration, ready to paste: of those that fit in stock TRL the fastest that trains the most. memprof keeps
+    results: asking again is quick.
 
     With --serve-beside: say what gpu_memory_utilization, max_model_len and max_num_seqs to give a vLLM that shares the
     GPU with the trainer. This simulates nothing.
@@ -104,7 +102,7 @@ def command(
         raise UsageError(f"--maximize {maximize} changes nothing without a search: drop it, or {other}.")
     if serve_beside is not None:
         search = {
-            "maximize": maximize != "context", "vary": vary, "no_search": no_search, "yaml": with_yaml,
+            "maximize": maximize is not None, "vary": vary, "no_search": no_search, "yaml": with_yaml,
             "workers": workers, "no_cache": no_cache,
         }  # fmt: skip
         _refuse_idle({**given, **search})
@@ -125,6 +123,7 @@ def command(
         plan = make_plan(
             base, gpu, fixed=fixed, maximize=maximize, vary=varied, search=not no_search,
             workers=workers, use_cache=not no_cache, progress=told, executor=executor,
+            on_row=_row_line if told is None else None,
         )  # fmt: skip
     emit(_answer(plan, with_yaml), output, fits=any(row.fits for row in plan.rows) or plan.best is not None)
 
@@ -152,6 +151,8 @@ def _serve(
     from memprof.config.gpus import find_gpu
     from memprof.config.model_shape import ModelShape
     from memprof.plan.serving import plan_serving
+    from memprof.report.codec import from_builtins
+    from memprof.report.plan import Serving
     from memprof.units import parse_size
 
     if output.page is not None:
@@ -169,6 +170,14 @@ def _serve(
     )
     found = from_builtins(plan.to_dict(), Serving)
     emit(Answer("serving", found, lambda: found), output, fits=plan.fits)
+
+
+def _row_line(row: Row) -> None:
+    """Print a row on standard error when it is simulated."""
+    from memprof.units import gib
+
+    verdict = "fits" if row.fits else "does not fit"
+    click.echo(f"{row.method}: {verdict}, needs {gib(row.device_peak_bytes)} GiB", err=True)
 
 
 def _vary(text: str | None) -> tuple[str, list[Any]] | None:
@@ -191,6 +200,8 @@ def _most_gpus(varied: tuple[str, list[Any]] | None) -> dict[str, Any]:
 
 def _answer(plan: Plan, with_yaml: bool) -> Answer:
     from memprof.config.to_trl_config import as_python, as_yaml
+    from memprof.report.codec import from_builtins
+    from memprof.report.plan import Plan as PlanAnswer
     from memprof.reports.document.plan import PlanDocument
 
     best, fastest = plan.best, plan.fastest
@@ -200,5 +211,5 @@ def _answer(plan: Plan, with_yaml: bool) -> Answer:
         "fastest_code": as_python(fastest.settings) if fastest is not None else None,
     }
     yaml = as_yaml(best.settings) if with_yaml and best is not None else ""
-    found = from_builtins(plain, report.Plan)
+    found = from_builtins(plain, PlanAnswer)
     return Answer("plan", found, lambda: PlanDocument(found, yaml))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
-from msgspec.structs import replace
 
-from memprof.analysis.headline import with_headline
 from memprof.cli import options
 from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
 from memprof.cli.answers import redacted, report_answer
@@ -18,7 +17,9 @@ from memprof.cli.inputs import GivenRun, analysed, known_report
 from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
-from memprof.report.run import Capacity
+
+if TYPE_CHECKING:
+    from memprof.report import Report
 
 _LISTED = 50
 
@@ -27,6 +28,7 @@ _LISTED = 50
 @click.argument("snapshots", type=options.RECORDING, nargs=-1, required=True, metavar="SNAPSHOT...")
 @output_options("report", page="Write the HTML page to FILE.html.")
 @options.device_option
+@options.snapshot_option
 @click.option(
     "--step", type=click.IntRange(min=0), metavar="N",
     help="Report this step of a folder; default: the newest that most ranks recorded.",
@@ -55,6 +57,7 @@ def command(
     snapshots: tuple[Path, ...],
     output: Output,
     device: int | None,
+    number: int | None,
     step: int | None,
     role: str | None,
     capacity: str | None,
@@ -78,15 +81,25 @@ def command(
     minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
-    card = None if capacity is None else Capacity(bytes=capacity_bytes(capacity), source="option")
+    card = None if capacity is None else capacity_bytes(capacity)
     whole = output.page is not None or redact
-    how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole)
+    how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole, number)
     run = _read(snapshots, step, role, how, output)
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
-    report = report if card is None else with_headline(replace(report, capacity=card))
+    report = report if card is None else _on_card(report, card)
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact, run.analysis), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
+
+
+def _on_card(report: Report, n_bytes: int) -> Report:
+    """Return the report with another GPU's memory, and the headline about it."""
+    from msgspec.structs import replace
+
+    from memprof.analysis.headline import with_headline
+    from memprof.report.run import Capacity
+
+    return with_headline(replace(report, capacity=Capacity(bytes=n_bytes, source="option")))
 
 
 def _check_advice(advise: bool, gpu: str | None) -> None:
@@ -116,7 +129,7 @@ def _how_many(allocations: str) -> int | None:
 @dataclass(frozen=True)
 class _Reading:
     """How files are read. ``listed``: how many allocations to list, None for all. ``whole``: more than the report is
-    needed."""
+    needed. ``number``: of the snapshot in a file with several."""
 
     device: int | None
     rules: Path | None
@@ -124,12 +137,15 @@ class _Reading:
     executor: str
     keep_json: bool
     whole: bool
+    number: int | None
 
 
 def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output) -> GivenRun:
     if role is not None and not (len(snapshots) == 1 and snapshots[0].is_dir()):
         raise UsageError("--role chooses among the dumps of a folder; give one folder.")
     if len(snapshots) > 1 or snapshots[0].is_dir():
+        if how.number is not None:
+            raise UsageError("--snapshot chooses in one file; give one file.")
         return _read_ranks(snapshots, step, role, how, output)
     if step is not None:
         raise UsageError("--step chooses among the recordings of a folder; this is one file.")
@@ -139,8 +155,8 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
         raise UsageError(f"--executor {how.executor} shares out the ranks of a run; this is one file.")
     report = known_report(snapshots[0])
     if report is not None:
-        if how.device is not None or how.rules is not None:
-            raise UsageError("--device and --rules need the snapshot; this is a report's JSON.")
+        if how.device is not None or how.rules is not None or how.number is not None:
+            raise UsageError("--device, --rules and --snapshot need the snapshot; this is a report's JSON.")
         return GivenRun(snapshots[0], report, None)
     return _read_one(snapshots[0], how)
 
@@ -148,11 +164,11 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
 def _read_one(path: Path, how: _Reading) -> GivenRun:
     from memprof.advice.analyze_with_advice import ReportBuilder
 
-    report = ReportBuilder(how.device, how.rules, how.listed)
+    report = ReportBuilder(how.device, how.rules, how.listed, how.number)
     if not how.whole:
         with working(f"Reading {path.name}"):
             return GivenRun(path, report(path), None)
-    analysis = analysed(path, how.device, how.rules)
+    analysis = analysed(path, how.device, how.rules, how.number)
     return GivenRun(path, report.report_of(analysis, path), analysis)
 
 
@@ -160,6 +176,8 @@ def _read_ranks(
     places: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output
 ) -> GivenRun:
     """Read the ranks of one run; read the shown rank's snapshot whole for a page or for more allocations."""
+    from msgspec.structs import replace
+
     from memprof.advice.analyze_with_advice import ReportBuilder
     from memprof.analysis.ranks.reading import RanksReader, read_ranks
     from memprof.report.files import write_answer

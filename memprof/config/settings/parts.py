@@ -114,8 +114,9 @@ class ModelSettings(Part):
         super()._settle()
         object.__setattr__(self, "peft_type", str(self.peft_type).upper())
         object.__setattr__(self, "modules_to_save", tuple(self.modules_to_save))
-        if not isinstance(self.adapter_options, Arguments):
-            object.__setattr__(self, "adapter_options", Arguments.of(self.adapter_options))
+        given: Any = self.adapter_options
+        if not isinstance(given, Arguments):
+            object.__setattr__(self, "adapter_options", Arguments.of(given))
 
     def _check(self) -> None:
         super()._check()
@@ -187,8 +188,9 @@ class TrainerSettings(Part):
 
     def _settle(self) -> None:
         super()._settle()
-        if not isinstance(self.trainer_options, Arguments):
-            object.__setattr__(self, "trainer_options", Arguments.of(self.trainer_options))
+        given: Any = self.trainer_options
+        if not isinstance(given, Arguments):
+            object.__setattr__(self, "trainer_options", Arguments.of(given))
         if self.trl_version is not None and self.recipe == "trl" and not self.supervised:
             object.__setattr__(self, "recipe", recipe_of_release(str(self.trl_version), self.trainer))
         if (kind := self.gradient_checkpointing) == "none":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterable
 from types import CodeType
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 
 from memprof.compat import torch as torch_names
-from memprof.recording.guard import meant
+from memprof.recording.guard import Door, meant
 
 PLAIN: Any = torch_names.PLAIN_DISPATCH.get()
 STRIDED = torch.strided
@@ -30,6 +32,28 @@ class Watching(_DispatchMode):  # type: ignore[misc]
         self._kind_of = trace.door.hook(self._kind)
         self._failed = trace.door.hook(trace.failed)
         self._kinds: dict[tuple[type, ...], int] = {}
+        self._thread = threading.get_ident()
+        self._over = False
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the mode is on the stack of another thread than this one."""
+        return self._thread != threading.get_ident()
+
+    def leave_later(self) -> None:
+        """Do nothing from now on, and leave the stack of the mode's own thread after its next operation: a thread
+        cannot reach the stack of another one."""
+        self._over = True
+
+    def _leave_after_this(self) -> None:
+        # The mode is not on the stack while it runs. A profile function is called once the operation has returned.
+        if sys.getprofile() is None:
+            sys.setprofile(Door().hook(self._leave))
+
+    def _leave(self, _frame: Any, _event: str, _argument: Any) -> None:
+        if any(mode is self for mode in torch_names.MODE_STACK.get()()):
+            sys.setprofile(None)
+            remove_mode(self)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -41,6 +65,9 @@ class Watching(_DispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._over:
+            self._leave_after_this()
+            return func(*args, **kwargs)
         if types:
             kind = self._kind_of(tuple(types))
             if kind == _WRAPPER:

@@ -131,7 +131,11 @@ class TensorTrace:
             return
         mode, self._mode = self._mode, None
         self._threads.stop()
-        trouble = remove_mode(mode)
+        trouble = None
+        if mode.is_elsewhere:  # a generator that another thread closes
+            mode.leave_later()
+        else:
+            trouble = remove_mode(mode)
         self._note_unseen()
         self.scope.stop()
         self._region.stop()

@@ -59,6 +59,7 @@ class ScriptRun:
         self.notes: list[str] = []
         self.left_out: list[str] = []
         self._caught: list[str] = []
+        self._refused: UsageError | None = None
         self.trainer = ScriptTrainer(changes, device, self.notes)
 
     def selected(self, shape: tuple[int, ...]) -> int:
@@ -110,7 +111,7 @@ class ScriptRun:
     def _run_script(self) -> None:
         saved, place, main = sys.argv, sys.path[0], sys.modules["__main__"]
         sys.argv, sys.path[0] = [str(self.script), *self._arguments], str(self.script.resolve().parent)
-        self._refused: UsageError | None = None
+        self._refused = None
         try:
             module = ModuleType("__main__")
             module.__file__ = str(self.script)

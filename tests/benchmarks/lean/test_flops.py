@@ -138,3 +138,13 @@ def test_the_price_of_a_rolling_batch_is_its_decode_steps(model: str) -> None:
     price = simulated(case(model, recipe="lean", generation_batch=2, num_generations=_GROUP))["price"]
     assert price["passes"] is None
     assert _ANSWER * _GROUP / 2 - _GROUP <= price["decode_steps"] < _ANSWER * _GROUP
+
+
+def test_the_lean_trainer_goes_in_pieces_while_micro_batches_are_left_out() -> None:
+    """Else the tables' lean rows would be of TRL's own step."""
+    from benchmarks.lean.memory import alike_once
+    from memprof.grpo import LeanGRPOTrainer
+    from memprof.grpo.support import steps_elsewhere
+
+    with alike_once():
+        assert not steps_elsewhere(LeanGRPOTrainer)

@@ -91,6 +91,22 @@ def test_a_wrapper_wrapped_by_somebody_else_stays_and_sleeps() -> None:
     assert log.calls == []
 
 
+@pytest.mark.parametrize("when", ["enter", "leave"])
+@pytest.mark.parametrize("outermost", [True, False])
+def test_a_ctrl_c_while_memprof_works_is_told_at_the_outermost_seam(when: str, outermost: bool) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    thing, log = Thing(), Log()
+    if not outermost:
+        log.seams.wrap(thing, "outer")
+    log.seams.wrap(thing, "work", *([interrupted, None] if when == "enter" else [None, interrupted]))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        thing.work(1) if outermost else thing.outer()
+    assert log.errors == [caught.value]
+    assert log.door.failure is None
+
+
 def test_what_failed_where_nothing_more_could_be_called_is_told_later() -> None:
     door = Door("training", "all of it")
 

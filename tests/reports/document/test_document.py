@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import badge_of, document_of, growth_words, oom_sentence
+from memprof.reports.document.build import badge_of, document_of, growth_words, oom_sentence, reproduce_facts
 from memprof.reports.document.model import Document, Row
 from memprof.reports.document.page_title import subtitle_of
 from memprof.reports.document.tables import (
@@ -21,8 +22,9 @@ from memprof.reports.document.tables import (
 )
 
 from memprof.units import GIB
+from tests.report.plain import as_run, compare
 from tests.reports.sample import MIB, PEAK, sample
-from tests.reports.typed import build_document, rows_of
+from tests.reports.typed import build_comparison, build_document, report_of, rows_of
 
 
 @pytest.fixture
@@ -336,6 +338,17 @@ def test_a_brief_stack_has_what_a_person_looks_for_and_says_what_is_left_out() -
     )
     assert brief_stack(stack[3:5]) == ("trl/trainer/grpo_trainer.py:1790 _compute_loss", "/home/ada/train.py:31 main")
     assert brief_stack(stack[:1]) == shown_stack(stack[:1])
+
+
+@pytest.mark.parametrize("name", ["it's.pickle", "two words.pickle", "a$HOME;b.pickle", "~x.pickle", "plain-1.pickle"])
+def test_commands_to_paste_name_the_file_for_a_shell(name: str) -> None:
+    report, _ = sample()
+    report["source"]["files"] = [f"/runs/{name}"]
+    facts = reproduce_facts(report_of(report).source)
+    commands = [shlex.split(fact.value) for fact in facts if fact.label in ("Command", "Every allocation")]
+    assert [words[2] for words in commands] == [name, name]
+    data = compare([as_run("a", "measured", report), as_run("b", "measured", report)])
+    assert shlex.split(build_comparison(data).reproduce[0].value)[2:4] == [name, name]
 
 
 def test_notes_are_sentences_that_spell_names_as_they_are() -> None:
