@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -87,7 +87,7 @@ def output_options(kind: str, page: str | None = None, json_file: bool = True) -
     return add
 
 
-def _refuse_inputs(file: Path, given: dict[str, Any]) -> None:
+def _refuse_inputs(file: Path, given: Mapping[str, object]) -> None:
     """Refuse to write over what the command reads."""
     values = [one for value in given.values() for one in (value if isinstance(value, tuple) else (value,))]
     for path in (value for value in values if isinstance(value, Path)):

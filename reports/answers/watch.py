@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Block, Column, Curve, Line, Part, Said, Sheet, Table, Words, table
-from memprof.reports.document.text import category_label, phase_label, plain
+from memprof.reports.document.text import category_label, phase_label
 
 from memprof.analysis.host.growth import host_growth
 from memprof.units import gib, percent
@@ -41,11 +41,11 @@ def counters(ranks: Sequence[Counters]) -> Sheet:
 
 
 def _title(run: Counters) -> str:
-    words = [plain(str(run.about[k])) for k in ("model_name", "device") if run.about.get(k)]
+    words = [str(run.about[k]) for k in ("model_name", "device") if run.about.get(k)]
     total = run.about.get("device_total_bytes")
     words += [f"{gib(total)} GiB"] if total is not None else []
     words += [f"{run.world_size} ranks"] if run.world_size > 1 else []
-    return " · ".join(words) or plain(str(run.path))
+    return " · ".join(words) or str(run.path)
 
 
 def _state(ranks: Sequence[Counters]) -> Said:
@@ -93,7 +93,7 @@ def _phases(run: Counters) -> Table | None:
             highest[phase] = max(peak, highest.get(phase, 0))
     newest = rows[-1]["phases"] if rows else {}
     lines = [
-        Line((phase_label(plain(phase)), peak, highest[phase], (Part("total", "", peak),)))
+        Line((phase_label(phase), peak, highest[phase], (Part("total", "", peak),)))
         for phase, peak in newest.items()
     ]
     step = rows[-1]["step"] if rows else ""
@@ -102,8 +102,8 @@ def _phases(run: Counters) -> Table | None:
 
 
 def _categories(run: Counters) -> Table | None:
-    row: Mapping[str, Any] = run.categories or {"categories": {}}
-    sizes = {plain(k): v for k, v in row["categories"].items() if v}
+    row = run.categories or {}
+    sizes = {category: n for category, n in row.get("categories", {}).items() if n}
     total = sum(sizes.values())
     lines = [
         Line((Words(category_label(c), category=c), n, percent(n, total), (Part(c, category_label(c), n),)), path=(c,))
@@ -114,7 +114,7 @@ def _categories(run: Counters) -> Table | None:
     return table(columns, [*lines, Line(("Total", total, "", ()), strong=True)], scale=total) if lines else None
 
 
-def _time(row: Mapping[str, Any] | None, name: str = "time") -> float | None:
+def _time(row: Mapping[str, object] | None, name: str = "time") -> float | None:
     value = (row or {}).get(name)
     return float(value) if isinstance(value, (int, float)) else None
 
