@@ -113,7 +113,7 @@ class Facts:
         return self._holds[name]
 
     def holds(self, rule: Rule) -> bool:
-        """Say whether a rule's condition holds: all of ``when``, one of ``any`` if there are any, none of ``unless``."""
+        """Say whether all of ``when``, one of ``any`` (if there are any) and none of ``unless`` hold."""
         if not all(map(self.has, rule.when)) or any(map(self.has, rule.unless)):
             return False
         return not rule.any or any(map(self.has, rule.any))
