@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Protocol
 
 from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.derived import BY_NUMBERS, SIZES, VALUES
 from memprof.oom.failure import Failure, Frame
 from memprof.oom.framework_settings import PLAIN, Names
-from memprof.oom.knowledge_files import FactRule, facts_file
+from memprof.oom.knowledge_files import FactRule, Rule, facts_file
 from memprof.units import format_bytes
 
 Value = str | int | float | bool | None
@@ -33,17 +32,6 @@ _PROPOSED = re.compile(
     re.I,
 )
 _TORCH = r"(?i)\b(?:py)?torch(?: version)?(?:==|[ :=@v-]{1,3})(\d)\.(\d{1,2})(?!\d)"
-
-
-class Condition(Protocol):
-    """A rule that names facts: all of ``when``, one of ``any`` if there are any, none of ``unless``."""
-
-    @property
-    def when(self) -> tuple[str, ...]: ...
-    @property
-    def any(self) -> tuple[str, ...]: ...
-    @property
-    def unless(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -124,8 +112,8 @@ class Facts:
             self._holds[name] = self._found(name)
         return self._holds[name]
 
-    def holds(self, rule: Condition) -> bool:
-        """Say whether a rule's condition holds."""
+    def holds(self, rule: Rule) -> bool:
+        """Say whether all of ``when``, one of ``any`` (if there are any) and none of ``unless`` hold."""
         if not all(map(self.has, rule.when)) or any(map(self.has, rule.unless)):
             return False
         return not rule.any or any(map(self.has, rule.any))

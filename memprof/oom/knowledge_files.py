@@ -24,7 +24,7 @@ Tries = tuple[str | tuple[Texts, Texts], ...]
 _T = TypeVar("_T")
 
 
-class _Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What rules have in common: all facts of ``when``, one of ``any`` and none of ``unless`` must hold."""
 
     when: Names = ()
@@ -32,7 +32,7 @@ class _Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     unless: Names = ()
 
 
-class FactRule(_Rule, frozen=True, kw_only=True):
+class FactRule(Rule, frozen=True, kw_only=True):
     """How a fact is told from frames, the message and the lines around it; ``facts.toml`` explains the keys."""
 
     says: str = ""
@@ -57,7 +57,7 @@ class FactsFile(msgspec.Struct, frozen=True):
     number: dict[str, str]
 
 
-class Remedy(_Rule, frozen=True, kw_only=True):
+class Remedy(Rule, frozen=True, kw_only=True):
     """What would help; ``remedies.toml`` explains the keys."""
 
     do: Texts
@@ -73,7 +73,7 @@ class Remedy(_Rule, frozen=True, kw_only=True):
     covers: Names = ()
 
 
-class Cause(_Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
+class Cause(Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
     """Why it failed, by numbers (``causes.toml``) or by the message alone (an ``answer`` beside it)."""
 
     because: Texts = ""
@@ -86,7 +86,7 @@ class Cause(_Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
     same_as: str = ""
 
 
-class Circumstance(_Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
+class Circumstance(Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
     """What frames and lines around a message add; ``causes.toml`` explains the keys."""
 
     id: str

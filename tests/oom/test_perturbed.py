@@ -1,4 +1,4 @@
-"""One text in many wrappings: colours, JSON, line ends, loggers, ranks and cuts change no verdict and end in no error."""
+"""One text in many wrappings: colours, JSON, loggers, ranks and cuts change no verdict and end in no error."""
 
 from __future__ import annotations
 
