@@ -45,7 +45,7 @@ def grouped(
 
 def _with_own_names(args: list[str], own: set[str], aliases: Mapping[str, str], advice: Mapping[str, str]) -> list[str]:
     """Replace other names of options by their own; UsageError for a name that ``advice`` knows."""
-    found = []
+    found: list[str] = []
     for place, text in enumerate(args):
         if text == "--":
             return [*found, *args[place:]]

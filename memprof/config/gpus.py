@@ -156,7 +156,7 @@ def _named(text: str) -> Gpu | None:
     with_size = _NAME_AND_SIZE.fullmatch(key.replace("(", "").replace(")", ""))
     if with_size is None:
         return None
-    other = None
+    other: tuple[Gpu, str] | None = None
     for digits in (3, 2, 1):
         name, gib = with_size[1][:-digits], with_size[1][-digits:]
         if not gib.isdigit() or gib.startswith("0"):
@@ -165,7 +165,8 @@ def _named(text: str) -> Gpu | None:
             return exact
         if (found := _of_key(name, names)) is not None and _is_sold_as(found, int(gib)):
             return found
-        other = other or (found and (found, gib))
+        if other is None and found is not None:
+            other = found, gib
     if other is not None:
         named, size = other
         has = format_gib(named.total_bytes)

@@ -5,6 +5,7 @@ A function that reads one part asks for that part; :class:`~memprof.config.setti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -114,8 +115,9 @@ class ModelSettings(Part):
         super()._settle()
         object.__setattr__(self, "peft_type", str(self.peft_type).upper())
         object.__setattr__(self, "modules_to_save", tuple(self.modules_to_save))
-        if not isinstance(self.adapter_options, Arguments):
-            object.__setattr__(self, "adapter_options", Arguments.of(self.adapter_options))
+        options: object = self.adapter_options
+        if isinstance(options, Mapping):  # as a snapshot keeps them
+            object.__setattr__(self, "adapter_options", Arguments.of(options))
 
     def _check(self) -> None:
         super()._check()
@@ -187,8 +189,9 @@ class TrainerSettings(Part):
 
     def _settle(self) -> None:
         super()._settle()
-        if not isinstance(self.trainer_options, Arguments):
-            object.__setattr__(self, "trainer_options", Arguments.of(self.trainer_options))
+        options: object = self.trainer_options
+        if isinstance(options, Mapping):  # as a snapshot keeps them
+            object.__setattr__(self, "trainer_options", Arguments.of(options))
         if self.trl_version is not None and self.recipe == "trl" and not self.supervised:
             object.__setattr__(self, "recipe", recipe_of_release(str(self.trl_version), self.trainer))
         if (kind := self.gradient_checkpointing) == "none":
