@@ -166,7 +166,7 @@ def _named(text: str) -> Gpu | None:
         if (found := _of_key(name, names)) is not None and _is_sold_as(found, int(gib)):
             return found
         if other is None and found is not None:
-            other = (found, gib)
+            other = found, gib
     if other is not None:
         named, size = other
         has = format_gib(named.total_bytes)

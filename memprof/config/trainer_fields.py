@@ -7,7 +7,7 @@ simulated*: then it is an error, or with ``--allow-unsimulated`` left out with a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -86,10 +86,8 @@ class ClassFields:
     not_simulated: Mapping[str, Unsimulated]
 
     def __contains__(self, name: object) -> bool:
-        kinds: tuple[Iterable[str], ...] = (
-            self.simulated, self.no_memory, self.earlier, self.executed, self.not_simulated,
-        )  # fmt: skip
-        return isinstance(name, str) and any(name in kind for kind in kinds)
+        listed = self.simulated | self.no_memory | self.earlier
+        return name in listed or name in self.executed or name in self.not_simulated
 
 
 @cache

@@ -5,6 +5,7 @@ A function that reads one part asks for that part; :class:`~memprof.config.setti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -114,9 +115,9 @@ class ModelSettings(Part):
         super()._settle()
         object.__setattr__(self, "peft_type", str(self.peft_type).upper())
         object.__setattr__(self, "modules_to_save", tuple(self.modules_to_save))
-        given: Any = self.adapter_options
-        if not isinstance(given, Arguments):
-            object.__setattr__(self, "adapter_options", Arguments.of(given))
+        options: object = self.adapter_options
+        if isinstance(options, Mapping):  # as a snapshot keeps them
+            object.__setattr__(self, "adapter_options", Arguments.of(options))
 
     def _check(self) -> None:
         super()._check()
@@ -188,9 +189,9 @@ class TrainerSettings(Part):
 
     def _settle(self) -> None:
         super()._settle()
-        given: Any = self.trainer_options
-        if not isinstance(given, Arguments):
-            object.__setattr__(self, "trainer_options", Arguments.of(given))
+        options: object = self.trainer_options
+        if isinstance(options, Mapping):  # as a snapshot keeps them
+            object.__setattr__(self, "trainer_options", Arguments.of(options))
         if self.trl_version is not None and self.recipe == "trl" and not self.supervised:
             object.__setattr__(self, "recipe", recipe_of_release(str(self.trl_version), self.trainer))
         if (kind := self.gradient_checkpointing) == "none":
