@@ -119,7 +119,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return {name: value for name, value in vars(self).items() if name in ("_options", "_print", "stream")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update(state)
+        self.__dict__.update(state)
         self.door, self.result = Door("training"), Result()
 
     # -- what transformers calls -------------------------------------------------------------------------------
