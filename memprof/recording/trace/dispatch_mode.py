@@ -52,7 +52,8 @@ class Watching(_DispatchMode):  # type: ignore[misc]
 
     def _leave(self, _frame: Any, _event: str, _argument: Any) -> None:
         if any(mode is self for mode in torch_names.MODE_STACK.get()()):
-            sys.setprofile(None)
+            previous = None  # as it was: another profiler is left alone
+            sys.setprofile(previous)
             remove_mode(self)
 
     @classmethod
