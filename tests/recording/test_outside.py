@@ -18,11 +18,12 @@ from memprof.config.gpus import CONTEXT_BYTES
 from memprof.recording.system.nvml import DeviceMeter
 from memprof.recording.system.outside_torch import Outside
 from memprof.recording.system.sampler import Sampler
-from memprof.report.run import NonTorchMemory
+from memprof.report.codec import to_builtins
+from memprof.report.run import NonTorchMemory, OtherProcess
 from memprof.snapshot.validation import read_run
 from tests.reports.document.drawn import render_terminal
 from tests.reports.sample import sample
-from tests.reports.typed import build_document, typed
+from tests.reports.typed import build_document
 
 GIB = 2**30
 UUID = "GPU-1b2c"
@@ -171,7 +172,7 @@ def test_at_most_ten_looks_a_second_and_none_after_the_end() -> None:
 # -- in the report ---------------------------------------------------------------------------------------------------
 
 
-def reported(noted: dict[str, Any] | None, samples: list[Any]) -> dict[str, Any] | None:
+def reported(noted: dict[str, Any] | None, samples: list[Any]) -> NonTorchMemory | None:
     run = read_run({"outside": noted, "samples": samples}, [])
     return outside_report(run.outside, run.samples)
 
@@ -184,14 +185,15 @@ def test_what_is_outside_is_told_apart_and_adds_up() -> None:
     samples.append(outside.row(2, 8 * GIB))
     found = reported(outside.to_plain(), samples)
     assert found is not None
-    assert (found["at_start_bytes"], found["grown_bytes"], found["highest_bytes"]) == (GIB, GIB, 2 * GIB)
-    assert found["own_bytes"] + found["others_bytes"] + found["unnamed_bytes"] == found["highest_used_bytes"]
-    assert found["processes"] == [{"pid": 9, "bytes": 3 * GIB}]
+    assert (found.at_start_bytes, found.grown_bytes, found.highest_bytes) == (GIB, GIB, 2 * GIB)
+    parts = (found.own_bytes, found.others_bytes, found.unnamed_bytes)
+    assert sum(part or 0 for part in parts) == found.highest_used_bytes
+    assert found.processes == (OtherProcess(pid=9, bytes=3 * GIB),)
     report, _ = sample()
-    validate({**report, "outside": found})
-    facts = {f.label: f.value for f in outside_facts(typed(found, NonTorchMemory))}
+    validate({**report, "outside": to_builtins(found)})
+    facts = {f.label: f.value for f in outside_facts(found)}
     assert facts["Before recording"] == facts["Since then"] == "1.00 GiB"
-    document = build_document({**report, "outside": found})
+    document = build_document({**report, "outside": to_builtins(found)})
     assert "On the device outside torch" in render_html(document)
     assert "Outside torch, before recording: 1.00 GiB" in render_terminal(document)
 
@@ -204,9 +206,9 @@ def test_a_groups_share_is_bounded_by_what_came_since_recording_began() -> None:
     samples.append(outside.row(2, 3 * GIB))
     found = reported({**outside.to_plain(), "process_groups": 8}, samples)
     assert found is not None
-    assert (found["grown_bytes"], found["group_at_most_bytes"]) == (2 * GIB, GIB // 4)
-    assert found["estimated_bytes"] is None  # the driver told all
-    (since,) = [f.note for f in outside_facts(typed(found, NonTorchMemory)) if f.label == "Since then"]
+    assert (found.grown_bytes, found.group_at_most_bytes) == (2 * GIB, GIB // 4)
+    assert found.estimated_bytes is None  # the driver told all
+    (since,) = [f.note for f in outside_facts(found) if f.label == "Since then"]
     assert "(8 process groups, on average at most 256.00 MiB each)" in since
 
 
@@ -217,8 +219,8 @@ def test_a_context_is_estimated_for_each_process_whose_share_is_not_told() -> No
     samples = [outside.row(1, 3 * GIB)]
     found = reported(outside.to_plain(), samples)
     assert found is not None
-    assert found["estimated_bytes"] == CONTEXT_BYTES * 2
-    (said,) = [f.note for f in outside_facts(typed(found, NonTorchMemory)) if f.label == "Estimated"]
+    assert found.estimated_bytes == CONTEXT_BYTES * 2
+    (said,) = [f.note for f in outside_facts(found) if f.label == "Estimated"]
     assert said == "not measured: a CUDA context of usual size for 2 other processes"
 
 
@@ -226,9 +228,9 @@ def test_a_refusal_is_shown_and_a_trace_has_nothing_to_say() -> None:
     outside = Outside(0, DeviceMeter("other", library=Library([])))
     found = reported(outside.to_plain(), [outside.row(1, GIB)])
     assert found is not None
-    assert found["highest_used_bytes"] is None
-    assert [f.label for f in outside_facts(typed(found, NonTorchMemory))] == ["Not known", "Estimated"]
-    assert found["estimated_bytes"] == CONTEXT_BYTES
+    assert found.highest_used_bytes is None
+    assert [f.label for f in outside_facts(found)] == ["Not known", "Estimated"]
+    assert found.estimated_bytes == CONTEXT_BYTES
     assert reported(None, []) is None
     assert outside_facts(None) == ()
 
@@ -236,4 +238,5 @@ def test_a_refusal_is_shown_and_a_trace_has_nothing_to_say() -> None:
 @pytest.mark.parametrize("noted", [{"processes": [["x", 1], 3, [1, "y"]], "used_bytes": -1, "allocators": [7]}, {}])
 def test_a_damaged_part_is_no_trouble(noted: dict[str, Any]) -> None:
     found = reported(noted, [[1, 2], [1, 2, None, None, None, None, None]])
-    validate({**sample()[0], "outside": found})
+    assert found is not None
+    validate({**sample()[0], "outside": to_builtins(found)})

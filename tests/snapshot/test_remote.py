@@ -21,6 +21,7 @@ import pytest
 from memprof.advice.analyze_with_advice import ReportBuilder
 from memprof.analysis.ranks.reading import RanksReader, read_ranks
 from memprof.errors import UsageError
+from memprof.report.codec import to_json
 from memprof.snapshot import load_snapshot
 from memprof.snapshot.remote import place_of, walk
 from tests.cli.test_cli import call, report_of
@@ -129,8 +130,8 @@ def test_other_processes_open_it_themselves(run: Path, served: tuple[str, Any]) 
     place = place_of(url.replace("://", f"://user:{SECRET}@"))
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
         read = read_ranks([place], RanksReader(ReportBuilder()), executor=executor)
-    assert [r["peak"]["active_bytes"] for r in read.report["ranks"]] == [6 << 20, 14 << 20]
-    assert SECRET not in json.dumps(read.report)
+    assert [rank.peak.active_bytes for rank in read.report.ranks] == [6 << 20, 14 << 20]
+    assert SECRET not in to_json(read.report)
 
 
 @pytest.mark.parametrize("command", ["report", "explain", "advise", "compare", "oom", "simulate"])
