@@ -122,8 +122,8 @@ def test_a_growing_run_writes_few_records_and_says_which_peak_it_left_out(
     recorded = [load_snapshot(path).run.steps[-1].step for path in callback.result.snapshots]
     assert recorded == [2, 3, 5, 8, 14, 24]  # 3, 6, 9, 19, 34 % more, of 2, 4, 8, 16, 32 % demanded
     assert callback.result.page is not None
-    (highest,) = [r for r in callback.result.reports.values() if any("higher peak" in n for n in r["notes"])]
-    (note,) = [n for n in highest["notes"] if "higher peak" in n]
+    (highest,) = [r for r in callback.result.reports.values() if any("higher peak" in n for n in r.notes)]
+    (note,) = [n for n in highest.notes if "higher peak" in n]
     assert note.startswith("Step 40 had a higher peak, 0.00 GiB, than any step in a recording")
     assert "MemProfCallback(steps=[40])" in note
     assert note in capsys.readouterr().out.replace("\n", " ")

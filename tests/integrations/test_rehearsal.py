@@ -119,7 +119,7 @@ def test_what_does_not_fit_fails_before_the_first_step(
     short = {"questions": 2, "max_completion_length": 40}
     trainer = grpo(model, tmp_path / "x", [fits], **short)
     trainer.train()
-    (peak,) = [fits.result.reports[p]["peak"]["allocated_bytes"] for p in fits.result.snapshots]
+    (peak,) = [fits.result.reports[p].peak.allocated_bytes for p in fits.result.snapshots]
     steps: list[int] = []
 
     def reward(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
@@ -133,8 +133,9 @@ def test_what_does_not_fit_fails_before_the_first_step(
         trainer.train()
     assert steps == []
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
-    oom = callback.result.reports[tmp_path / "r" / "step-000000.rank-0.pickle"]["oom"]
-    assert oom["step"] == 0
+    oom = callback.result.reports[tmp_path / "r" / "step-000000.rank-0.pickle"].oom
+    assert oom is not None
+    assert oom.step == 0
     assert "memprof: Out by " in capfd.readouterr().err
 
 

@@ -256,7 +256,7 @@ def test_each_device_has_a_history_of_its_own() -> None:
     assert raw["memprof"]["recorded"]["history"] == "complete"
     snapshot = snapshot_from_raw(raw)
     assert [build_timeline(snapshot, d).history.value for d in (0, 1)] == ["complete", "truncated"]
-    assert snapshot.device_facts(1)["start_us"] == session.to_raw()["device_traces"][1][0]["time_us"]
+    assert snapshot.device_facts(1).start_us == session.to_raw()["device_traces"][1][0]["time_us"]
 
     two = _Two()
     two.second.malloc(2**20)

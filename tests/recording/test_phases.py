@@ -20,6 +20,7 @@ from memprof.recording import phase, record
 from memprof.recording.phases import ACTIVE, PhaseLog
 from memprof.recording.trace.clock import Clock
 from memprof.snapshot import load_snapshot
+from memprof.vocabulary import Phase
 
 
 def log_with(*steps: tuple[str, str]) -> list[tuple[str, int, int, str | None]]:
@@ -170,7 +171,5 @@ def test_a_step_that_no_reader_accepts_is_refused(tmp_path: Path, step: Any) -> 
             session.set_step(step)
         with phase("forward"):
             pass
-    extra = load_snapshot(tmp_path / "r.pickle").extra
-    assert extra is not None
-    steps = {span["phase"]: span["step"] for span in extra["phases"]}
-    assert (steps["reward"], steps["forward"]) == (4, None)
+    steps = {mark.phase: mark.step for mark in load_snapshot(tmp_path / "r.pickle").run.phases}
+    assert (steps[Phase.REWARD], steps[Phase.FORWARD]) == (4, None)

@@ -191,8 +191,7 @@ def test_a_generator_that_another_thread_closes_leaves_no_mode_behind(tmp_path: 
     assert float(held.sum()) == 2**12
     assert _get_current_dispatch_mode_stack() == []
     assert sys.getprofile() is before
-    extra = load_snapshot(tmp_path / "run.pickle").extra
-    assert extra is not None
-    assert [span["phase"] for span in extra["phases"] if span["phase"] != "other"] == ["generate"]
+    marks = load_snapshot(tmp_path / "run.pickle").run.phases
+    assert [mark.phase for mark in marks if mark.phase != "other"] == ["generate"]
     loop(tmp_path / "again.pickle")
     assert _get_current_dispatch_mode_stack() == []

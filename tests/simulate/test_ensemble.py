@@ -121,7 +121,7 @@ def test_a_run_fits_where_its_worst_variant_does(settings_for: Callable[..., Any
     assert report["fit"]["ensemble"] == {
         "members": 4, "failed": 2, "flushes": told.flushes, "lowest_bytes": reserved[0], "highest_bytes": reserved[-1],
     }  # fmt: skip
-    assert any("4 variants need" in fact.note for fact in prediction_facts(report))
+    assert any("4 variants need" in fact.note for fact in prediction_facts(tight.analysis.report))
 
 
 def test_a_run_that_does_not_fit_is_not_said_to_fit_by_giving_memory_back(settings_for: Callable[..., Any]) -> None:
