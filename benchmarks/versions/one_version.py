@@ -92,6 +92,7 @@ def commands(checkpoint: Path, recorded: list[Path]) -> dict[str, Any]:
 def watched(checkpoint: Path, out: Path, *, lora: bool) -> dict[str, Any]:
     """Train with and without the callback; return what the report says, and whether training was the same."""
     from memprof import MemProfCallback
+    from memprof.report.codec import to_builtins
 
     callback = MemProfCallback(table=False)
     with warnings.catch_warnings(record=True) as caught:
@@ -106,7 +107,7 @@ def watched(checkpoint: Path, out: Path, *, lora: bool) -> dict[str, Any]:
         return {"error": "; ".join(said) or "no report was written"}
     alone = train(checkpoint, out.with_name(out.name + "-alone"), [], lora=lora)
     snapshot, report = list(callback.result.reports.items())[-1]
-    return {**described(report), **checked(snapshot), "warnings": said, "unchanged": seen == alone}
+    return {**described(to_builtins(report)), **checked(snapshot), "warnings": said, "unchanged": seen == alone}
 
 
 def interrupted(checkpoint: Path, out: Path) -> str | None:
@@ -128,7 +129,7 @@ def interrupted(checkpoint: Path, out: Path) -> str | None:
         train(checkpoint, out, [callback], lora=False)
     except InterruptedError:
         reports = list(callback.result.reports.values())
-        return reports[-1]["phases"][-1]["phase"] if reports else None
+        return str(reports[-1].phases[-1].phase) if reports else None
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:

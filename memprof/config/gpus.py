@@ -188,7 +188,7 @@ def _of_key(key: str, names: Mapping[str, Gpu]) -> Gpu | None:
 def _is_sold_as(gpu: Gpu, gib: int) -> bool:
     """Tell whether a GPU is sold with so many GB of memory, of which its driver reports a little less."""
     low, high = _SOLD
-    return low <= gpu.total_bytes / (gib * GIB) <= high
+    return gib > 0 and low <= gpu.total_bytes / (gib * GIB) <= high
 
 
 def _unknown(text: str) -> str:

@@ -170,7 +170,7 @@ def test_gate_in_a_real_process(files: dict[str, Path]) -> None:
         (["small", "empty"], 3, "no snapshot"),
         (["small", "large", "--label", "one"], 2, "--label"),
         (["small", "large", "--capacity", "much"], 2, "much"),
-        (["small", "large", "--capacity", "0GB"], 2, "no memory"),
+        (["small", "large", "--capacity", "0GB"], 2, "must be greater than zero"),
         (["small", "large", "--fail-above", "a lot"], 2, "a lot"),
         (["small", "large", "--fail-above", "-3%"], 2, "percentage"),
         (["small", "--published", "somebody"], 2, "unsloth-2025"),

@@ -97,7 +97,7 @@ def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         torch_build.find_torch()
 
 
-@pytest.mark.parametrize(("card", "words"), [("MI300X", "NVIDIA's cards only"), ("none", "give a size")])
+@pytest.mark.parametrize(("card", "words"), [("MI300X", "NVIDIA's cards only"), ("none", "give its memory")])
 def test_cards_it_cannot_be_are_refused(card: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         launch.environment(card)

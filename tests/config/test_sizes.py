@@ -34,6 +34,14 @@ def test_sizes(text: str, n_bytes: int) -> None:
     assert parse_size(text) == n_bytes
 
 
+@pytest.mark.parametrize(("size", "gib"), [("400MB", 0.37), ("1MiB", 1 / 1024), ("0.2GB", 0.19)])
+def test_a_gpu_may_be_smaller_than_a_gibibyte(size: str, gib: float) -> None:
+    """Small capacities stand for GPUs in examples; no GPU sold in whole gigabytes is compared with them."""
+    gpu = find_gpu(size)
+    assert gpu.total_bytes / 2**30 == pytest.approx(gib, abs=0.01)
+    assert gpus.older_note(gpu) is None
+
+
 @pytest.mark.parametrize("text", ["", "GB", "24GBs", "24 G B", "-24GB", "much"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):

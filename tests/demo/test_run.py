@@ -17,6 +17,7 @@ from memprof.demo.data import load_questions
 from memprof.demo.model import Checkpoint, prepare_checkpoint
 from memprof.demo.training import FULL, LORA, Recipe, Scale, Trained, train
 from memprof.errors import InputError, MemprofError
+from memprof.report.codec import to_builtins
 from tests.closed_forms import checks, facts_of
 
 pytestmark = pytest.mark.trl
@@ -54,16 +55,16 @@ def test_it_says_what_it_ran_on(demo: DemoResult) -> None:
 def test_bytes_are_what_closed_forms_say(demo: DemoResult, checkpoint: Checkpoint, name: str) -> None:
     (done,) = (r for r in demo.runs if r.name == name)
     analysis = analyze(load_snapshot(done.snapshot))
-    step = done.report["peak"]["step"]
+    step = done.report.peak.step
     facts = facts_of(checkpoint.path, done.trained.metrics, step=step, lora=name == "lora", scale=QUICK)
-    failed = [str(check) for check in checks(analysis, done.report, facts) if not check.holds]
+    failed = [str(check) for check in checks(analysis, to_builtins(done.report), facts) if not check.holds]
     assert not failed, "\n".join(failed)
 
 
 @pytest.mark.parametrize("name", ["full", "lora"])
 def test_every_phase_of_a_step_is_there(demo: DemoResult, name: str) -> None:
     (done,) = (r for r in demo.runs if r.name == name)
-    phases = {phase["phase"] for phase in done.report["phases"]}
+    phases = {phase.phase for phase in done.report.phases}
     assert {"generate", "reward", "reference_logprobs", "forward", "backward", "optimizer_step"} <= phases
 
 
@@ -72,7 +73,7 @@ def test_files_hold_what_was_returned(demo: DemoResult) -> None:
 
     for done in demo.runs:
         written = json.loads(done.json.read_text(encoding="utf-8"))
-        assert written == json.loads(json.dumps(done.report))
+        assert written == to_builtins(done.report)
         validate(written)
         assert done.html.read_text(encoding="utf-8").rstrip().endswith("</html>")
     assert not list(demo.out.glob("*.part"))
@@ -84,7 +85,7 @@ def test_it_ends_with_both_runs_side_by_side(demo: DemoResult) -> None:
     assert demo.comparison == demo.out / "compare.html"
     data = packed(demo.comparison.read_text(encoding="utf-8"))
     total = next(row for row in data["report"]["rows"] if row["id"] == "total")
-    assert total["at_peak"] == [done.report["peak"]["active_bytes"] for done in demo.runs]
+    assert total["at_peak"] == [done.report.peak.active_bytes for done in demo.runs]
     assert total["at_peak"][1] < total["at_peak"][0]
     assert len(data["timelines"]) == 2
 
@@ -102,8 +103,8 @@ def test_tensorboard_finds_scalars_and_recordings(demo: DemoResult) -> None:
         board.Reload()
         assert [event.step for event in board.Scalars("train/loss")] == [1, 2]
         (peak,) = board.Scalars("train/memory/peak_allocated")
-        assert peak.value == pytest.approx(done.report["peak"]["allocated_bytes"] / 2**30, rel=1e-6)
-        for category, size in done.report["peak"]["categories"].items():
+        assert peak.value == pytest.approx(done.report.peak.allocated_bytes / 2**30, rel=1e-6)
+        for category, size in done.report.peak.categories.items():
             if size:
                 (shown,) = board.Scalars(f"train/memory/category/{category}")
                 assert shown.value == pytest.approx(size / 2**30, rel=1e-6)

@@ -209,7 +209,7 @@ def test_pages_an_engine_gave_back_are_not_resident(monkeypatch: pytest.MonkeyPa
     from memprof.snapshot.recorded_run import EngineSwitch
 
     switches = switches_report(EngineSwitch(*row) for row in residency.rows)
-    assert [(switch["resident_bytes"] or 0) >> 30 for switch in switches] == [2, 2, 7, 12]
+    assert [(switch.resident_bytes or 0) >> 30 for switch in switches] == [2, 2, 7, 12]
 
 
 def test_a_request_through_a_file(tmp_path: Path) -> None:

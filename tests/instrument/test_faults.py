@@ -17,7 +17,7 @@ import torch
 from memprof import analyze
 from memprof.frame_paths import own_folders
 from memprof.snapshot import load_snapshot
-from memprof.vocabulary import phase_words
+from memprof.vocabulary import Category, phase_words
 from tests.instrument.programs import LOOP, left_in, loop_that, python, signalled, wait_for
 
 RUN = ("-m", "memprof", "run", "--no-table")
@@ -248,9 +248,11 @@ def test_out_of_memory_in_every_phase_of_grpo(
     assert type(caught.value) is torch.OutOfMemoryError
     (path,) = callback.result.snapshots
     assert path.name == "step-000002.rank-0.pickle"
-    oom = callback.result.reports[path]["oom"]
-    assert (oom["phase"], oom["step"], oom["requested_bytes"]) == (where, 2, 2**31)
-    assert oom["categories"]["weights"] == sum(
+    oom = callback.result.reports[path].oom
+    assert oom is not None
+    assert (oom.phase, oom.step, oom.requested_bytes) == (where, 2, 2**31)
+    assert oom.categories is not None
+    assert oom.categories[Category.WEIGHTS] == sum(
         t.nbytes for t in [*trainer.model.parameters(), *trainer.model.buffers()]
     )
     assert callback.result.page is not None

@@ -101,7 +101,7 @@ def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:
     for arguments, code, says in (
         (["nowhere.py"], 3, "nowhere.py: there is no such script"),
         (["--out", "file/below", "s.py"], 3, "file/below: cannot be written to (file is no folder)"),
-        (["--capacity", "plenty", "s.py"], 2, "is not a size"),
+        (["--capacity", "plenty", "s.py"], 2, "is not a known GPU"),
         (["--steps", "0", "s.py"], 2, "are no steps"),
         (["--steps", "1", "--every", "2", "s.py"], 2, "exclude each other"),
         ([], 2, "Missing argument 'SCRIPT'"),

@@ -320,7 +320,7 @@ def test_a_long_run_is_bounded_on_disk_and_in_memory(model: Path, tmp_path: Path
     assert sum(path.stat().st_size for path in folder.iterdir()) <= limit
     assert 1 < len(result.snapshots) < 8
     assert sorted(result.reports) == result.snapshots == sorted(folder.glob("*.pickle"))
-    assert all(r["peak"]["step"] == int(p.name[5:11]) for p, r in result.reports.items())
+    assert all(r.peak.step == int(p.name[5:11]) for p, r in result.reports.items())
     assert result.highest in result.snapshots
     for path in result.snapshots:
         path.with_suffix(".json").unlink()
@@ -342,7 +342,7 @@ def test_a_deleted_folder_is_begun_anew_and_not_said_to_be_pruned(model: Path, t
     assert [p.name for p in callback.result.snapshots] == snapshots(folder)
     assert snapshots(folder)[-1] == "step-000004.rank-0.pickle"
     assert [row["step"] for row in read_counters(folder / "counters.rank-0.jsonl").steps][-1] == 4
-    assert not any("Deleted" in note for r in callback.result.reports.values() for note in r["notes"])
+    assert not any("Deleted" in note for r in callback.result.reports.values() for note in r.notes)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])

@@ -59,10 +59,10 @@ def test_mistakes_are_one_sentence() -> None:
         (["simulate"], 2, "which model?"),
         (["simulate", "--model", "no/such"], 3, "not in the catalogue"),
         (["simulate", "--model", "Qwen/Qwen3-8B", "--load-in-4bit"], 2, "needs an adapter"),
-        (["simulate", "--model", "Qwen/Qwen3-8B", "--gpu", "huge"], 2, "give a size such as 24GB"),
+        (["simulate", "--model", "Qwen/Qwen3-8B", "--gpu", "huge"], 2, "give its memory, such as 24GB"),
         (["simulate", "--model", "Qwen/Qwen3-8B", "--workers", "2"], 2, "--workers 2 shares out several simulations"),
         (["simulate", "--script", "x.py", "--completion-lengths", "9", "--workers", "2"], 2, "runs in this process"),
-        (["plan", "--model", "Qwen/Qwen3-8B", "--gpu", "huge"], 2, "give a size such as 24GB"),
+        (["plan", "--model", "Qwen/Qwen3-8B", "--gpu", "huge"], 2, "give its memory, such as 24GB"),
         (["plan", "--model", "Qwen/Qwen3-8B", "--gpu", "24GB", "--vary", "x"], 2, "write it like"),
     ):
         done = _invoke(*arguments)

@@ -123,7 +123,7 @@ def test_what_stands_in_takes_what_the_package_passes(settings_for: Callable[...
             trl_on_fakes(settings, load_config(settings.model), session),
             modelled_quanto(),
             offloading_to_host(session),
-            script_world(print, {}),
+            script_world(print, {}, lambda _: None),
             trainer.intercepted(session, "", []),
         ):
             for feature in ("lean", *FEATURES_HERE):

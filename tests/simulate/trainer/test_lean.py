@@ -173,7 +173,8 @@ def test_repeated_rounds_are_those_that_would_be_executed(
     chunked = chunked_loss.chunk_size
     monkeypatch.setattr(chunked_loss, "chunk_size", lambda tokens, vocabulary, _: chunked(tokens, vocabulary, 250_000))
     settings = settings_for(
-        dtype="bfloat16", generation="none", lora_r=R, recipe="lean", completion_length=200, tiled_mlp=50, optim="none"
+        dtype="bfloat16", generation="none", lora_r=R, recipe="lean", completion_length=200, tiled_mlp=50, optim="none",
+        max_tokens_per_piece=1,
     )
     repeated: list[Any] = []
     repeat = repeats._Pattern.repeat
@@ -418,7 +419,7 @@ def test_the_command_chooses_and_simulates(tiny: str, tmp_path: Any, monkeypatch
         ([*run, "--memory-budget", "2GB"], "add --recipe lean"),
         ([*lean, "--memory-budget", "auto"], "say which one with --gpu"),
         ([*lean, "--memory-budget", "2GB", "--device", "cpu"], "drop --device cpu"),
-        ([*lean, "--memory-budget", "much"], "give a size such as 24GB"),
+        ([*lean, "--memory-budget", "much"], "give its memory, such as 24GB"),
     ):
         wrong = CliRunner().invoke(main, arguments)
         assert wrong.exit_code == 2
