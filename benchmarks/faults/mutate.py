@@ -546,10 +546,13 @@ def _batches(kinds: Sequence[str], seeds: range, commands: int) -> Iterator[list
         yield batch
 
 
+_ONLY = f"Only this kind; may be repeated: {', '.join(KINDS)}."
+
+
 @click.command(help=__doc__)
 @click.option("--inputs", default=2000, show_default=True)
 @click.option("--seed", default=0, show_default=True, help="The first input's number.")
-@click.option("--only", "only", multiple=True, type=click.Choice(KINDS), help="Take this kind; may be given again.")
+@click.option("--only", "only", multiple=True, type=click.Choice(KINDS), metavar="KIND", help=_ONLY)
 @click.option("--commands", default=1, type=click.IntRange(1), show_default=True, help="One in N by commands.")
 @click.option("--log", type=click.Path(path_type=Path), help="Write findings there as it goes.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the counts there as it goes.")

@@ -256,7 +256,7 @@ def crossing(
 ) -> None:  # fmt: skip
     """Find the length from which the lean trainer is as fast as TRL's, by model and batch.
 
-    CPU time of a micro-batch's forward and backward, medians of paired rounds: by default, and one row after another.
+    CPU time of forward and backward, medians of paired rounds.
     """
     import torch
 

@@ -12,9 +12,12 @@ The rules, which the tests hold one by one:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from memprof.oom.failure import Failure
 from memprof.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from memprof.oom.failure import Failure
 
 _LARGEST_DEVICE = 2**44
 _UNEXPLAINED = GIB // 2

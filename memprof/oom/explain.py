@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes, parts_of
 from memprof.oom.facts import Fact, facts_of
@@ -26,7 +26,8 @@ _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
 _LOWER_NAMES = ("torch", "bitsandbytes", "vLLM")
 
 
-class Number(NamedTuple):
+@dataclass(frozen=True)
+class Number:
     """One number of a message, in bytes, with what it means."""
 
     name: str
@@ -160,7 +161,7 @@ def _row(found: Explained) -> dict[str, Any]:
         "phase": found.phase,
         "logits": found.logits,
         "frame": found.frame,
-        "numbers": [number._asdict() for number in _meanings(failure, parts)],
+        "numbers": [asdict(number) for number in _meanings(failure, parts)],
         "try": [{"action": action, "why": why} for action, why in found.tried],
         "evidence": [asdict(fact) for fact in found.evidence],
         "ranks": [_of_a_rank(rank) for rank in found.ranks],

@@ -10,14 +10,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.derived import BY_NUMBERS, SIZES, VALUES
-from memprof.oom.failure import Failure, Frame
 from memprof.oom.framework_settings import PLAIN, Names
 from memprof.oom.knowledge_files import FactRule, Rule, facts_file
 from memprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from memprof.oom.failure import Failure, Frame
 
 Value = str | int | float | bool | None
 

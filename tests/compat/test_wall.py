@@ -20,7 +20,6 @@ _READ_AS_TEXT = "a key of a config that was read from a file: nothing is looked 
 #: Module (or "" for any) and name -> why it may stand there.
 ALLOWED = {
     ("", "_getframe"): "documented by Python",
-    ("", "_current_frames"): "documented by Python",
     ("memprof.analysis.compare", "_name_or_path"): _READ_AS_TEXT,
     ("memprof.reports.document.page_title", "_name_or_path"): _READ_AS_TEXT,
 }

@@ -2,11 +2,13 @@
 
 import pytest
 
+from benchmarks.faults.fields import example_of
 from memprof.config.expected_error import comparisons
 from memprof.config.fits import MARGIN, fits, kept_for, limit_bytes, margin_of, needed_bytes, room_bytes, wide_margin
 from memprof.config.gpus import CONTEXT_BYTES, find_gpu
 from memprof.config.settings import Settings
 from memprof.config.trl_arguments import assumed_of
+from memprof.report.simulation import Fit
 from tests.report.plain import compare
 from tests.reports.compared import as_run, leaner
 from tests.reports.sample import sample
@@ -66,7 +68,8 @@ def test_a_context_that_nobody_recorded_is_room_that_is_taken() -> None:
 def test_a_recorded_run_fits_its_own_device_where_it_did_not_run_out(oom: bool) -> None:
     report, other = sample()[0], leaner()
     report["device_peak"]["non_torch_bytes"] = report["source"]["device_total_bytes"]  # others held most of it
-    report["oom"] = report["oom"] or {} if oom else None
+    failed = {"requested_bytes": 1, "device_free_bytes": 0, "phase": None, "step": None, "stack": []}
+    report["oom"] = report["oom"] or failed if oom else None
     data = compare([as_run(report, "a"), as_run(other, "b")])["capacity"]
     assert data["from"] == "device"
     assert data["fits"][0] is not oom
@@ -75,6 +78,6 @@ def test_a_recorded_run_fits_its_own_device_where_it_did_not_run_out(oom: bool) 
 def test_a_simulated_runs_own_verdict_is_repeated() -> None:
     report, other = sample()[0], leaner()
     report["source"]["kind"] = "simulated"
-    report["fit"] = {"total_bytes": CARD.total_bytes, "fits": False}
+    report["fit"] = {**example_of(Fit), "total_bytes": CARD.total_bytes, "fits": False}
     data = compare([as_run(report, "a"), as_run(other, "b")], CARD.total_bytes)["capacity"]
     assert data["fits"] == [False, True]

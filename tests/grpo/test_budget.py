@@ -78,7 +78,7 @@ def test_sizes() -> None:
 
 
 def test_a_budget_that_is_no_size_is_refused_first(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
+    with pytest.raises(UsageError, match="is not a known GPU"):
         build("lean", tiny_llama(), tmp_path, memory_budget="much")
 
 
