@@ -163,7 +163,7 @@ ANSWERS = {
     "verl?": ("frameworks.md", "none of these frameworks was run with memprof"),
     "How do I switch it off?": ("recording.md", "`MEMPROF=0` in the environment"),
     "Is anything sent anywhere?": ("reading-a-report.md#sharing", "sends nothing anywhere"),
-    "How do I share a report without secrets?": ("reading-a-report.md#sharing", "Redaction is pattern-based and can miss secrets"),
+    "How do I share a report without secrets?": ("reading-a-report.md#sharing", "Redaction is pattern-based"),
     "May I open a stranger's pickle?": ("snapshot-format.md#safety", "Nothing is imported or called"),
     "What has never run on a GPU?": ("accuracy.md#what-never-ran-on-a-gpu", "have never run on a GPU:"),
     "What does the lean trainer refuse?": ("lean-trainer.md#what-it-refuses", "**Takes TRL's own step**"),

@@ -59,7 +59,7 @@ def test_the_report_notes_each_name_that_is_gone(
     callback = MemProfCallback(table=False, steps=1)
     plain(model, tmp_path / "out", [callback], max_steps=1).train()
     (report,) = callback.result.reports.values()
-    unsaid = [target for target in gone if not any(note.startswith(_note(target)) for note in report["notes"])]
+    unsaid = [target for target in gone if not any(note.startswith(_note(target)) for note in report.notes)]
     assert unsaid == []
 
 
@@ -81,8 +81,8 @@ with warnings.catch_warnings(record=True) as said:
 (report,) = callback.result.reports.values()
 print(json.dumps({{
     "losses": [[row["loss"] for row in run.state.log_history if "loss" in row] for run in (alone, trainer)],
-    "notes": report["notes"],
-    "phases": sorted({{row["phase"] for row in report["phases"]}}),
+    "notes": report.notes,
+    "phases": sorted({{str(row.phase) for row in report.phases}}),
     "said": [str(w.message) for w in said if "memprof" in str(w.message)],
 }}))
 """

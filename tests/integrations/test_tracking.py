@@ -79,16 +79,16 @@ def test_a_recorded_step_says_what_its_report_says(finished: tuple[Any, Path, Me
     trainer, out, callback = finished
     (report,) = callback.result.reports.values()
     values = logged(trainer)[2]
-    assert values["peak_allocated"] == report["peak"]["allocated_bytes"] / GIB
+    assert values["peak_allocated"] == report.peak.allocated_bytes / GIB
     peaks: dict[str, int] = {}
-    for phase in report["phases"]:
-        peaks[phase["phase"]] = max(phase["peak_allocated_bytes"], peaks.get(phase["phase"], 0))
+    for span in report.phases:
+        peaks[span.phase] = max(span.peak_allocated_bytes, peaks.get(span.phase, 0))
     for phase in ("generate", "forward", "backward"):
         assert values[f"phase/{phase}"] == peaks[phase] / GIB
     told = counters(out).categories
     assert told is not None
-    assert told["categories"] == {c: n for c, n in report["peak"]["categories"].items() if n}
-    assert sum(told["categories"].values()) == told["groups"]["total"] == report["peak"]["active_bytes"]
+    assert told["categories"] == {c: n for c, n in report.peak.categories.items() if n}
+    assert sum(told["categories"].values()) == told["groups"]["total"] == report.peak.active_bytes
     assert counters(out).ended == {**counters(out).ended, "step": 4, "error": False}
 
 
@@ -109,10 +109,10 @@ def test_tensorboard_has_every_loss_and_the_same_figures(finished: tuple[Any, Pa
             assert found[step] == pytest.approx(value, rel=1e-6)
     (report,) = callback.result.reports.values()
     for kind in ("category", "group"):
-        part = report["peak"]["categories" if kind == "category" else "groups"]
-        for name in (n for n, size in part.items() if size):
+        part = report.peak.categories.items() if kind == "category" else report.peak.groups.items()
+        for name, size in ((name, size) for name, size in part if size):
             (event,) = board.Scalars(f"train/memory/{kind}/{name}")
-            assert (event.step, event.value) == (2, pytest.approx(part[name] / GIB, rel=1e-6))
+            assert (event.step, event.value) == (2, pytest.approx(size / GIB, rel=1e-6))
     assert "custom_scalars__config__" in board.Tags()["tensors"]
 
 

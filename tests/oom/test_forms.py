@@ -38,7 +38,7 @@ def test_a_form_is_explained_and_drawn(name: str) -> None:
     assert failure["because"]
     assert len(failure["try"]) >= 1
     assert all(len(line) <= 80 or " " not in line.strip() for line in draw("oom", answer, width=80).splitlines())
-    assert escaped(failure["try"][0]["why"]) in draw("oom", answer, "markdown")
+    assert escaped(failure["try"][0]["why"][1:]) in draw("oom", answer, "markdown")
     json.dumps(answer)
 
 

@@ -50,7 +50,7 @@ def test_every_wording_is_explained_and_drawn(name: str) -> None:
     assert failure["try"]
     assert failure["because"]
     for text in (draw("oom", answer), draw("oom", answer, "markdown")):
-        assert failure["try"][0]["why"] in " ".join(text.split())
+        assert failure["try"][0]["why"][1:] in " ".join(text.split())
         assert all(row["name"] in text for row in failure["numbers"])
     json.dumps(answer)
 

@@ -24,6 +24,7 @@ from memprof.plan import cache, make_plan, planner, search, sizes
 from memprof.plan.methods import METHODS, methods_for
 from memprof.plan.pareto_front import fastest_of, front_of
 from memprof.plan.planner import Plan
+from memprof.report.codec import to_builtins
 from tests.reports.typed import build_plan
 
 GB = 10**9
@@ -462,7 +463,7 @@ def test_a_plan_is_drawn(known: list[_Known]) -> None:
     plan = make_plan(_base(), "24GB", vary=("num_generations", [2, 4, 64]))
     rows = [replace(row, categories={"weights": GB, "activations": row.peak_bytes - GB}) for row in plan.rows]
     document = _document(replace(plan, rows=rows, model="<b>m"))
-    validate(document.data)
+    validate(to_builtins(document.plan))
     page = render_page(document)
     assert "<b>m" not in page
     boxes = [float(w) for w in re.findall(r'class="seg c-activations" style="width:([\d.]+)%"', page)]
@@ -601,11 +602,11 @@ def test_what_is_varied_is_said_and_each_row_is_shown_by_its_own_margin(known: l
     assert "never compared may use" not in shown
     less = replace(plan.rows[1], limit_bytes=20 * 2**30)
     told = _document(replace(plan, rows=[plan.rows[0], less, plan.rows[2]]))
-    assert told.limit_bytes == plan.rows[0].limit_bytes
+    assert told.plan.limit_bytes == plan.rows[0].limit_bytes
     assert told.room == "Rows with a part that was never compared may use less: 20.00 GiB by num_generations=4."
     assert "may use less: 20.00 GiB" in draw("plan", told)
     assert told.room in told.notes
-    validate(told.data)
+    validate(to_builtins(told.plan))
     every = _document(replace(plan, rows=[less]))
-    assert every.limit_bytes == 20 * 2**30
+    assert every.plan.limit_bytes == 20 * 2**30
     assert not every.room

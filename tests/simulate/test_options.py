@@ -212,5 +212,5 @@ def test_the_option_takes_a_kind_or_none(words: list[str], kind: str | None) -> 
 def test_a_card_without_memory_or_name_is_refused(text: str) -> None:
     from memprof.config.gpus import find_gpu
 
-    with pytest.raises(UsageError, match="give its memory, such as 24GB"):
+    with pytest.raises(UsageError, match=r"give its memory, such as 24GB|greater than zero"):
         find_gpu(text)

@@ -109,7 +109,7 @@ def test_the_recording_tells_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("capacity", ["a lot", 0, "0GB"])
 def test_a_capacity_that_is_none(tmp_path: Path, capacity: str | int) -> None:
-    with pytest.raises(UsageError, match=r"size|capacity"), record(tmp_path / "a.pickle", capacity=capacity):
+    with pytest.raises(UsageError, match=r"GPU"), record(tmp_path / "a.pickle", capacity=capacity):
         pass
 
 
@@ -118,4 +118,4 @@ def test_on_cuda_torchs_own_limit_is_set_and_lifted() -> None:
     history = CudaHistory(torch.device("cuda", 0), capacity=2**30, backend=allocator)
     history.start()
     history.stop()
-    assert [c for c in allocator.calls if c.startswith("limit")] == ["limit 1073741824", "limit None"]
+    assert [c for c in allocator.calls if c.startswith("limit")] == ["limit 1073741824", "limit as before"]

@@ -87,7 +87,7 @@ def test_a_file_that_compiles_is_told_so(settings_for: Callable[..., Any], tmp_p
     file.write_text(json.dumps({"trainer": "sft", "max_length": 32, "torch_compile": True, "packing": False}))
     found = _analysis(settings_for(**read_settings(file)))
     notes = found.to_dict()["notes"]
-    assert any("torch.compile is not simulated" in note for note in notes)
+    assert any("torch_compile is not simulated" in note for note in notes)
     assert not any("packing" in note for note in notes)
 
 

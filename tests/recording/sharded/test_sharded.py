@@ -18,7 +18,7 @@ from memprof import Analysis, analyze
 from memprof.recording.owners import OwnerBook
 from memprof.vocabulary import Category, Evidence, Phase
 from tests.forked import found_by_two_ranks
-from tests.recording.sharded_run import WIDTHS
+from tests.recording.sharded.sharded_run import WIDTHS
 
 SHAPES = [shape for a, b in pairwise(WIDTHS) for shape in ((b, a), (b,))]
 NUMBERS = sum(int(np.prod(s)) for s in SHAPES)
@@ -29,7 +29,7 @@ WHOLE = 4 * NUMBERS
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both ranks' files of every engine."""
     out = tmp_path_factory.mktemp("sharded")
-    found_by_two_ranks("tests.recording.sharded_run", out)
+    found_by_two_ranks("tests.recording.sharded.sharded_run", out)
     return out
 
 

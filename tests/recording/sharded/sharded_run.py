@@ -1,4 +1,4 @@
-"""Two ranks, four engines, one small model each: what ``tests/recording/test_sharded.py`` starts.
+"""Two ranks, four engines, one small model each: what ``tests/recording/sharded/test_sharded.py`` starts.
 
 Writes ``KIND.rank-N.pickle`` for each engine and ``KIND.rank-N.json`` with what the engine's own objects say.
 """
