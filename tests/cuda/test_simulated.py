@@ -21,7 +21,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # The loss scaler's few numbers, and gradients unscaled before they are clipped.
     "RTX 4090, fp16, LoRA": ("RTX 4090", {"mixed_precision": "fp16", "lora_r": 8, "optim": "adamw_torch"}),
     # Stochastic rounding keeps its counts of steps on the host.
-    "H100, lean": ("H100", {"dtype": "bfloat16", "recipe": "lean"}),
+    "H100, lean": ("H100", {"dtype": "bfloat16", "recipe": "lean", "max_tokens_per_piece": 1}),
     # So does RMSprop.
     "L4, RMSprop": ("L4", {"dtype": "bfloat16", "optim": "rmsprop"}),
 }  # fmt: skip
