@@ -170,8 +170,8 @@ def test_a_rank_that_never_began_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     shared = store()
     first = Gathering(0, 4, shared)
     begun = time.monotonic()
-    assert first.told(30) == {}
-    assert time.monotonic() - begun < 5
+    assert first.told(600) == {}
+    assert time.monotonic() - begun < 300
 
 
 def test_a_killed_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +183,8 @@ def test_a_killed_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     Gathering(1, 3, first._store)  # says it is here, by a process that is no more
     third.tell([{"rank": 2}])
     begun = time.monotonic()
-    assert first.told(30) == {2: [{"rank": 2}]}
-    assert time.monotonic() - begun < 5
+    assert first.told(600) == {2: [{"rank": 2}]}
+    assert time.monotonic() - begun < 300
 
 
 def test_a_silent_rank_costs_the_time_given_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_silent_rank_costs_the_time_given_and_no_more(monkeypatch: pytest.Monk
     third.tell([{"rank": 2}])
     begun = time.monotonic()
     assert first.told(0.3) == {2: [{"rank": 2}]}
-    assert time.monotonic() - begun < 3
+    assert 0.3 <= time.monotonic() - begun < 60
 
 
 def test_a_store_that_hangs_or_fails_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_store_that_hangs_or_fails_hangs_nobody(monkeypatch: pytest.MonkeyPatc
 
     class Stuck:
         def set(self, *_: Any) -> None:
-            release.wait(20)
+            release.wait(600)
 
         def check(self, *_: Any) -> bool:
             raise ConnectionError("the host is gone")
@@ -209,7 +209,7 @@ def test_a_store_that_hangs_or_fails_hangs_nobody(monkeypatch: pytest.MonkeyPatc
     begun = time.monotonic()
     assert not Gathering(1, 2, Stuck()).tell([{"rank": 1}])
     assert Gathering(0, 2, Stuck()).told(0.2) == {}
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 300
     release.set()
 
 

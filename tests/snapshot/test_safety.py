@@ -8,7 +8,6 @@ import os
 import pickle
 import resource
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,12 +87,11 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs(name: str) -> None:
-    """Refused quickly and in a few megabytes."""
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    """Refused in a few megabytes."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InputError) as caught:
         snapshot_from_raw(plain_from_bytes(HEAD + BOMBS[name], "bomb.pickle"))
     assert "\n" not in str(caught.value)
-    assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
 
 
