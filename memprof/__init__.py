@@ -50,12 +50,14 @@ _HOME = {
 _EXTRA = {"torch": "record", "transformers": "record", "trl": "record"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'memprof' has no attribute {name!r}")
-    from memprof.errors import import_for
+if not TYPE_CHECKING:  # mypy would otherwise accept every attribute, misspelt ones as well
 
-    return getattr(import_for(f"memprof.{name}", _HOME[name], _EXTRA), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'memprof' has no attribute {name!r}")
+        from memprof.errors import import_for
+
+        return getattr(import_for(f"memprof.{name}", _HOME[name], _EXTRA), name)
 
 
 def __dir__() -> list[str]:

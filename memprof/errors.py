@@ -10,16 +10,15 @@ MemprofError
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memprof._version import __version__
-
 
 def how_to_install(extra: str) -> str:
-    """Say how an extra is installed: from a checkout or a wheel, because no registry has the package."""
-    wheel = f"grpo_memprof-{__version__}-py3-none-any.whl"
-    return f"pip install '.[{extra}]' in a checkout of memprof, or pip install '{wheel}[{extra}]'"
+    """Return the command that installs an extra. It names a checkout, because no package index has memprof."""
+    older = " (TRL 1.16 requires Python 3.11 or later)" if extra == "trl" and sys.version_info < (3, 11) else ""
+    return f"pip install '.[{extra}]' in a checkout of memprof{older}"
 
 
 def import_for(wanted: str, module: str, extras: Mapping[str, str]) -> Any:

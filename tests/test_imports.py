@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -218,6 +219,28 @@ def test_a_missing_extra_is_one_sentence_with_the_command(missing: str, name: st
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.startswith(f"memprof.{name} needs {missing}: pip install '.[{extra}]' in a checkout of memprof")
     assert "pip install 'grpo-memprof" not in done.stdout  # no registry has it
+    assert ".whl" not in done.stdout  # nor is there a wheel
+
+
+@pytest.mark.parametrize("call", ["record('x.pickle').__enter__()", "attach(None)"])
+def test_recording_without_torch_names_the_extra(call: str) -> None:
+    script = (
+        f"import sys; sys.modules['torch'] = None\nimport memprof\n"
+        f"try: memprof.{call}\nexcept ModuleNotFoundError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert "needs torch: pip install '.[record]' in a checkout of memprof" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_misspelt_name_fails_a_type_check(tmp_path: Path) -> None:
+    """The module's ``__getattr__`` is hidden from type checkers, which would take any name otherwise."""
+    program = tmp_path / "program.py"
+    program.write_text("import memprof\nmemprof.analyze\nmemprof.analyse\n", encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--follow-imports=silent", str(program)]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert 'Module has no attribute "analyse"' in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("error:") == 1, done.stdout
 
 
 def test_the_files_that_begin_first_are_there() -> None:

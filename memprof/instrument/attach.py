@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from memprof.compat import missing, require
-from memprof.errors import UsageError
+from memprof.errors import UsageError, import_for
 from memprof.instrument.training_method import TRAIN, TrainingPhases
 from memprof.integrations.run_recorder.output import write_report
 from memprof.integrations.run_recorder.recorder import RunRecorder
@@ -88,6 +88,7 @@ def attach(
         raise UsageError(f"role={role!r} is not known; use one of {', '.join(_ROLES)}.")
     if role in _attached:
         raise UsageError(f"this process has a {role!r} attached already; detach it first.")
+    import_for("memprof.attach", "torch", {"torch": "record"})
     place = _place(rank, world_size)
     watch = Attachment(role, Path(output_dir) / role, place[0])
     if switched_off():

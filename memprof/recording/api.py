@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.compat import missing, require
 from memprof.config.gpus import capacity_bytes
-from memprof.errors import InputError, UsageError
+from memprof.errors import InputError, UsageError, import_for
 from memprof.recording import phases
 from memprof.recording.guard import Door
 from memprof.recording.recorder import Recorder
@@ -38,6 +38,7 @@ def make_recorder(
     Raises:
         UsageError: what is asked for cannot be, or torch lacks what the recorder needs.
     """
+    import_for("memprof's recorders", "torch", {"torch": "record"})
     import torch
 
     while phases.STANDING_BY:
