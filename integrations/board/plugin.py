@@ -32,6 +32,7 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
     def __init__(self, context: Any) -> None:
         self._recordings = Recordings(_places(context))
         self._pages = Pages()
+        self._read: dict[Path, tuple[tuple[int, int], _Listed | None]] = {}
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         """Return the handler of each address below ``data/plugin/memprof``."""
@@ -61,10 +62,26 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
     @_app
     def _list(self, request: Any) -> Any:
         try:
-            found = msgspec.to_builtins([_row(recording) for recording in _newest_run_first(self._recordings.all())])
+            recordings = self._recordings.all()
+            listed = self._listed(recordings)
+            found = msgspec.to_builtins([_row(r, listed.get(r.json)) for r in _newest_run_first(recordings)])
         except Exception as error:
             return http_util.Respond(request, {"recordings": [], "problem": repr(error)}, "application/json")
         return http_util.Respond(request, {"recordings": found}, "application/json")
+
+    def _listed(self, recordings: list[Recording]) -> dict[Path | None, _Listed | None]:
+        """Return what the list shows of each report. A report is read again only if its size or time changed."""
+        read: dict[Path, tuple[tuple[int, int], _Listed | None]] = {}
+        for path in (r.json for r in recordings if r.json is not None):
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            version = (status.st_mtime_ns, status.st_size)
+            known = self._read.get(path)
+            read[path] = known if known is not None and known[0] == version else (version, _read_listed(path))
+        self._read = read  # what was deleted is forgotten
+        return {path: listed for path, (_, listed) in read.items()}
 
     @_app
     def _report(self, request: Any) -> Any:
@@ -127,7 +144,7 @@ class _Listed(msgspec.Struct):
 
 
 class _Row(msgspec.Struct, omit_defaults=True):
-    """A recording in the list, as the tab's script reads it; peak and headline are its report's, if it has one."""
+    """A recording in the list, as the tab's script reads it; the last three are its report's, if it has one."""
 
     run: str
     step: int
@@ -135,18 +152,22 @@ class _Row(msgspec.Struct, omit_defaults=True):
     changed: float
     peak_bytes: int | None = None
     phase: str | None = None
-    headline: Headline | None = None
+    verdict: str | None = None
 
 
-def _row(recording: Recording) -> _Row:
-    """Describe a recording; its report is read, not analysed."""
+def _row(recording: Recording, report: _Listed | None) -> _Row:
+    """Describe a recording and, if it has been analysed, its peak."""
     row = _Row(recording.run, recording.step, recording.rank, round(recording.changed, 3))
-    if recording.json is None:
-        return row
-    try:
-        with open(recording.json, "rb") as file:
-            report = msgspec.json.decode(file.read(64 * 2**20), type=_Listed)
-    except (OSError, RecursionError, msgspec.MsgspecError):
-        return row
-    row.peak_bytes, row.phase, row.headline = report.peak.allocated_bytes, str(report.peak.phase), report.headline
+    if report is not None:
+        row.peak_bytes, row.phase = report.peak.allocated_bytes, str(report.peak.phase)
+        row.verdict = report.headline.verdict if report.headline else None
     return row
+
+
+def _read_listed(path: Path) -> _Listed | None:
+    """Read what the list shows of a report's JSON; None if the file is no such report."""
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(64 * 2**20), type=_Listed)
+    except (OSError, RecursionError, msgspec.MsgspecError):
+        return None

@@ -78,3 +78,34 @@ def test_tensorboards_ways_of_naming_places(logdir: str, spec: str, expected: li
     from memprof.integrations.board.plugin import _places
 
     assert _places(SimpleNamespace(logdir=logdir, flags=SimpleNamespace(logdir_spec=spec))) == expected
+
+
+def test_a_report_is_parsed_again_only_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    from memprof.integrations.board import plugin
+
+    parsed: list[str] = []
+    read = plugin._read_listed
+    monkeypatch.setattr(plugin, "_read_listed", lambda path: (parsed.append(path.name), read(path))[1])
+    touch(tmp_path, *(f"a/step-{n}.rank-0.pickle" for n in (1, 2, 3)))
+    for step in (1, 2, 3):
+        report(tmp_path, step, 100 * step)
+    tab = plugin.MemoryTab(SimpleNamespace(logdir=str(tmp_path), flags=None))
+
+    def peaks() -> list[int | None]:
+        found = Recordings([("", tmp_path)]).all()
+        listed = tab._listed(found)
+        return [plugin._row(r, listed.get(r.json)).peak_bytes for r in found]
+
+    assert peaks() == peaks() == [100, 200, 300]
+    assert len(parsed) == 3
+    report(tmp_path, 2, 2222)
+    (tmp_path / "a" / "step-3.rank-0.json").unlink()
+    assert peaks() == [100, 2222, None]
+    assert parsed[3:] == ["step-2.rank-0.json"]
+    assert len(tab._read) == 2
+
+
+def report(root: Path, step: int, peak: int) -> None:
+    text = f'{{"peak": {{"allocated_bytes": {peak}, "phase": "backward"}}}}'
+    (root / f"a/step-{step}.rank-0.json").write_text(text, encoding="utf-8")

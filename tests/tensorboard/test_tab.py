@@ -79,7 +79,7 @@ def test_the_tab_is_offered_with_every_recording(board: str, reports: dict[str, 
     assert set(found) == {"full", "lora"}
     for run, report in reports.items():
         assert found[run]["peak_bytes"] == report["peak"]["allocated_bytes"]
-        assert found[run]["headline"] == report["headline"]
+        assert found[run]["verdict"] == report["headline"]["verdict"]
         assert (found[run]["step"], found[run]["rank"]) == (2, 0)
     status, headers, _ = get(f"{board}{PLUGIN}/static/index.js")
     assert status == 200

@@ -86,8 +86,8 @@ class Tab {
   words(part, value, among) {
     if (part === "rank") return "rank " + value;
     if (part === "run") return value;
-    const told = among.filter((r) => String(r.step) === value && r.headline).sort((a, b) => b.peak_bytes - a.peak_bytes);
-    return "step " + value + (told.length ? " · " + told[0].headline.verdict : "");
+    const told = among.filter((r) => String(r.step) === value && r.verdict).sort((a, b) => b.peak_bytes - a.peak_bytes);
+    return "step " + value + (told.length ? " · " + told[0].verdict : "");
   }
 
   async load(again = false) {
