@@ -245,7 +245,8 @@ def _engine(report: Report) -> bool:
 
 def _names(report: Report) -> Names:
     """Return the settings' names of the framework whose files the largest allocations' stacks show."""
-    text = "\n".join([*_frames(report), *(report.oom.stack if report.oom is not None else ())])
+    # Each frame once: hundreds of stacks share theirs, and every framework's patterns are searched for in all of them.
+    text = "\n".join(dict.fromkeys([*_frames(report), *(report.oom.stack if report.oom is not None else ())]))
     return names_in(text) or plain_in(text)
 
 
