@@ -13,13 +13,14 @@ saves less than its own part was: the last column says where the peak is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from simulations import ending, options, save, simulate_all, table
 
 from memprof.config.settings import CHOICES, Settings
+from memprof.plan.simulations import SimulatedRow
+from memprof.report.codec import to_builtins
 from memprof.units import format_gib
-from memprof.vocabulary import CATEGORY_LABELS, Category
+from memprof.vocabulary import CATEGORY_LABELS
 
 CHECKPOINTING = {
     "full": "+ checkpointing: recompute every layer",
@@ -85,22 +86,22 @@ def main(argv: list[str] | None = None) -> None:
     gpu = arguments.gpu or ("24GB" if arguments.full else "8GB")
     named = steps(model, arguments.completions, arguments.prompt_length, arguments.completion_length)
     rows = simulate_all([step.settings for step in named], gpu, arguments.workers)
-    save([{"step": step.name, **row} for step, row in zip(named, rows, strict=True)], arguments.json)
+    save([{"step": step.name, **to_builtins(row)} for step, row in zip(named, rows, strict=True)], arguments.json)
     lengths = f"{arguments.prompt_length} + {arguments.completion_length}"
     print(f"{model}, {arguments.completions} completions of {lengths} tokens:\n")
     print(table(["step", "GiB needed", "saves", f"fits {gpu}", "highest in", "largest"], _cells(named, rows)))
 
 
-def _cells(named: list[Step], rows: list[dict[str, Any]]) -> list[list[str]]:
-    needs = [row["device_peak_bytes"] for row in rows]
+def _cells(named: list[Step], rows: list[SimulatedRow]) -> list[list[str]]:
+    needs = [row.needed_bytes for row in rows]
     return [
         [
             step.name,
             format_gib(need),
             "" if step.after is None else format_gib(needs[step.after] - need),
-            "yes" if row["fits"] else "no",
-            row["peak_phase"],
-            CATEGORY_LABELS[Category(row["largest_category"])],
+            "yes" if row.fits else "no",
+            str(row.peak_phase),
+            CATEGORY_LABELS[row.largest_category],
         ]
         for step, need, row in zip(named, needs, rows, strict=True)
     ]

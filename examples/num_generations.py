@@ -11,12 +11,13 @@ trains on the same completions and gives the same step.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from simulations import chart, ending, options, save, simulate_all, table
 
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
+from memprof.plan.simulations import SimulatedRow
+from memprof.report.codec import to_builtins
 from memprof.units import GIB, format_gib
 
 MICRO_BATCH = 4
@@ -61,13 +62,13 @@ def main(argv: list[str] | None = None) -> None:
     )
     cells = [(way, count) for way in WAYS for count in counts]
     found = simulate_all([settings_of(base, n, way) for way, n in cells], arguments.gpu, arguments.workers)
-    rows: dict[tuple[str, int], dict[str, Any]] = dict(zip(cells, found, strict=True))
-    save([{"way": way, "num_generations": n, **row} for (way, n), row in rows.items()], arguments.json)
+    rows: dict[tuple[str, int], SimulatedRow] = dict(zip(cells, found, strict=True))
+    save([{"way": way, "num_generations": n, **to_builtins(row)} for (way, n), row in rows.items()], arguments.json)
 
     words = [[way, *(_cell(rows[way, n]) for n in counts)] for way in WAYS]
     print(f"GiB needed for {arguments.model} on {arguments.gpu} by completions a prompt:\n")
     print(table(["", *map(str, counts)], words))
-    lines = {way: [rows[way, n]["device_peak_bytes"] / GIB for n in counts] for way in WAYS}
+    lines = {way: [rows[way, n].needed_bytes / GIB for n in counts] for way in WAYS}
     chart(
         arguments.output, f"{arguments.model}: memory by completions a prompt", "num_generations", counts, lines,
         find_gpu(arguments.gpu).total_bytes / GIB,
@@ -75,8 +76,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"\nChart: {arguments.output}")
 
 
-def _cell(row: dict[str, Any]) -> str:
-    return format_gib(row["device_peak_bytes"]) + ("" if row["fits"] else " OOM")
+def _cell(row: SimulatedRow) -> str:
+    return format_gib(row.needed_bytes) + ("" if row.fits else " OOM")
 
 
 if __name__ == "__main__":

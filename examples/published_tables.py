@@ -172,7 +172,7 @@ def run_methods(file: Path, sizes: list[str], workers: int | None) -> None:
             for method in missing:
                 row = machine.run([settings_of(MODELS[size], method)])[0]
                 names = ("fits", "peak_bytes", "device_peak_bytes", "largest_category", "peak_phase")
-                results[f"{method}|{size}"] = {"recipe": RECIPE, **{name: row[name] for name in names}}
+                results[f"{method}|{size}"] = {"recipe": RECIPE, **{name: getattr(row, name) for name in names}}
                 keep(file, results)
 
 

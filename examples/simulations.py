@@ -13,6 +13,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.settings import Settings
 from memprof.errors import MemprofError
 from memprof.plan import cache
+from memprof.plan.simulations import Question, SimulatedRow
 from memprof.plan.subprocess_runner import runner
 from memprof.simulate.evaluate import run_row
 
@@ -36,20 +37,20 @@ def ending(main: Callable[[], None]) -> None:
         sys.exit(error.exit_code)
 
 
-def simulate_all(wanted: Sequence[Settings], gpu: str, workers: int | None) -> list[dict[str, Any]]:
-    """Simulate each of the settings; return rows of plain data: peaks in bytes, categories, verdict."""
+def simulate_all(wanted: Sequence[Settings], gpu: str, workers: int | None) -> list[SimulatedRow]:
+    """Simulate each of the settings; return rows: peaks in bytes, categories, verdict."""
     if workers == 1:
         return [_known_or_run(settings, gpu) for settings in wanted]
     with runner(gpu, workers=workers) as machine:
         return machine.run(list(wanted))
 
 
-def _known_or_run(settings: Settings, gpu: str) -> dict[str, Any]:
+def _known_or_run(settings: Settings, gpu: str) -> SimulatedRow:
     """Simulate in this process; results are kept where ``memprof plan`` keeps its own."""
     key = cache.key_of(settings.to_dict(), find_config(settings.model), gpu)
     row = cache.load(key)
     if row is None:
-        row = run_row(settings.to_dict(), gpu)
+        row = run_row(Question(settings=settings.to_dict(), gpu=gpu))
         cache.store(key, row)
     return row
 

@@ -16,6 +16,7 @@ from simulations import ending, options, save, simulate_all, table
 
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import CHOICES
+from memprof.report.codec import to_builtins
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -36,11 +37,12 @@ def main(argv: list[str] | None = None) -> None:
     cells = [(method, size) for method in methods for size in models]
     wanted = [settings_of(models[size], method).with_(recipe=arguments.recipe) for method, size in cells]
     rows = dict(zip(cells, simulate_all(wanted, arguments.gpu, arguments.workers), strict=True))
-    save([{"method": m, "size": s, "recipe": arguments.recipe, **row} for (m, s), row in rows.items()], arguments.json)
+    named = {"recipe": arguments.recipe}
+    save([{"method": m, "size": s, **named, **to_builtins(row)} for (m, s), row in rows.items()], arguments.json)
 
     def cell(method: str, size: str) -> str:
         row = rows[method, size]
-        ours = f"{row['device_peak_bytes'] / 1e9:.1f}{'' if row['fits'] else ' OOM'}"
+        ours = f"{row.needed_bytes / 1e9:.1f}{'' if row.fits else ' OOM'}"
         if size not in MODELS:
             return ours
         published = PUBLISHED[method][list(MODELS).index(size)]

@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "allocator": ("model the caching allocator: its rules and settings", ("_native",)),
     "timeline": ("rebuild lifetimes, block sizes and reserved memory", ("snapshot", "allocator")),
     "attribution": ("decide what each allocation is for: evidence and rules", ("timeline", "snapshot")),
-    "config": ("hold a run's settings, model shapes, GPUs, optimizers; say what fits", ()),
+    "config": ("hold a run's settings, model shapes, GPUs, optimizers; say what fits", ("report",)),
     "analysis": (
         "say everything about a run as plain data",
         ("attribution", "config", "timeline", "allocator", "snapshot", "executors", "report"),
@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         "record a run: sessions, phases, owners, both recorders",
         ("snapshot", "compat", "config", "emulate"),
     ),
-    "plan": ("search what fits, by simulations in other processes", ("config", "executors")),
+    "plan": ("search what fits, by simulations in other processes", ("config", "executors", "report")),
     "advice": (
         "find what to change, estimated or simulated",
         ("config", "oom", "plan", "analysis", "attribution", "allocator", "snapshot", "report"),
@@ -55,7 +55,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "grpo": ("train lean: TRL's trainer in less memory", ("config", "plan", "compat", "recording")),
     "simulate": (
         "run the trainer's step on fake tensors",
-        ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo", "report"),
+        ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo", "plan", "report"),
     ),
     "demo": ("train a small model, profiled", ("integrations", "advice", "analysis", "report", "reports", "snapshot")),
     "cli": (

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.analysis.report_files import validate
 from memprof.frame_paths import short_path
 from memprof.redact import HIDDEN, _library_secrets, redact, redact_snapshot, redact_text
+from tests.report.files import validate
 from tests.reports.sample import sample
 from tests.reports.typed import build_document
 

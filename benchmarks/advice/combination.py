@@ -23,6 +23,7 @@ def combination(machine: Any) -> dict[str, Any]:
     from memprof.config.catalogue import find_config
     from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings
+    from memprof.plan.simulations import Question
     from memprof.report.codec import to_builtins
     from memprof.simulate.evaluate import run_row
 
@@ -30,10 +31,10 @@ def combination(machine: Any) -> dict[str, Any]:
     like = Run(peaks=(), settings=settings, shape=ModelShape.of(find_config(settings.model)))
     found = combine(settings, "24GB", machine, like, seconds=1e9)
     before = machine.run([settings])[0]
-    again = run_row(found.settings, "24GB")
+    again = run_row(Question(settings=found.settings, gpu="24GB"))
     return {
-        **to_builtins(found), "allocated_before_bytes": before["peak_bytes"], "simulations": machine.executed,
-        "confirmed": {"fits": again["fits"], "needed_bytes": again["device_peak_bytes"]},
+        **to_builtins(found), "allocated_before_bytes": before.peak_bytes, "simulations": machine.executed,
+        "confirmed": {"fits": again.fits, "needed_bytes": again.device_peak_bytes},
     }  # fmt: skip
 
 

@@ -45,7 +45,6 @@ def simulated(machine: Any, first: int, wanted: Sequence[str], rows: Rows, keep:
     from memprof.advice.estimate import Estimate, entry, estimate
     from memprof.advice.evaluate import run_of_row
     from memprof.advice.recorded_run import Run
-    from memprof.advice.simulated_row import read_row
     from memprof.config.catalogue import find_config
     from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings
@@ -59,17 +58,17 @@ def simulated(machine: Any, first: int, wanted: Sequence[str], rows: Rows, keep:
             continue
         settings = Settings(**values)
         base = machine.run([settings])[0]
-        run = run_of_row(read_row(base), Run(peaks=(), shape=ModelShape.of(find_config(settings.model))), settings)
+        run = run_of_row(base, Run(peaks=(), shape=ModelShape.of(find_config(settings.model))), settings)
         found = [e for e in estimate(run) if e.candidate.changes and e.saves and not e.candidate.device]
         for place, e in enumerate(sorted(found, key=saving)[:first]):
             if any((r["run"], r["id"]) == (name, e.candidate.id) for r in rows):
                 continue
             try:
-                after = machine.run([settings.with_(**e.candidate.changes)])[0]["peak_bytes"]
+                after = machine.run([settings.with_(**e.candidate.changes)])[0].peak_bytes
             except MemprofError as error:
                 print(f"{name}: {e.candidate.id}: {error}", file=sys.stderr)
                 continue
-            before = base["peak_bytes"]
+            before = base.peak_bytes
             rows.append(row_of(name, "simulated", entry(e, run), place, before, before, before - after))
             keep(rows)
 

@@ -83,8 +83,9 @@ def fits(card: str, settings: dict[str, Any]) -> dict[str, Any]:
     start = time.process_time()
     raw = simulate(card, settings, room(card))
     full = raw["memprof"]["oom"]
-    host = host_use(raw, 1)["needed_bytes"]
-    report = analyze(snapshot_from_raw(raw)).to_dict()
+    snapshot = snapshot_from_raw(raw)
+    host = host_use(snapshot.run.host, 1).needed_bytes
+    report = analyze(snapshot).to_dict()
     return {
         "length": settings["prompt_length"] + settings["completion_length"],
         "fits": full is None,

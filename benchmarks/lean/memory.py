@@ -173,8 +173,9 @@ def simulated(
     with told(lean), alike_once(warmed_up=warmed_up), priced as price:
         raw = simulate_settings(Settings(**settings), capacity=card and room_bytes(card, 0.03), gpu=card, stacks=False)
     seconds = time.process_time() - start
-    host = host_use(raw, 1)
-    report = analyze(snapshot_from_raw(raw)).to_dict()
+    snapshot = snapshot_from_raw(raw)
+    host = host_use(snapshot.run.host, 1)
+    report = analyze(snapshot).to_dict()
     return {
         "settings": dict(case),
         **({"lean": dict(lean)} if lean else {}),
@@ -184,8 +185,8 @@ def simulated(
         "fits": raw["memprof"]["oom"] is None,
         "phases": phase_peaks(report),
         "own_peaks": {name: size for name, size in report["own_peaks"].items() if size},
-        "pinned_bytes": host["pinned_bytes"],
-        "host_bytes": host["needed_bytes"],
+        "pinned_bytes": host.pinned_bytes,
+        "host_bytes": host.needed_bytes,
         "price": price.to_dict(),
         "cpu_seconds": round(seconds, 1),
     }

@@ -74,7 +74,7 @@ def _seconds(phases: Any, card: str) -> dict[str, float]:
     from memprof.simulate.step_time import estimated_time
 
     told = estimated_time(phases, find_gpu(card))
-    return {} if told is None else {"step": told["step_s"], **told["phases"]}
+    return {} if told is None else {"step": told.step_s, **told.phases}
 
 
 def _note_engine(found: Price, phases: Any, config: Any) -> None:

@@ -26,7 +26,6 @@ from benchmarks.tabling import RESULTS
 #: The lean trainer with every technique off: one piece of the whole micro-batch, layers checkpointed as TRL does.
 OFF: dict[str, Any] = {
     "max_tokens_per_piece": 1 << 20,
-    "fused_loss": False,
     "checkpointing": "full",
     "tiled_mlp": 0,
     "generation_batch": 8,
@@ -35,7 +34,6 @@ OFF: dict[str, Any] = {
 #: And with all of them on, as the defaults have it on a 24 GB card at the headline's length.
 ON: dict[str, Any] = {
     "max_tokens_per_piece": 2048,
-    "fused_loss": True,
     "checkpointing": "offloaded",
     "tiled_mlp": 4096,
     "generation_batch": 2,
@@ -43,7 +41,6 @@ ON: dict[str, Any] = {
 }
 SWITCHES = {
     "micro-splitting": "max_tokens_per_piece",
-    "fused loss": "fused_loss",
     "offloaded checkpoints": "checkpointing",
     "tiled MLP": "tiled_mlp",
 }

@@ -15,6 +15,7 @@ from benchmarks.simulator import programs
 from benchmarks.tabling import RESULTS
 from memprof.config.expected_error import CAPTURED, PUBLISHED, TRACED, class_of, model_parts, parts_of, stated_range
 from memprof.config.settings import Settings
+from memprof.report.known_settings import KnownSettings
 
 _ORDER = ("gpu", "emulated", "cpu", "published")
 
@@ -24,7 +25,7 @@ def gathered() -> dict[str, Any]:
     rows, covered = [*_captured(), *_emulated(), *_traced(), *_published()], Counter[str]()
     rows.sort(key=lambda row: _ORDER.index(row["where"]))
     for settings in _exactly_known():
-        covered.update(parts_of({**Settings(model="").to_dict(), **settings}))
+        covered.update(parts_of(KnownSettings.of({**Settings(model="").to_dict(), **settings})))
     from benchmarks.simulator.comparisons import MODELS, RUNS
 
     for name, _ in RUNS.values():
@@ -80,10 +81,11 @@ def _emulated() -> list[dict[str, Any]]:
         if "simulated" in row:
             for what in ("allocated", "reserved"):
                 both = (row[of][f"{what}_bytes"] for of in ("measured", "simulated"))
-                found.append(_row(name, class_of(row["settings"]), "emulated", what, *both))
+                found.append(_row(name, class_of(KnownSettings.of(row["settings"])), "emulated", what, *both))
     for name, row in edges.read().items():
         both = (row[of]["reserved_bytes"] for of in ("real", "said"))
-        found.append(_row(f"{name}, at the edge", class_of(row["settings"]), "emulated", "reserved", *both))
+        kind = class_of(KnownSettings.of(row["settings"]))
+        found.append(_row(f"{name}, at the edge", kind, "emulated", "reserved", *both))
     return found
 
 

@@ -40,11 +40,11 @@ class Need(NamedTuple):
 
 def reserved(where: str) -> list[Need]:
     """Return what was reserved in each comparison made on GPUs (``gpu``) or on the real allocator (``emulated``)."""
-    margin = wide_margin() if where == "gpu" else margin_of(Settings(model="").to_dict())
+    margin = wide_margin() if where == "gpu" else margin_of(Settings(model="").known)
     return [
-        Need(row["name"], row["measured_bytes"], row["simulated_bytes"], margin)
+        Need(row.name, row.measured_bytes, row.simulated_bytes, margin)
         for row in comparisons()
-        if row["where"] == where and row["what"] == "reserved"
+        if row.where == where and row.what == "reserved"
     ]
 
 
@@ -67,7 +67,7 @@ def _margin(name: str) -> float:
     from examples.published_tables import settings_of
 
     method, _, _ = name.rpartition(", ")
-    return margin_of(settings_of("", method).to_dict())
+    return margin_of(settings_of("", method).known)
 
 
 def count(pairs: list[tuple[bool, bool]]) -> dict[str, Any]:

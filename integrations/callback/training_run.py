@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from memprof.recording.session import Session
 from memprof.recording.system.host import device_name, device_total
 from memprof.recording.system.signals import finish_first
 from memprof.recording.trainer_phases import TrainerPhases
+from memprof.report.counters import CountersStart
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -265,10 +267,16 @@ class TrainingRun:
 
     def _track(self, trainer: Any) -> Tracking:
         facts = collect_facts(trainer, self._options.redact)
-        about = {key: facts.get(key) for key in ("model_name", "parameters", "dtype")}
         on_device = uses_cuda(trainer, self._options)
         device, index = trainer.args.device.type, trainer.args.device.index or 0
-        about |= {"device": device_name(device, index), "device_total_bytes": device_total(device, index)}
+        about = CountersStart(
+            started=time.time(),
+            model_name=facts.get("model_name"),
+            parameters=facts.get("parameters"),
+            dtype=facts.get("dtype"),
+            device=device_name(device, index),
+            device_total_bytes=device_total(device, index),
+        )
         share = self.recorder.writing.share
         return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary, share)
 

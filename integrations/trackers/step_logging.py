@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memprof.integrations.trackers.reporters import Reporters
+from msgspec.structs import replace
 
 from memprof.analysis.counters import MAX_BYTES, CountersFile, read_counters
 from memprof.recording.guard import Door, Seams
 from memprof.recording.session import Session
 from memprof.recording.system.host import host_parts, pinned_bytes, rss_bytes
+from memprof.report.counters import CountersStart, RecordedPeak, StepCounters, TrainingEnd
 from memprof.units import GIB
 from memprof.vocabulary import Category, Group
 
@@ -61,7 +63,7 @@ class Tracking:
         trainer: Any,
         seams: Seams,
         folder: Path,
-        about: Mapping[str, Any],
+        about: CountersStart,
         on_device: bool,
         before_end: Callable[[], None],
         max_bytes: int | None = None,
@@ -81,7 +83,7 @@ class Tracking:
         self._since_log: dict[str, int] = {}
         self._phases_since_log: dict[str, int] = {}
         self._logged_step = int(trainer.state.global_step)
-        about = {**about, "world_size": self._world, "max_steps": trainer.state.max_steps}
+        about = replace(about, rank=self._rank, world_size=self._world, max_steps=trainer.state.max_steps)
         self._file = self._opened(folder, about, max_bytes)
         self._folder = folder
         seams.wrap(trainer, "log", self._enter_log)
@@ -112,32 +114,39 @@ class Tracking:
 
     def _count(self, step: int, session: Session | None, recorded: bool) -> None:
         self.collect(session)
-        row: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "recorded": recorded}
-        row |= _host(self._on_device)
-        row |= self._peaks(session)
-        row["phases"], self._phases = self._phases, {}
+        sizes = {**_host(self._on_device), **self._peaks(session)}
+        phases, self._phases = self._phases, {}
+        row = StepCounters(step=step, time=round(time.time(), 3), recorded=recorded, phases=phases, **sizes)
         for name in _PEAKS:
-            if row.get(name) is not None:
-                self._since_log[name] = max(row[name], self._since_log.get(name, 0))
-        self._since_log |= {name: row[name] for name in _STATES if row.get(name) is not None}
-        for phase, peak in row["phases"].items():
+            if (peak := row.size(name)) is not None:
+                self._since_log[name] = max(peak, self._since_log.get(name, 0))
+        self._since_log |= {name: size for name in _STATES if (size := row.size(name)) is not None}
+        for phase, peak in phases.items():
             self._phases_since_log[phase] = max(peak, self._phases_since_log.get(phase, 0))
         self._append(row)
 
     def reported(self, trainer: Any, report: Report) -> None:
         """Log a recording that has been analysed: its categories and groups, at its peak."""
         peak = report.peak
-        row = {"step": peak.step, "phase": peak.phase, "peak_allocated": peak.allocated_bytes}
-        kept = {"categories": _known(peak.categories), "groups": _known(peak.groups)}
-        self._append({**row, "time": round(time.time(), 3), **kept})
+        categories, groups = _known(peak.categories), _known(peak.groups)
+        self._append(
+            RecordedPeak(
+                step=peak.step,
+                phase=peak.phase,
+                peak_allocated=peak.allocated_bytes,
+                time=round(time.time(), 3),
+                categories=categories,
+                groups=groups,
+            )
+        )
         if self._main:
-            values = {f"category/{c}": n for c, n in kept["categories"].items()}
-            values |= {f"group/{g}": n for g, n in kept["groups"].items()}
+            values = {f"category/{c}": n for c, n in categories.items()}
+            values |= {f"group/{g}": n for g, n in groups.items()}
             self._to_trackers(self.reporters.log, trainer, _scalars(values))
 
     def end(self, error: bool = False) -> None:
         """Write the closing line: training is over."""
-        self._append({"ended": time.time(), "step": int(self._trainer_state.global_step), "error": error})
+        self._append(TrainingEnd(ended=time.time(), step=int(self._trainer_state.global_step), error=error))
         self._file = None
 
     # -- the trainer's log -------------------------------------------------------------------------------------
@@ -185,7 +194,7 @@ class Tracking:
                 steps = read_counters(path, _TAIL).steps
             except Exception:
                 continue  # another machine's folder, an older file: that rank is not shown
-            sizes = [row[name] for row in steps if row["step"] > self._logged_step and isinstance(row.get(name), int)]
+            sizes = [n for row in steps if row.step > self._logged_step and (n := row.size(name)) is not None]
             if sizes:
                 found[rank] = max(sizes) if name in _PEAKS else sizes[-1]
         return found
@@ -202,12 +211,12 @@ class Tracking:
                 peaks[row["phase"]] = max(row["allocated_peak"], peaks.get(row["phase"], 0))
         return peaks
 
-    def _peaks(self, session: Session | None) -> dict[str, Any]:
+    def _peaks(self, session: Session | None) -> dict[str, int | None]:
         if session is None:
             return {}
         peaks = session.peaks_since_last()
         allocated = max([*self._phases.values(), peaks.allocated_peak if peaks and peaks.allocated_peak else 0])
-        found: dict[str, Any] = {"peak_allocated": allocated or None}
+        found: dict[str, int | None] = {"peak_allocated": allocated or None}
         if self._on_device:
             found |= {"peak_reserved": peaks.reserved_peak if peaks else None, **session.allocator_state()}
             found["non_torch"] = session.non_torch_bytes()
@@ -215,15 +224,15 @@ class Tracking:
 
     # -- never in the way --------------------------------------------------------------------------------------
 
-    def _opened(self, folder: Path, about: Mapping[str, Any], max_bytes: int | None) -> CountersFile | None:
+    def _opened(self, folder: Path, about: CountersStart, max_bytes: int | None) -> CountersFile | None:
         most = MAX_BYTES if max_bytes is None else min(MAX_BYTES, max(_LEAST_BYTES, max_bytes // 8))
         try:
-            return CountersFile(folder, self._rank, about, most)
+            return CountersFile(folder, about, most)
         except OSError as error:
             warnings.warn(f"memprof cannot write its counters to {folder} ({error}).", stacklevel=2)
             return None
 
-    def _append(self, row: Mapping[str, Any]) -> None:
+    def _append(self, row: StepCounters | RecordedPeak | TrainingEnd) -> None:
         if self._file is None:
             return
         try:

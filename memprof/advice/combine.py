@@ -17,7 +17,6 @@ from memprof.advice.estimate import Estimate, estimate
 from memprof.advice.evaluate import run_of_row
 from memprof.advice.ranking import MARGIN
 from memprof.advice.recorded_run import Peak, Run, bounded, run_of
-from memprof.advice.simulated_row import SimulatedRow, read_row
 from memprof.config.fits import fits, margin_of
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
@@ -27,6 +26,7 @@ from memprof.report.advice import Combination, CombinedChange
 from memprof.vocabulary import History, Phase
 
 if TYPE_CHECKING:
+    from memprof.plan.simulations import SimulatedRow
     from memprof.plan.subprocess_runner import Runner
 
 _ROUNDS = 10
@@ -56,7 +56,7 @@ class _Search:
 
     def margin(self, state: _State) -> float:
         """Return the safety margin above the prediction: more where a part of the run was never compared."""
-        return margin_of(state.settings.to_dict(), self.card)
+        return margin_of(state.settings.known, self.card)
 
     def fits(self, state: _State) -> bool:
         # Where the allocator has to give cached memory back, the simulation on the full card decides.
@@ -65,9 +65,8 @@ class _Search:
         return fits(self.need(state.row), self.card.total_bytes, self.margin(state))
 
     def simulate(self, settings: Settings, changes: tuple[Candidate, ...]) -> _State | None:
-        refused: dict[int, str] = {}
-        row = self._machine.run([settings], refused)[0]
-        return _State(settings, read_row(row), changes) if row else None
+        row = self._machine.run_each([settings], {})[0]
+        return None if row is None else _State(settings, row, changes)
 
     def step(self, state: _State) -> _State | None:
         """Take one more change and simulate it; None where no change is left that helps."""
@@ -137,7 +136,7 @@ def combine(
     """
     start = clock()
     search = _Search(machine, gpu, like, shift, lambda: clock() - start <= seconds)
-    first = _State(base, read_row(machine.run([base])[0]), ())
+    first = _State(base, machine.run([base])[0], ())
     state = first
     for _ in range(_ROUNDS):
         if search.fits(state):

@@ -14,7 +14,6 @@ from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estima
 from memprof.advice.ranking import ranked, simulated_is_enough, with_words
 from memprof.advice.recorded_run import Peak, Run, highest, run_of
 from memprof.advice.report_only import candidates_by_findings
-from memprof.advice.simulated_row import SimulatedRow, read_row
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from memprof.report import Report
@@ -22,6 +21,7 @@ from memprof.report.advice import Advice
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
+    from memprof.plan.simulations import SimulatedRow
     from memprof.plan.subprocess_runner import Runner
 
 
@@ -61,7 +61,7 @@ def evaluate_advice(
         InputError, UsageError: the unchanged run cannot be simulated.
     """
     start = clock()
-    base = read_row(machine.run([settings])[0])
+    base = machine.run([settings])[0]
     run = run_of(report)
     known = estimate(run)
     waiting = promising = _promising(known, run)
@@ -139,9 +139,9 @@ def _simulated(
         except UsageError as error:
             refused[candidate.id] = str(error)
     failed: dict[int, str] = {}
-    rows = machine.run([s for _, s in changed], failed)
+    rows = machine.run_each([s for _, s in changed], failed)
     refused.update({changed[i][0].id: why for i, why in failed.items()})
-    return {c.id: read_row(row) for (c, _), row in zip(changed, rows, strict=True) if row}
+    return {c.id: row for (c, _), row in zip(changed, rows, strict=True) if row is not None}
 
 
 def _entry(candidate: Candidate, base: SimulatedRow, row: SimulatedRow, report: Report) -> Advice:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from memprof.advice.recorded_run import Effect, Peak, Run
-from memprof.advice.simulated_row import SimulatedRow
 from memprof.config.fits import fits
 from memprof.config.optimizers import optimizer
 from memprof.report import Report
@@ -22,6 +22,9 @@ from memprof.report.advice import Advice
 from memprof.report.base import known
 from memprof.report.run import OutOfMemory
 from memprof.vocabulary import Category, Phase
+
+if TYPE_CHECKING:
+    from memprof.plan.simulations import SimulatedRow
 
 #: The share of torch's room kept free: lengths, blocks and their gaps vary from step to step.
 MARGIN = 0.1

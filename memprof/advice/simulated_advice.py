@@ -6,18 +6,21 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from memprof.advice.combine import combine, combine_estimates
 from memprof.advice.recorded_run import run_of
-from memprof.advice.simulated_row import SimulatedRow
 from memprof.config.from_recording import place_model, ran_on, settings_like
 from memprof.errors import InputError, UsageError
 from memprof.report import Report
 from memprof.report.advice import Unchanged
 from memprof.report.codec import to_builtins
 from memprof.vocabulary import Kind
+
+if TYPE_CHECKING:
+    from memprof.plan.simulations import SimulatedRow
 
 # Beyond what the list of changes may take, looking for a set may take this many times as long.
 _SET_TAKES = 3

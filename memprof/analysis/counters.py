@@ -1,42 +1,30 @@
 """Write and read the counters files of a run: one line of JSON per optimizer step, one file per rank.
 
 They let a reader watch a run while it goes. ``_memprof/counters.rank-0.jsonl`` begins with a line that describes the
-run; every later line holds the figures of one step. Sizes are bytes, ``null`` where unknown:
-
-``step``, ``time`` (Unix seconds), ``recorded`` (whether allocations were being recorded), ``peak_allocated``,
-``peak_reserved`` (highest since the line before), ``allocated``, ``reserved``, ``inactive_split``, ``cached``,
-``non_torch``, ``host_rss``, ``host_rss_peak``, ``host_pinned``, ``host_anon``, ``host_files``, ``host_shared``,
-``host_children``, ``host_arenas`` (when the step ended; ``recording/system/host.py`` says what each is), ``phases``
-(``{phase: highest allocated bytes}``). A line with ``categories`` and ``groups`` follows when a recording has been
-analysed (bytes at its peak), one with ``ended`` when the training is over.
+run; every later line holds the figures of one step (:mod:`memprof.report.counters` describes the lines). A line with
+categories follows when a recording has been analysed, one that says so when the training is over.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError
 from memprof.files import refuse_special, write_whole
+from memprof.report.base import known
+from memprof.report.counters import CountersStart, Line, RecordedPeak, StepCounters, TrainingEnd, read_line
 
-SCHEMA = "memprof.counters/1"
+SCHEMA = str(CountersStart.__struct_config__.tag)
 _NAME = re.compile(r"counters\.rank-(\d{1,6})\.jsonl")
-_TABLES = ("phases", "categories", "groups")
-_SIZES = {
-    "peak_allocated", "peak_reserved", "allocated", "reserved", "inactive_split", "cached", "non_torch", "host_rss",
-    "host_rss_peak", "host_pinned", "host_anon", "host_files", "host_shared", "host_children", "host_arenas",
-    "device_total_bytes",
-}  # fmt: skip
-_WRONG = object()  # in the place of a field's value that no counters file has
 # Lines that are not merged with others.
 _NEWEST = 8
 # Bytes of a file. In a larger one older lines are merged until it is half as large.
@@ -53,14 +41,14 @@ class CountersFile:
         OSError: from any method, when the file cannot be written.
     """
 
-    def __init__(self, folder: Path, rank: int, about: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> None:
-        self.path = folder / f"counters.rank-{rank}.jsonl"
+    def __init__(self, folder: Path, about: CountersStart, max_bytes: int = MAX_BYTES) -> None:
+        self.path = folder / f"counters.rank-{known(about.rank) or 0}.jsonl"
         self._max_bytes = max_bytes
-        self._first = _line({"schema": SCHEMA, "rank": rank, "started": time.time(), **about})
+        self._first = _line(about)
         folder.mkdir(parents=True, exist_ok=True)
         self._replace([self._first])
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: StepCounters | RecordedPeak | TrainingEnd) -> None:
         """Append one line; into a new file if somebody has deleted it."""
         line = _line(row)
         if self._bytes + len(line) > self._max_bytes:
@@ -86,45 +74,54 @@ class CountersFile:
     def _thin(self) -> None:
         """Merge older steps until the file has half of its bytes: a long run keeps its whole course, evenly."""
         try:
-            rows = [row for line in self.path.read_bytes().splitlines(keepends=True)[1:] if (row := _row(line))]
+            rows = [row for line in self.path.read_bytes().splitlines(keepends=True)[1:] if (row := read_line(line))]
         except FileNotFoundError:
             return
-        steps = [row for row in rows if "step" in row and "categories" not in row and "ended" not in row]
-        others = [row for row in rows if "categories" in row][-1:] + [row for row in rows if "ended" in row]
+        steps = [row for row in rows if isinstance(row, StepCounters)]
+        peaks = [row for row in rows if isinstance(row, RecordedPeak)]
+        others: list[Line] = [*peaks[-1:], *(row for row in rows if isinstance(row, TrainingEnd))]
         older, newest = steps[:-_NEWEST], steps[-_NEWEST:]
-        room = self._max_bytes // 2 - sum(map(len, map(_line, (*newest, *others)))) - len(self._first)
+        room = self._max_bytes // 2 - _bytes_of([*newest, *others]) - len(self._first)
         merged, together = older, 1
-        while len(merged) > 1 and sum(map(len, map(_line, merged))) > room:
+        while len(merged) > 1 and _bytes_of(merged) > room:
             together *= 2
             merged = _merged_by(together, older)
-        self._replace([self._first, *map(_line, (*merged, *newest, *others))])
+        lines: list[Line] = [*merged, *newest, *others]
+        self._replace([self._first, *map(_line, lines)])
 
     def _replace(self, lines: list[bytes]) -> None:
         write_whole(self.path, b"".join(lines))
         self._bytes = sum(map(len, lines))
 
 
-def _merged_by(together: int, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [_merged(*group) for _, group in groupby(steps, lambda row: (row["step"] - 1) // together)]
+def _merged_by(together: int, steps: list[StepCounters]) -> list[StepCounters]:
+    return [_merged(*group) for _, group in groupby(steps, lambda row: (row.step - 1) // together)]
 
 
-def _merged(first: Mapping[str, Any], *later: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(first: StepCounters, *later: StepCounters) -> StepCounters:
     """Return the line of several steps: the last one's, with the highest of each peak since the line before."""
-    row = dict(first)
+    row = first
     for one in later:
-        for name, value in one.items():
-            if name == "phases" and isinstance(row.get(name), dict) and isinstance(value, dict):
-                value = {p: max(row[name].get(p, 0), value.get(p, 0)) for p in {**row[name], **value}}
-            elif name == "recorded" or (name in _PEAKS and value is not None):
-                value = max(row.get(name) or 0, value)
-            elif value is None and name in _PEAKS:
-                value = row.get(name)
-            row[name] = value
+        changes = {name: value for name in one.__struct_fields__ if (value := getattr(one, name)) is not msgspec.UNSET}
+        for name in _PEAKS:
+            sizes = [size for size in (row.size(name), one.size(name)) if size is not None]
+            if sizes:
+                changes[name] = max(sizes)
+        if row.recorded is True:
+            changes["recorded"] = True
+        before, after = known(row.phases), known(one.phases)
+        if before and after is not None:
+            changes["phases"] = {p: max(before.get(p, 0), after.get(p, 0)) for p in {**before, **after}}
+        row = msgspec.structs.replace(row, **changes)
     return row
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+def _bytes_of(rows: Sequence[Line]) -> int:
+    return sum(len(_line(row)) for row in rows)
+
+
+def _line(row: Line) -> bytes:
+    return msgspec.json.encode(row) + b"\n"
 
 
 @dataclass(frozen=True)
@@ -132,22 +129,24 @@ class Counters:
     """Hold one rank's file: ``about`` is its first line, ``steps`` the lines of single steps, oldest first."""
 
     path: Path
-    rank: int
-    about: dict[str, Any]
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    categories: dict[str, Any] | None = None
-    ended: dict[str, Any] | None = None
+    about: CountersStart
+    steps: list[StepCounters] = field(default_factory=list)
+    recorded: RecordedPeak | None = None
+    ended: TrainingEnd | None = None
 
     @property
-    def newest(self) -> dict[str, Any] | None:
+    def newest(self) -> StepCounters | None:
         """Return the line of the last step; None before the first."""
         return self.steps[-1] if self.steps else None
 
     @property
+    def rank(self) -> int:
+        return known(self.about.rank) or 0
+
+    @property
     def world_size(self) -> int:
         """Return the number of ranks of the run."""
-        size = self.about.get("world_size")
-        return size if isinstance(size, int) else 1
+        return known(self.about.world_size) or 1
 
 
 def find_counters(place: Path) -> list[Path]:
@@ -191,40 +190,16 @@ def read_counters(path: Path, newest_bytes: int | None = None) -> Counters:
             rest = file.read(_READ_BYTES)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from None
-    about = _row(first)
-    if about is None or about.get("schema") != SCHEMA:
+    about = read_line(first)
+    if not isinstance(about, CountersStart):
         raise InputError(f"{path}: not a counters file of this version of memprof ({SCHEMA}).")
-    rank = about.get("rank")
-    steps, categories, ended = [], None, None
-    for row in filter(None, map(_row, rest.splitlines(keepends=True))):
-        if "ended" in row:
+    found = Counters(path, about)
+    recorded, ended = None, None
+    for row in map(read_line, rest.splitlines(keepends=True)):
+        if isinstance(row, TrainingEnd):
             ended = row
-        elif isinstance(row.get("categories"), dict):
-            categories = row
-        elif isinstance(row.get("step"), int):
-            steps.append(row)
-    return Counters(path, rank if isinstance(rank, int) else 0, about, steps, categories, ended)
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return {k: v for k, v in map(_checked, row.items()) if v is not _WRONG} if isinstance(row, dict) else None
-
-
-def _checked(field: tuple[str, Any]) -> tuple[str, Any]:
-    """Return a field as readers expect it: sizes that memory can have, tables of them, a step's number."""
-    name, value = field
-    if name in _TABLES:
-        return name, {k: v for k, v in value.items() if _is_size(v)} if isinstance(value, dict) else _WRONG
-    if name in _SIZES:
-        return name, value if value is None or _is_size(value) else _WRONG
-    return name, _WRONG if name in ("step", "rank") and type(value) is not int else value
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+        elif isinstance(row, RecordedPeak):
+            recorded = row
+        elif isinstance(row, StepCounters):
+            found.steps.append(row)
+    return replace(found, recorded=recorded, ended=ended)

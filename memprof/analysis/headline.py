@@ -19,6 +19,7 @@ from memprof.report.advice import Advice, Headline, Place
 from memprof.report.allocations import Finding
 from memprof.report.base import known
 from memprof.report.comparison import ComparedCapacity, ComparedCategory, ComparedGroup, ComparedRun, Comparison
+from memprof.report.known_settings import KnownSettings
 from memprof.report.run import OutOfMemory, Source
 from memprof.report.simulation import Fit
 from memprof.units import GIB, amount, format_bytes, gib, percent
@@ -92,7 +93,7 @@ def _assumed(report: Report) -> list[str]:
     """
     words = list(report.unchanged.assumed) if report.unchanged is not None else []
     if report.source.kind == Kind.SIMULATED:
-        words = assumed_words(report.source.config or {})
+        words = assumed_words(KnownSettings.of(report.source.config))
     sizes = dict.fromkeys(size_words(part.gpu) for part in (report.fit, report.combination) if part is not None)
     return [*words, *filter(None, sizes)]
 

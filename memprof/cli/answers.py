@@ -65,18 +65,18 @@ def redacted(answer: _M, redact: bool, analysis: Analysis | None = None) -> _M:
     machines and users that the snapshot of ``analysis`` gives away."""
     if not redact:
         return answer
-    from memprof.report import redacted as without_names
+    from memprof.report import codec
 
-    return without_names.redacted(answer, _told(analysis))
+    return codec.redacted(answer, _told(analysis))
 
 
 def redacted_parts(parts: Sequence[_M], redact: bool, analysis: Analysis | None = None) -> tuple[_M, ...]:
     """Return parts of an answer ready to share, as :func:`redacted` does."""
     if not redact:
         return tuple(parts)
-    from memprof.report import redacted as without_names
+    from memprof.report import codec
 
-    return without_names.redacted_parts(parts, _told(analysis))
+    return codec.redacted_parts(parts, _told(analysis))
 
 
 def _told(analysis: Analysis | None) -> object:

@@ -51,7 +51,7 @@ def simulate_like(
         raise InputError(f"{given.path}: {error}.") from None
     settings = place_model(likeness, cache_folder() / "models")
     changed = _changed(settings, changes)
-    refuse_unsimulated(changed.to_dict(), allow_unsimulated)
+    refuse_unsimulated(changed, allow_unsimulated)
     if card is not None and changed.device == "cpu":
         raise UsageError("this run was recorded on a CPU; to ask whether it fits a GPU, add --set device=cuda.")
     same = changed == settings

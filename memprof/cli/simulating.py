@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ from memprof.errors import UsageError, how_to_install
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
-    from memprof.config.settings import Settings
+    from memprof.config.settings import Settings, Value
+    from memprof.plan.simulations import SimulatedRow
     from memprof.simulate.evaluate import Outcome
     from memprof.simulate.lengths import Lengths
 
@@ -69,17 +70,16 @@ class SettingsRun:
 
     def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None, executor: str | None) -> None:
         """Simulate other lengths too, and put the results into the snapshot and all that is made from it."""
-        from memprof.report.codec import from_builtins
-        from memprof.report.simulation import Lengths
+        from memprof.report.codec import to_builtins
         from memprof.simulate.evaluate import summary_of
         from memprof.simulate.lengths import study
 
         settings = self.settings
         known = {settings.completion_length: summary_of(outcome)}
-        found = study(settings, lengths, lambda wanted: self.rows(wanted, workers, executor), known).to_dict()
-        outcome.raw["memprof"]["lengths"] = found
+        found = study(settings, lengths, lambda wanted: self.rows(wanted, workers, executor), known)
+        outcome.raw["memprof"]["lengths"] = to_builtins(found)
         analysis = outcome.analysis
-        analysis.snapshot = analysis.snapshot.with_run(lengths=from_builtins(found, Lengths))
+        analysis.snapshot = analysis.snapshot.with_run(lengths=found)
 
     def judged(self) -> Outcome:
         """Simulate once, and once more where only cached memory is too much."""
@@ -91,7 +91,7 @@ class SettingsRun:
 
         return evaluate(self.settings, self.card, advisor=estimated_advice)
 
-    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[dict[str, Any]]:
+    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[SimulatedRow]:
         """Simulate the run at other lengths, in parallel; results are remembered."""
         from memprof.plan.subprocess_runner import runner
 
@@ -106,7 +106,7 @@ class ScriptRun(SettingsRun):
         self,
         script: Path,
         arguments: Sequence[str],
-        changes: dict[str, Any],
+        changes: Mapping[str, Value],
         device: str,
         gpu: str | None,
         allow_unsimulated: bool = False,
@@ -140,14 +140,14 @@ class ScriptRun(SettingsRun):
         """Simulate the script's trainer with the changes."""
         return self._simulated(self.changes)
 
-    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[dict[str, Any]]:
+    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[SimulatedRow]:
         """Simulate the script at other lengths, one after the other: a script runs in this process."""
         from memprof.simulate.evaluate import summary_of
 
         lengths = [settings.completion_length for settings in wanted]
         return [summary_of(self._simulated({**self.changes, "completion_length": length})) for length in lengths]
 
-    def _simulated(self, changes: dict[str, Any]) -> Outcome:
+    def _simulated(self, changes: Mapping[str, Value]) -> Outcome:
         from memprof.advice.estimate import estimated_advice
         from memprof.simulate.evaluate import judge
         from memprof.simulate.script.script import simulate_script

@@ -112,11 +112,11 @@ def _with_steps(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "steps_per_generation": whole // batch}
 
 
-def refuse_unsimulated(settings: Mapping[str, Any], allowed: object) -> None:
-    """Refuse (UsageError) fields that change memory and that settings, by name, leave out, unless this is allowed."""
+def refuse_unsimulated(settings: Settings, allowed: object) -> None:
+    """Refuse (UsageError) fields that change memory and that settings leave out, unless this is allowed."""
     from memprof.config.trainer_fields import unsimulated_of
 
-    fields = [field for field in unsimulated_of(settings) if not field.noted]
+    fields = [field for field in unsimulated_of(settings.known) if not field.noted]
     if fields and not allowed:
         told = " ".join(field.sentence() for field in fields)
         it = "it" if len(fields) == 1 else "them"
@@ -160,7 +160,7 @@ def settings_of(
     except TypeError as error:
         raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None
     refuse_unused(settings, given, open_names)
-    refuse_unsimulated(settings.to_dict(), given.get("allow_unsimulated"))
+    refuse_unsimulated(settings, given.get("allow_unsimulated"))
     return settings
 
 

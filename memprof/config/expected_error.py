@@ -6,17 +6,19 @@ it speaks for, and how many of those whose settings are known exactly have each 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from memprof.config.catalogue import find_config
 from memprof.config.gpus import Gpu
 from memprof.config.model_shape import ModelShape
 from memprof.config.trainer_fields import unsimulated_of
 from memprof.errors import InputError
+from memprof.report.known_settings import KnownSettings
+from memprof.report.simulation import Assumed, ErrorClass, ErrorRange, ExpectedError
 
 #: Classes of comparisons that are not named after a trainer.
 CAPTURED, TRACED, PUBLISHED = "programs on GPUs", "TRL runs on a CPU", "GPU runs known by a text"
@@ -30,17 +32,46 @@ _LEAST_NEED = 0.1
 _TOKEN_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction beside a measurement.
+
+    Attributes:
+        name: the run.
+        kind: the class of runs that it speaks for.
+        where: ``gpu``, ``emulated``, ``cpu`` or ``published``.
+        what: ``peak``, ``allocated``, ``reserved``, ``device`` or ``generation``.
+        measured_bytes: what the run needed.
+        simulated_bytes: what was predicted.
+    """
+
+    name: str
+    kind: str = msgspec.field(name="class")
+    where: str
+    what: str
+    measured_bytes: int
+    simulated_bytes: int
+
+    @property
+    def error(self) -> float:
+        """Return the signed relative error of the prediction."""
+        return self.simulated_bytes / self.measured_bytes - 1
+
+
+class _Packaged(msgspec.Struct, frozen=True):
+    """The contents of ``comparisons.json``: ``compared`` counts the exactly known runs that have each part."""
+
+    comparisons: tuple[Comparison, ...]
+    compared: dict[str, int]
+
+
 @lru_cache(maxsize=1)
-def _packaged() -> dict[str, Any]:
-    text = Path(__file__).with_name("comparisons.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+def _packaged() -> _Packaged:
+    return msgspec.json.decode(Path(__file__).with_name("comparisons.json").read_bytes(), type=_Packaged)
 
 
-def comparisons() -> tuple[dict[str, Any], ...]:
-    """Return every comparison: ``name``, ``class``, ``where`` (gpu, emulated, cpu, published), ``what`` (peak,
-    allocated, reserved, device, generation), and the measured and simulated bytes."""
-    return tuple(_packaged()["comparisons"])
+def comparisons() -> tuple[Comparison, ...]:
+    """Return every comparison."""
+    return _packaged().comparisons
 
 
 def stated_range(errors: Sequence[float]) -> tuple[float, float]:
@@ -54,48 +85,48 @@ def stated_range(errors: Sequence[float]) -> tuple[float, float]:
     return min(low - wider, -_LEAST), max(high + wider, _LEAST)
 
 
-def class_of(config: Mapping[str, Any]) -> str:
+def class_of(config: KnownSettings) -> str:
     """Name the class of runs on the real allocator that a run with these settings belongs to: trainer, and what is
     trained."""
-    trainer = str(config.get("trainer") or "grpo")
-    if trainer == "grpo" and config.get("recipe") == "lean":
+    trainer = config.trainer_kind
+    if trainer == "grpo" and config.recipe == "lean":
         return "lean trainer on an emulated card"
-    kind = str(config.get("peft_type") or "LORA")
-    lora = "full" if config.get("lora_r") is None else "QLoRA" if config.get("load_in_4bit") else "LoRA"
+    kind = config.peft_type or "LORA"
+    lora = "full" if config.lora_r is None else "QLoRA" if config.load_in_4bit else "LoRA"
     tuned = lora if kind == "LORA" else kind
     return f"{'TRL' if trainer == 'grpo' else trainer.upper()}, {tuned}, on an emulated card"
 
 
-def parts_of(config: Mapping[str, Any], card: Gpu | None = None) -> list[str]:
+def parts_of(config: KnownSettings, card: Gpu | None = None) -> list[str]:
     """List the parts of a run with these settings that a comparison can cover or lack, in words."""
-    several, sharding = (config.get("gpus") or 1) > 1, str(config.get("sharding", "ddp"))
-    lean, trainer = config.get("recipe") == "lean", config.get("trainer", "grpo")
-    generation, cache = config.get("generation"), config.get("cache_implementation", "dynamic")
+    several, sharding = (config.gpus or 1) > 1, config.sharding or "ddp"
+    lean, trainer, generation = config.recipe == "lean", config.trainer_kind, config.generation
+    cache = config.cache_implementation or "dynamic"
     parts = {
         f"trainer {trainer}": trainer in ("rloo", "sft", "dpo"),
-        f"recipe {config.get('recipe')}": config.get("recipe") not in (None, "trl"),
-        f"loss {config.get('loss_type')}": config.get("loss_type") not in (None, *_TOKEN_LOSSES),
-        "LoRA": config.get("lora_r") is not None,
-        f"{config.get('peft_type')} adapters": config.get("peft_type") not in (None, "LORA"),
-        "DoRA": bool(config.get("use_dora")),
-        "modules trained beside an adapter": bool(config.get("modules_to_save")),
-        **dict.fromkeys(config.get("adapter_options") or (), True),
-        **dict.fromkeys(config.get("trainer_options") or (), True),
-        "4-bit layers": bool(config.get("load_in_4bit")),
-        f"optimizer {config.get('optim')}": config.get("optim") not in (None, "none"),
+        f"recipe {config.recipe}": config.recipe not in (None, "trl"),
+        f"loss {config.loss_type}": config.loss_type not in (None, *_TOKEN_LOSSES),
+        "LoRA": config.lora_r is not None,
+        f"{config.peft_type} adapters": config.peft_type not in (None, "LORA"),
+        "DoRA": bool(config.use_dora),
+        "modules trained beside an adapter": bool(config.modules_to_save),
+        **dict.fromkeys(config.adapter_options, True),
+        **dict.fromkeys(config.trainer_options, True),
+        "4-bit layers": bool(config.load_in_4bit),
+        f"optimizer {config.optim}": config.optim not in (None, "none"),
         "vLLM's pool": generation == "vllm",
         "token-by-token generation": generation == "hf",
         f"{cache} cache": cache != "dynamic" and generation == "hf",
-        f"{config.get('cache_dtype')} keys and values": config.get("cache_dtype") in ("fp8", "int4", "int2"),
+        f"{config.cache_dtype} keys and values": config.cache_dtype in ("fp8", "int4", "int2"),
         f"sharding {sharding}": several and sharding != "ddp",
         "gradient buckets": several and sharding == "ddp",
-        f"{'lean ' if lean else ''}checkpointing {config.get('gradient_checkpointing')}": isinstance(
-            config.get("gradient_checkpointing"), str
+        f"{'lean ' if lean else ''}checkpointing {config.gradient_checkpointing}": isinstance(
+            config.gradient_checkpointing, str
         ),
-        "a reward model": bool(config.get("reward_model")),
+        "a reward model": bool(config.reward_model),
         "AMD's cards": card is not None and card.name.startswith("MI"),
-        "padding": config.get("padding") == "worst",
-        **dict.fromkeys(_of_model(str(config.get("model") or "")), True),
+        "padding": config.padding == "worst",
+        **dict.fromkeys(_of_model(config.model or ""), True),
     }
     return [name for name, present in parts.items() if present]
 
@@ -108,7 +139,7 @@ def _of_model(name: str) -> tuple[str, ...]:
         return ()
 
 
-def model_parts(config: Mapping[str, Any]) -> tuple[str, ...]:
+def model_parts(config: Mapping[str, object]) -> tuple[str, ...]:
     """List what sets a model with this config apart from a plain decoder, in words."""
     shape = ModelShape.of(config)
     found = {
@@ -119,103 +150,102 @@ def model_parts(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(part for part, present in sorted(found.items()) if present)
 
 
-def not_compared(config: Mapping[str, Any], card: Gpu | None = None) -> list[str]:
+def not_compared(config: KnownSettings, card: Gpu | None = None) -> list[str]:
     """List the parts of a run with these settings that no comparison of exactly known settings has."""
-    return [part for part in parts_of(config, card) if part not in _packaged()["compared"]]
+    return [part for part in parts_of(config, card) if part not in _packaged().compared]
 
 
-def class_compared(config: Mapping[str, Any]) -> bool:
+def class_compared(config: KnownSettings) -> bool:
     """Tell whether the class of a run with these settings was compared with what runs for real."""
     return _classes_of([config])[0] != CAPTURED
 
 
-def expected_error(*configs: Mapping[str, Any], card: Gpu | None = None) -> dict[str, Any]:
-    """Return what is known of the error of predictions with these settings, as it stands in the report.
+def expected_error(*configs: KnownSettings, card: Gpu | None = None) -> ExpectedError:
+    """Return what is known of the error of predictions with these settings, without the margin of a verdict.
 
     ``allocated`` and ``reserved`` state a signed range (simulated / measured - 1) for the case that what was given is
     what runs: nine of ten comparisons lie inside whose settings are known exactly, of programs on GPUs and of the run's
-    own ``class``. ``basis`` lists both; ``not_compared`` names what no comparison covers; ``assumed`` lists settings
+    own class. ``basis`` lists both; ``not_compared`` names what no comparison covers; ``assumed`` lists settings
     that nobody gave, with the values taken, those that memory usually follows most first.
     """
     lacking = {field.name: field for config in configs for field in unsimulated_of(config)}
     low, high = (1 + sum(getattr(field, side) for field in lacking.values()) for side in ("low", "high"))
-    told = list(dict.fromkeys(part for config in configs for part in not_compared(config, card)))
     names = _classes_of(configs)
-    found = {
-        "class": names[0],
-        "allocated": _widened(_range(names, "reserved"), low, high),
-        "reserved": _widened(_range(names, "allocated", "peak", "generation"), low, high),
-        "not_simulated": [*lacking],
-        "not_compared": told,
-        "assumed": _assumed(configs),
-        "basis": [{"class": name, **_range([name])} for name in names],
-    }
-    return {**found, "sentence": _sentence(found)}
+    found = ExpectedError(
+        name=names[0],
+        allocated=_widened(_range(names, "reserved"), low, high),
+        reserved=_widened(_range(names, "allocated", "peak", "generation"), low, high),
+        not_simulated=tuple(lacking),
+        not_compared=tuple(dict.fromkeys(part for config in configs for part in not_compared(config, card))),
+        assumed=_assumed(configs),
+        basis=tuple(_class(name) for name in names),
+        sentence="",
+    )
+    return msgspec.structs.replace(found, sentence=_sentence(found))
 
 
-def _classes_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _classes_of(configs: Sequence[KnownSettings]) -> list[str]:
     """Name the classes whose comparisons speak for runs with these settings; a run of no class is a program."""
-    if any(config.get("device") == "cpu" for config in configs):
+    if any(config.device == "cpu" for config in configs):
         return [TRACED]
-    known = {row["class"] for row in comparisons()}
-    wanted = dict.fromkeys(class_of(config) for config in configs if config.get("recipe"))
+    known = {row.kind for row in comparisons()}
+    wanted = dict.fromkeys(class_of(config) for config in configs if config.recipe)
     return [*(name for name in wanted if name in known), CAPTURED]
 
 
-def _assumed(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _assumed(configs: Sequence[KnownSettings]) -> tuple[Assumed, ...]:
     """List what every one of these runs leaves open, where they take the same value."""
     first, *others = configs
-    return [
-        {"setting": name, "value": first[name]}
-        for name in first.get("assumed") or ()
-        if all(name in (more.get("assumed") or ()) and more.get(name) == first[name] for more in others)
-    ]
+    return tuple(
+        Assumed(setting=name, value=first.value(name))
+        for name in first.assumed
+        if all(name in more.assumed and more.value(name) == first.value(name) for more in others)
+    )
 
 
-def _range(names: Sequence[str], *without: str) -> dict[str, Any]:
+def _class(name: str) -> ErrorClass:
+    found = _range([name])
+    return ErrorClass(name=name, low=found.low, high=found.high, comparisons=found.comparisons)
+
+
+def _range(names: Sequence[str], *without: str) -> ErrorRange:
     """State the range of some classes, all that was measured of them but these kinds."""
-    errors = [
-        row["simulated_bytes"] / row["measured_bytes"] - 1
-        for row in comparisons()
-        if row["class"] in names and row["what"] not in without
-    ]
+    errors = [row.error for row in comparisons() if row.kind in names and row.what not in without]
     if not errors:  # a CPU reserves nothing
-        return {"low": 0.0, "high": 0.0, "comparisons": 0}
+        return ErrorRange(low=0.0, high=0.0, comparisons=0)
     low, high = stated_range(errors)
-    return {"low": round(low, 4), "high": round(high, 4), "comparisons": len(errors)}
+    return ErrorRange(low=round(low, 4), high=round(high, 4), comparisons=len(errors))
 
 
-def _widened(found: dict[str, Any], low: float, high: float) -> dict[str, Any]:
+def _widened(found: ErrorRange, low: float, high: float) -> ErrorRange:
     """Widen a range of errors for a need that is really ``low`` to ``high`` times what was simulated."""
-    if not found["comparisons"] or low == high == 1:
+    if not found.comparisons or low == high == 1:
         return found
-    least = (1 + found["low"]) / max(high, 1) - 1
-    most = (1 + found["high"]) / min(max(low, _LEAST_NEED), 1) - 1
-    return {**found, "low": round(least, 4), "high": round(most, 4)}
+    least = (1 + found.low) / max(high, 1) - 1
+    most = (1 + found.high) / min(max(low, _LEAST_NEED), 1) - 1
+    return msgspec.structs.replace(found, low=round(least, 4), high=round(most, 4))
 
 
-def _sentence(found: Mapping[str, Any]) -> str:
-    held, reserved = found["allocated"], found["reserved"]
-    words = f"If these settings are what runs: allocated {_spread(held)}"
-    if reserved["comparisons"]:
-        words += f", reserved {_spread(reserved)}"
-    each = ", ".join(f"{of['comparisons']} of {of['class']}" for of in found["basis"])
-    words += f" ({each})."
-    if found["not_simulated"]:
-        words += f" Not simulated: {', '.join(found['not_simulated'])}, which the range allows for."
-    if found["not_compared"]:
-        words += f" Never compared: {', '.join(found['not_compared'])}."
-    if found["assumed"]:
-        taken = ", ".join(f"{of['setting']} {_word(of['value'])}" for of in found["assumed"])
+def _sentence(found: ExpectedError) -> str:
+    words = f"If these settings are what runs: allocated {_spread(found.allocated)}"
+    if found.reserved.comparisons:
+        words += f", reserved {_spread(found.reserved)}"
+    words += f" ({', '.join(f'{of.comparisons} of {of.name}' for of in found.basis or ())})."
+    if found.not_simulated:
+        words += f" Not simulated: {', '.join(found.not_simulated)}, which the range allows for."
+    if found.not_compared:
+        words += f" Never compared: {', '.join(found.not_compared)}."
+    if found.assumed:
+        taken = ", ".join(f"{of.setting} {_word(of.value)}" for of in found.assumed)
         words += f" Assumed, because nobody gave it: {taken}."
     return words
 
 
-def _word(value: Any) -> str:
+def _word(value: str | int | float | bool | None) -> str:
     return "none" if value is None else "on" if value is True else "off" if value is False else str(value)
 
 
-def _spread(seen: Mapping[str, Any]) -> str:
+def _spread(seen: ErrorRange) -> str:
     """Write a range in percent: signed, true minuses, two digits that count."""
-    low, high = (f"{100 * seen[side]:+.{0 if abs(seen[side]) >= 0.1 else 1}f}" for side in ("low", "high"))
+    low, high = (f"{100 * side:+.{0 if abs(side) >= 0.1 else 1}f}" for side in (seen.low, seen.high))
     return f"{low} to {high} %".replace("-", "−")

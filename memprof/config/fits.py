@@ -7,13 +7,16 @@ outside torch (the CUDA context), and a margin for what is not known of the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from memprof.config.expected_error import PUBLISHED, class_compared, comparisons, expected_error, not_compared
 from memprof.config.gpus import CONTEXT_BYTES, Gpu
 from memprof.config.trainer_fields import unsimulated_of
+from memprof.report.known_settings import KnownSettings
+from memprof.report.simulation import ExpectedError
 
 #: Kept above the need of a run whose class was compared on the real allocator and whose lengths were given. Of the
 #: 41 bisected edges none was predicted more than 0.4 % too low (benchmarks/results/emulated-cuda/edges.json:
@@ -50,7 +53,7 @@ def needed_bytes(reserved: int, non_torch: int | None) -> int:
     return reserved + (CONTEXT_BYTES if non_torch is None else non_torch)
 
 
-def kept_for(config: Mapping[str, Any], card: Gpu | None = None) -> list[Kept]:
+def kept_for(config: KnownSettings, card: Gpu | None = None) -> list[Kept]:
     """List what a verdict keeps above the prediction of a run with these settings, and for what."""
     left_out = [field for field in unsimulated_of(config) if not field.noted]
     if left_out:
@@ -61,20 +64,20 @@ def kept_for(config: Mapping[str, Any], card: Gpu | None = None) -> list[Kept]:
         why = f"{', '.join(lacking)} never compared" if lacking else "a program of a kind that was rarely compared"
         return [Kept(wide_margin(), why)]
     found = [Kept(MARGIN, "the prediction's error")]
-    if "prompt_length" in (config.get("assumed") or ()):
+    if "prompt_length" in config.assumed:
         found.append(Kept(_LENGTHS, "prompts whose length nobody gave"))
     return found
 
 
-def margin_of(config: Mapping[str, Any], card: Gpu | None = None) -> float:
+def margin_of(config: KnownSettings, card: Gpu | None = None) -> float:
     """Return the share that a verdict keeps above the prediction of a run with these settings."""
     return round(sum(part.share for part in kept_for(config, card)), 6)
 
 
-def stated_error(*configs: Mapping[str, Any], card: Gpu | None = None) -> dict[str, Any]:
+def stated_error(*configs: KnownSettings, card: Gpu | None = None) -> ExpectedError:
     """Return what is known of the error of predictions with these settings, and the widest ``margin`` kept for it."""
     margin = max(margin_of(config, card) for config in configs)
-    return {**expected_error(*configs, card=card), "margin": margin}
+    return msgspec.structs.replace(expected_error(*configs, card=card), margin=margin)
 
 
 def words_of(kept: list[Kept]) -> str:
@@ -89,6 +92,6 @@ def words_of(kept: list[Kept]) -> str:
 @lru_cache(maxsize=1)
 def wide_margin() -> float:
     """Return what is kept where parts of a run were never compared: what the lowest of an exactly known run lacked."""
-    exact = [row for row in comparisons() if row["class"] != PUBLISHED]
-    lacking = max(float(row["measured_bytes"] / row["simulated_bytes"] - 1) for row in exact)
+    exact = [row for row in comparisons() if row.kind != PUBLISHED]
+    lacking = max(row.measured_bytes / row.simulated_bytes - 1 for row in exact)
     return max(MARGIN, math.ceil(100 * lacking) / 100)

@@ -36,7 +36,7 @@ class Likeness:
 
     def words(self, settings: Settings | None = None) -> list[str]:
         """List in words all that was assumed; ``settings``: those that are simulated, where some were changed."""
-        return [*self.assumed, *assumed_words((settings or self.settings).to_dict())]
+        return [*self.assumed, *assumed_words((settings or self.settings).known)]
 
 
 def settings_like(source: Mapping[str, Any]) -> Likeness:

@@ -32,7 +32,7 @@ ARGUMENTS = {
 #: All settings that may be given instead of a script's own.
 CHANGEABLE = (*ARGUMENTS, "prompt_length", "attn", "padding", "generation", "alloc_conf")
 #: What :func:`lean_values` reads.
-LEAN_ARGUMENTS = (*LEAN_NAMES, "checkpointing", "gradient_checkpointing", "cache_implementation", "generation_cache")
+LEAN_ARGUMENTS = (*LEAN_NAMES, "checkpointing", "gradient_checkpointing", "cache_implementation")
 
 _SUPERVISED = {"SFTTrainer": "sft", "DPOTrainer": "dpo"}
 _PROMPT_LENGTH = 512  # tokens, where it is not known
@@ -40,8 +40,8 @@ _MAX_ROWS = 1000  # of a dataset, looked at for the longest prompt
 _LONGEST = 64  # prompts with the most characters, whose tokens are counted
 # Where these are not at their default, a simulation of the settings alone is of another run.
 _ONLY_THE_TRAINERS = (
-    "micro_splitting", "exact_two_pass", "skip_zero_advantages", "fused_loss", "loss_chunk_tokens", "packing",
-    "reference", "stochastic_rounding", "gradient_sums",
+    "micro_splitting", "exact_two_pass", "loss_chunk_tokens", "packing", "reference", "stochastic_rounding",
+    "gradient_sums",
 )  # fmt: skip
 # In the names of an adapter's parameters: PEFT's prefixes, and copies of modules that are trained beside it.
 _ADAPTERS = re.compile(r"(^|\.)(lora_|vera_|ia3_|prompt_encoder\.|modules_to_save\.)")
@@ -274,7 +274,7 @@ def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     elif kind == "mlp":
         notes.append("checkpointing='mlp' is none in the settings, which holds more")
         kind = False
-    name = config.get("cache_implementation") or config.get("generation_cache") or "dynamic"
+    name = config.get("cache_implementation") or "dynamic"
     if name not in _CACHES:
         notes.append(f"the cache {name!r} is one that stays on the device in the settings, which holds more")
         name = "dynamic"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from memprof.errors import UsageError, did_you_mean
 from memprof.files import read_toml
+from memprof.report.known_settings import KnownSettings
 from memprof.units import GIB, format_gib, parse_size
 
 MIB = 2**20
@@ -32,7 +34,8 @@ class Gpu:
     @property
     def maker(self) -> str:
         """Return ``nvidia``, ``amd`` or ``intel``; a card known by its size alone is taken for NVIDIA's."""
-        return str((row_of(self.name) or {}).get("maker", "nvidia"))
+        row = row_of(self.name)
+        return "nvidia" if row is None else row.maker
 
     @property
     def threads_per_processor(self) -> int:
@@ -42,10 +45,6 @@ class Gpu:
     def before_ampere(self) -> bool:
         """Tell whether this is a card of NVIDIA's without units for bfloat16 and without attention's flash kernel."""
         return (0, 0) < self.capability < (8, 0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, from which :func:`gpu_of` makes the card again in another process."""
-        return {**asdict(self), "capability": list(self.capability)}
 
     @property
     def available_bytes(self) -> int:
@@ -84,23 +83,40 @@ _SOLD_SIZE = re.compile(r"\s*(\d+)\s*GB?\s*", re.IGNORECASE)
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 
 
+class CardRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of ``cards.toml``, which says what stands in it."""
+
+    mib: int
+    capability: tuple[int, int]
+    processors: int
+    half: float
+    single: float
+    memory: float
+    host: float
+    maker: str = "nvidia"
+
+
+class _Cards(msgspec.Struct, frozen=True):
+    """The rows of ``cards.toml`` and the cards' other names."""
+
+    cards: dict[str, CardRow]
+    aliases: dict[str, str]
+
+
 @cache
-def _cards() -> dict[str, Any]:
-    """Return the rows of ``cards.toml``, which says what stands in them, and the cards' other names."""
-    return read_toml(Path(__file__).with_name("cards.toml"))
+def _cards() -> _Cards:
+    return msgspec.convert(read_toml(Path(__file__).with_name("cards.toml")), _Cards)
 
 
-def row_of(name: str) -> dict[str, Any] | None:
+def row_of(name: str) -> CardRow | None:
     """Return a card's row of ``cards.toml``, None for a card known by its size alone."""
-    row: dict[str, Any] | None = _cards()["cards"].get(name)
-    return row
+    return _cards().cards.get(name)
 
 
 def known_gpus() -> list[Gpu]:
     """List every GPU known by name."""
     return [
-        Gpu(name, row["mib"] * MIB, tuple(row["capability"]), multiprocessors=row["processors"])
-        for name, row in _cards()["cards"].items()
+        Gpu(name, row.mib * MIB, row.capability, multiprocessors=row.processors) for name, row in _cards().cards.items()
     ]
 
 
@@ -178,7 +194,7 @@ def _named(text: str) -> Gpu | None:
 
 def _of_key(key: str, names: Mapping[str, Gpu]) -> Gpu | None:
     key = key.replace("mobile", "laptop").replace("notebook", "laptop").replace("maxq", "laptop")
-    aliases = _cards()["aliases"]
+    aliases = _cards().aliases
     for name in (key, "rtx" + key, "gtx" + key):
         if (found := names.get(_key(aliases.get(name, name)))) is not None:
             return found
@@ -194,7 +210,7 @@ def _is_sold_as(gpu: Gpu, gib: int) -> bool:
 def _unknown(text: str) -> str:
     names = {_key(gpu.name): gpu.name for gpu in known_gpus()}
     meant = did_you_mean(_key(text), names)
-    listed = "" if meant else f" Known GPUs: {', '.join(_cards()['cards'])}."
+    listed = "" if meant else f" Known GPUs: {', '.join(_cards().cards)}."
     return f"{text!r} is not a known GPU{meant}. For another GPU, give its memory, such as 24GB.{listed}"
 
 
@@ -206,14 +222,9 @@ def capacity_bytes(capacity: str | int) -> int:
     return find_gpu(str(capacity)).total_bytes
 
 
-def gpu_of(card: str | Gpu | Mapping[str, Any]) -> Gpu:
-    """Return the card that is given as text (:func:`find_gpu`), as itself, or as :meth:`Gpu.to_dict` wrote it."""
-    if isinstance(card, Gpu):
-        return card
-    if isinstance(card, str):
-        return find_gpu(card)
-    major, minor = card["capability"]
-    return Gpu(**{**card, "capability": (major, minor)})
+def gpu_of(card: str | Gpu) -> Gpu:
+    """Return the card that is given as text (:func:`find_gpu`) or as itself."""
+    return card if isinstance(card, Gpu) else find_gpu(card)
 
 
 def _key(text: str) -> str:
@@ -290,14 +301,14 @@ _SCALED = (
 )
 
 
-def bfloat16_note(gpu: Gpu, config: Mapping[str, Any]) -> str | None:
+def bfloat16_note(gpu: Gpu, config: KnownSettings) -> str | None:
     """Say what becomes of bfloat16 on a card without units for it, or under fp16's loss scaler; else None."""
-    if config.get("load_in_4bit") and config.get("mixed_precision") == "fp16" and config.get("recipe") != "lean":
+    if config.load_in_4bit and config.mixed_precision == "fp16" and config.recipe != "lean":
         return _SCALED
-    half = "bf16" in (config.get("mixed_precision"), config.get("dtype")) or config.get("dtype") == "bfloat16"
+    half = "bf16" in (config.mixed_precision, config.dtype) or config.dtype == "bfloat16"
     if not half or not gpu.before_ampere:
         return None
-    return _EMULATED + _REFUSED.get(str(config.get("recipe")), "")
+    return _EMULATED + _REFUSED.get(str(config.recipe), "")
 
 
 def workspaces_of(gpu: Gpu) -> tuple[int, ...]:

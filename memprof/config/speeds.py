@@ -30,6 +30,6 @@ def speed_of(name: str, *, bfloat16: bool = True) -> Speed | None:
     row = row_of(name)
     if row is None:
         return None
-    as_single = bfloat16 and [0, 0] < row["capability"] < [8, 0]
-    half = row["single" if as_single else "half"]
-    return Speed(half * _TERA, row["single"] * _TERA, row["memory"] * _GIGA, row["host"] * _GIGA)
+    as_single = bfloat16 and (0, 0) < row.capability < (8, 0)
+    half = row.single if as_single else row.half
+    return Speed(half * _TERA, row.single * _TERA, row.memory * _GIGA, row.host * _GIGA)

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from memprof.files import read_toml
+from memprof.report.known_settings import KnownSettings
 
 #: The configuration class of each of TRL's trainers.
 TRAINER_CLASSES = {"grpo": "GRPOConfig", "rloo": "RLOOConfig", "sft": "SFTConfig", "dpo": "DPOConfig"}
@@ -66,9 +68,9 @@ class Unsimulated:
     unless: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     noted: bool = False
 
-    def is_simulated_by(self, settings: Mapping[str, object]) -> bool:
-        """Tell whether settings, by name, say the same in memprof's own words."""
-        return any(settings.get(name) in values for name, values in self.unless.items())
+    def is_simulated_by(self, settings: KnownSettings) -> bool:
+        """Tell whether settings say the same in memprof's own words."""
+        return any(settings.value(name) in values for name, values in self.unless.items())
 
     def sentence(self) -> str:
         return f"{self.name} is not simulated: it {self.why}."
@@ -93,29 +95,50 @@ class ClassFields:
 @cache
 def class_fields() -> dict[str, ClassFields]:
     """Return the table, by the names of its classes."""
-    rows: dict[str, dict[str, Any]] = read_toml(Path(__file__).with_suffix(".toml"))
+    rows = msgspec.convert(read_toml(Path(__file__).with_suffix(".toml")), dict[str, _ClassRow])
     return {name: _class_of(name, row) for name, row in rows.items()}
 
 
-def _class_of(name: str, row: Mapping[str, Any]) -> ClassFields:
+class _ExecutedRow(msgspec.Struct, frozen=True):
+    """A row of ``executed``: an example of the field's value, and its default."""
+
+    example: object
+    default: object = None
+
+
+class _UnsimulatedRow(msgspec.Struct, frozen=True):
+    """A row of ``not_simulated``; ``effect`` is the least and the most percent of the predicted peak."""
+
+    why: str
+    effect: tuple[float, float]
+    neutral: tuple[object, ...] = ()
+    unless: dict[str, tuple[object, ...]] = {}
+    noted: bool = False
+
+
+class _ClassRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of ``trainer_fields.toml``: the fields of one configuration class."""
+
+    simulated: frozenset[str]
+    no_memory: frozenset[str]
+    earlier: frozenset[str] = frozenset()
+    executed: dict[str, _ExecutedRow] = {}
+    not_simulated: dict[str, _UnsimulatedRow] = {}
+
+
+def _class_of(name: str, row: _ClassRow) -> ClassFields:
     place = f"{name}." if name in NESTED else ""
     return ClassFields(
         name,
-        simulated=frozenset(row["simulated"]),
-        no_memory=frozenset(row["no_memory"]),
-        earlier=frozenset(row.get("earlier", ())),
-        executed={name: (of.get("default"), of["example"]) for name, of in row.get("executed", {}).items()},
+        simulated=row.simulated,
+        no_memory=row.no_memory,
+        earlier=row.earlier,
+        executed={name: (of.default, of.example) for name, of in row.executed.items()},
         not_simulated={
             field_name: Unsimulated(
-                place + field_name,
-                of["why"],
-                of["effect"][0] / 100,
-                of["effect"][1] / 100,
-                tuple(of.get("neutral", ())),
-                {setting: tuple(values) for setting, values in of.get("unless", {}).items()},
-                of.get("noted", False),
+                place + field_name, of.why, of.effect[0] / 100, of.effect[1] / 100, of.neutral, of.unless, of.noted
             )
-            for field_name, of in row.get("not_simulated", {}).items()
+            for field_name, of in row.not_simulated.items()
         },
     )
 
@@ -180,13 +203,12 @@ def flat_fields(given: Mapping[str, object]) -> list[tuple[str, object]]:
     return found
 
 
-def unsimulated_of(settings: Mapping[str, object]) -> list[Unsimulated]:
-    """List the fields that a run, given as settings by name, leaves out; those that its settings simulate excepted."""
-    names = settings.get("left_out")
+def unsimulated_of(settings: KnownSettings) -> list[Unsimulated]:
+    """List the fields that a run leaves out; those that its settings simulate excepted."""
     found = []
-    for name in names if isinstance(names, (list, tuple)) else ():
-        trainer, kind = (str(settings.get(of)) for of in ("trainer", "peft_type"))
-        row = unsimulated_field(str(name), trainer, kind) or Unsimulated(str(name), "may change memory", -0.5, 0.5)
+    for name in settings.left_out:
+        row = unsimulated_field(name, settings.trainer, settings.peft_type)
+        row = row or Unsimulated(name, "may change memory", -0.5, 0.5)
         if not row.is_simulated_by(settings):
             found.append(row)
     return found

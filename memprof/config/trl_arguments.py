@@ -8,6 +8,7 @@ from typing import Any
 
 from memprof.config.trainer_fields import unsimulated_of
 from memprof.errors import UsageError
+from memprof.report.known_settings import KnownSettings
 
 # How TRL's releases compute log-probabilities of GRPO and RLOO, from each release on (read in their packages): in
 # chunks, from ``logits / temperature`` (a copy), from ``logits.div_()`` (in place), or as the first one with GRPO did.
@@ -47,14 +48,14 @@ _FOLLOWED = (
 # What trainers of given rows do not have, or have without memory following it.
 _GENERATING = {"generation", "num_generations", "beta"}
 _SUPERVISED = ("sft", "dpo")
-_GRPO = {
+_GRPO: dict[str, str | int | float | bool | None] = {
     "completion_length": 512, "per_device_train_batch_size": 8, "dtype": "float32", "lora_r": None,
     "gradient_checkpointing": True, "optim": "adamw_torch_fused", "generation": "hf", "num_generations": 8,
     "beta": 0.0, "attn": "auto",
 }  # fmt: skip
 _ROWS = {name: value for name, value in _GRPO.items() if name not in {*_GENERATING, "completion_length"}}
 #: The defaults of each of TRL's trainers, by our names; ``max_length`` is where rows are cut.
-OF_TRL: dict[str, dict[str, Any]] = {
+OF_TRL = {
     "grpo": _GRPO,
     "rloo": {**_GRPO, "num_generations": 2, "beta": 0.05},
     "sft": {**_ROWS, "max_length": 1024},
@@ -75,7 +76,7 @@ def generation_of(use_vllm: Any, mode: Any) -> str:
     return "vllm" if mode == "colocate" else "none"
 
 
-def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def said_by_trl(values: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """Add to ``values``, settings by name, what ``given`` says in TRL's words: whether there is an adapter, what
     generates, the model's dtype, how attention is computed and in which precision.
 
@@ -84,7 +85,7 @@ def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     Raises:
         UsageError: the file asks for both halves at once.
     """
-    more: dict[str, Any] = {}
+    more: dict[str, object] = {}
     if "use_vllm" in given:
         more["generation"] = generation_of(given["use_vllm"], given.get("vllm_mode") or "colocate")
     more |= _cache_of(given.get("generation_kwargs"))
@@ -108,7 +109,7 @@ def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     return kept
 
 
-def _cache_of(generation: object) -> dict[str, Any]:
+def _cache_of(generation: object) -> dict[str, object]:
     """Return the settings of a quantized cache from ``generation_kwargs``."""
     config = generation.get("cache_config") if isinstance(generation, Mapping) else None
     if not isinstance(config, Mapping):
@@ -120,9 +121,10 @@ def _cache_of(generation: object) -> dict[str, Any]:
 # ---- what nobody gave ------------------------------------------------------------------------------------------------
 
 
-def assumed_of(given: Mapping[str, Any]) -> tuple[str, ...]:
+def assumed_of(given: Mapping[str, object]) -> tuple[str, ...]:
     """List the settings that memory follows most and that ``given`` leaves open, of those that its trainer has."""
-    known = set(given) - set(given.get("assumed") or ())
+    open_names = given.get("assumed")
+    known = set(given) - set(open_names if isinstance(open_names, (list, tuple)) else ())
     if given.get("max_length"):
         known |= {"prompt_length", "completion_length"}
     if given.get("trainer") in _SUPERVISED:
@@ -130,27 +132,27 @@ def assumed_of(given: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in _FOLLOWED if name not in known)
 
 
-def assumed_words(config: Mapping[str, Any]) -> list[str]:
+def assumed_words(config: KnownSettings) -> list[str]:
     """List in words what was assumed in ``config``: first what is not simulated, then what the data or memprof chose,
     last TRL's own defaults."""
     left_out = [f"a run without {field.name}, which is not simulated" for field in unsimulated_of(config)]
-    trainer = str(config.get("trainer") or "grpo")
+    trainer = config.trainer_kind
     theirs = OF_TRL.get(trainer, {})
-    taken = [name for name in config.get("assumed") or () if name in config]
+    taken = [name for name in config.assumed if name in config.names]
     ours, default = [], []
     if trainer in _SUPERVISED and {"prompt_length", "completion_length"} <= set(taken):
-        rows = config["prompt_length"] + config["completion_length"]
+        rows = (config.prompt_length or 0) + (config.completion_length or 0)
         ours.append(f"rows of {rows} tokens (the data decide; TRL cuts at {theirs['max_length']})")
         taken = [name for name in taken if name not in ("prompt_length", "completion_length")]
     for name in taken:
-        words = _words(name, config, trainer)
+        words = _words(name, config)
         if not words:
             continue
         if name not in theirs:
             ours.append(f"{words} (the data decide)")
-        elif name == "gradient_checkpointing" and config.get("recipe") == "lean":
+        elif name == "gradient_checkpointing" and config.recipe == "lean":
             ours.append(f"{words} (the lean trainer's default)")
-        elif config[name] != theirs[name]:
+        elif config.value(name) != theirs[name]:
             ours.append(f"{words} (TRL's default is {theirs[name]})")
         else:
             default.append(words)
@@ -159,18 +161,18 @@ def assumed_words(config: Mapping[str, Any]) -> list[str]:
     return [*left_out, *ours]
 
 
-def _words(name: str, config: Mapping[str, Any], trainer: str) -> str:
+def _words(name: str, config: KnownSettings) -> str:
     """Write one setting as a person would say it; nothing where another setting decides it."""
-    value = config[name]
+    value = config.value(name)
     if name == "dtype":  # DeepSpeed's are bfloat16; of 4-bit weights few have it
-        if config.get("load_in_4bit") or str(config.get("sharding")).startswith("zero"):
+        if config.load_in_4bit or str(config.sharding).startswith("zero"):
             return ""
         return f"{value} weights"
     if name == "lora_r":
         return "no LoRA" if value is None else f"LoRA of rank {value}"
     if name == "gradient_checkpointing":
         return "no checkpointing" if value in (False, "none") else "gradient checkpointing"
-    unit = {"sft": "rows", "dpo": "pairs"}.get(trainer, "completions")
+    unit = {"sft": "rows", "dpo": "pairs"}.get(config.trainer_kind, "completions")
     return {
         "prompt_length": f"prompts of {value} tokens",
         "completion_length": f"completions of {value} tokens",

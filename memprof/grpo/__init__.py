@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memprof.grpo.moved import keep_old_names
-
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
     from memprof.grpo.rloo import LeanRLOOConfig, LeanRLOOTrainer
@@ -25,8 +23,6 @@ _HOME = {
     "LeanRLOOTrainer": "memprof.grpo.rloo",
 }
 _EXTRA = dict.fromkeys(("torch", "transformers", "trl", "accelerate", "datasets"), "trl")
-
-keep_old_names()
 
 
 def __getattr__(name: str) -> Any:

@@ -165,7 +165,7 @@ class _FirstStep(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._compare(trainer, measured)
 
     def _compare(self, trainer: Any, measured: int) -> None:
-        choice, expected = self._choice, int(self._choice.row["peak_bytes"])
+        choice, expected = self._choice, self._choice.row.peak_bytes
         seen = f"measured peak {format_gib(measured)} GiB, expected {format_gib(expected)} GiB"
         if choice.needed_bytes + measured - expected <= choice.budget_bytes:
             self._log.say(f"memory budget kept: {seen}")
@@ -182,7 +182,7 @@ class _FirstStep(TrainerCallback):  # type: ignore[misc, unused-ignore]
 def _next(choice: Choice) -> Settings | None:
     """Return the next rung of whichever ladder holds the peak."""
     batch = choice.settings.generation_batch
-    if choice.row["peak_phase"] == Phase.GENERATE.value and batch is not None and batch > 1:
+    if choice.row.peak_phase == Phase.GENERATE and batch is not None and batch > 1:
         return choice.settings.with_(generation_batch=-(-batch // 2))
     return choice.slower[0] if choice.slower else None
 

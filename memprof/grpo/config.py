@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -21,15 +20,6 @@ _CHOICES = {
     "gradient_sums": ("auto", "fp32", "never"),
     "on_oom": ("auto", "adapt", "raise"),
     "generation": (None, "paged", "generate"),
-    "generation_cache": ("dynamic", "offloaded", "quantized"),
-}
-
-# Kept for comparisons, and what to do where one was set.
-_DEPRECATED = {
-    "fused_loss": "it is exact and costs nothing: leave it on",
-    "generation_cache": "set TRL's cache_implementation",
-    "loss_chunk_tokens": "the tile is small beside the weights: leave it out",
-    "skip_zero_advantages": "it leaves out zeros only: leave it on",
 }
 
 
@@ -59,16 +49,6 @@ class LeanSettings:
         "auto",
         "A first forward of every piece without a graph, for losses that do not separate by sequence. "
         "'auto': where the loss needs it (entropy quantile); 'always'; 'never': such losses are refused.",
-    )
-    skip_zero_advantages: bool = _setting(
-        True,
-        "No backward for completions whose advantage is exactly 0 where nothing else has a gradient "
-        "(beta=0, no entropy bonus): it would add zeros.",
-    )
-    fused_loss: bool = _setting(
-        True,
-        "Gradients of the head's input (and weight) computed in the forward, chunk by chunk, wherever the "
-        "loss's gradient is known there. Off: logits are projected again in the backward.",
     )
     loss_chunk_tokens: int | None = _setting(
         None,
@@ -103,9 +83,6 @@ class LeanSettings:
         None,
         "Sequences of full length whose KV cache generation may hold; the size of a pass. None: as many as "
         "the GPU has room for; elsewhere all.",
-    )
-    generation_cache: str = _setting(
-        "dynamic", "transformers' KV cache: 'dynamic', 'offloaded' (to host memory) or 'quantized'."
     )
     reference: str = _setting(
         "auto",
@@ -163,11 +140,6 @@ class LeanSettings:
             if value is not None and (type(value) is not int or value < least):
                 zero = ", or 0 for off" if not least else ""
                 raise UsageError(f"{name} is a whole number of at least {max(1, least)}{zero}: got {value!r}.")
-        for name, instead in _DEPRECATED.items():
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                warnings.warn(f"{name} is deprecated: {instead}.", DeprecationWarning, stacklevel=3)
-        if self.generation_cache != "dynamic" and getattr(self, "cache_implementation", None) is None:
-            self.cache_implementation = self.generation_cache
         super().__post_init__()  # type: ignore[misc]
 
     @classmethod

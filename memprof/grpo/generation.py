@@ -78,7 +78,7 @@ def _most_together(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> in
     if step.settings.generation_batch is not None:
         return min(count, int(step.settings.generation_batch))
     device = step.accelerator.device
-    if machine.device_kind(device) != "cuda" or step.settings.generation_cache == "offloaded":
+    if machine.device_kind(device) != "cuda" or step.settings.cache_implementation == "offloaded":
         return count
     prompt = max(map(len, prompt_ids), default=0)
     model = step.base_model()

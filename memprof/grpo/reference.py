@@ -9,7 +9,7 @@ generation batch, and what is held beside the two layers is one hidden state for
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from memprof.compat import trl
 from memprof.compat.transformers import ATTENTION_KIND
 from memprof.errors import UsageError
 from memprof.grpo.loss.head import add_lean_head
+from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.rows import Row, is_fake, row_inputs
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.pieces import Piece, pieces_of
@@ -131,7 +132,7 @@ class HostReference:
             return type(module).generate(module, *args, **kwargs)
 
     @torch.no_grad()
-    def logps(self, step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
+    def logps(self, step: StepContext, inputs: MicroBatch, rows: Sequence[Row]) -> torch.Tensor:
         """Return log-probabilities ``[B, T]`` of the rows' completions, 0 where there is no token."""
         live = [row for row in rows if row.completion]
         with self._running():
@@ -141,7 +142,7 @@ class HostReference:
                 return score_without_graph(step, self.module, inputs, rows, want_entropy=False)[0]
             return self._by_layers(step, inputs, rows)
 
-    def _look(self, step: StepContext, inputs: Mapping[str, Any], row: Row) -> None:
+    def _look(self, step: StepContext, inputs: MicroBatch, row: Row) -> None:
         """Find out with one ``row`` whether layers can be run one by one; else move to the device, and say why."""
         self._looked = True
         if self._fault is None and not is_fake(inputs["prompt_ids"]):
@@ -157,7 +158,7 @@ class HostReference:
             self.module.to(self.device)
             self._on_device = True
 
-    def _difference(self, step: StepContext, inputs: Mapping[str, Any], row: Row) -> str | None:
+    def _difference(self, step: StepContext, inputs: MicroBatch, row: Row) -> str | None:
         """Compare a row's log-probabilities with those of the model's own forward, also with a layer at a time here."""
         mine = self._by_layers(step, inputs, [row])
         undo = [replace_forward(layer, self._brought) for layer in self.layers]
@@ -175,7 +176,7 @@ class HostReference:
         with self._here(_tensors(layer)):
             return inner(*args, **kwargs)
 
-    def _by_layers(self, step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
+    def _by_layers(self, step: StepContext, inputs: MicroBatch, rows: Sequence[Row]) -> torch.Tensor:
         found, unused = blank(inputs), blank(inputs)
         pieces = pieces_of([row for row in rows if row.completion], step.piece_tokens[1])
         if not pieces:
@@ -212,7 +213,7 @@ class HostReference:
             self._is_running = before
 
     def _start(
-        self, step: StepContext, inputs: Mapping[str, Any], pieces: Sequence[Sequence[Row]]
+        self, step: StepContext, inputs: MicroBatch, pieces: Sequence[Sequence[Row]]
     ) -> tuple[list[torch.Tensor], list[list[Call]]]:
         """Return, for every piece, the first layer's input and each layer's other arguments."""
         states, calls = [], []

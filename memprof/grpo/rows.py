@@ -7,13 +7,14 @@ without its padding needs no attention mask: what is left is causal.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memprof.compat.torch import FAKE_TENSOR
+from memprof.grpo.micro_batch_inputs import MicroBatch
 
 #: Where tokens of completions are in ``[B, T]``: an index for such a tensor that picks them out, ``[N]``.
 Place = Any
@@ -33,7 +34,7 @@ class Row:
         return self.prompt + self.completion
 
 
-def rows_of(inputs: Mapping[str, Any]) -> list[Row] | None:
+def rows_of(inputs: MicroBatch) -> list[Row] | None:
     """Return the rows of TRL's micro-batch, or None where a mask has holes (then nothing can be cut away)."""
     prompt_mask, completion_mask = inputs["prompt_mask"], inputs["completion_mask"]
     size, width, kept = prompt_mask.shape[0], prompt_mask.shape[1], completion_mask.shape[1]
@@ -77,7 +78,7 @@ def places_of(rows: Sequence[Row], device: torch.device) -> Callable[[int, int],
 
 
 def row_inputs(
-    inputs: Mapping[str, Any], rows: Sequence[Row], pad_id: int, *, counts_padding: bool = True
+    inputs: MicroBatch, rows: Sequence[Row], pad_id: int, *, counts_padding: bool = True
 ) -> dict[str, torch.Tensor]:
     """Build the model's inputs for ``rows`` alone: they start together and are padded on the right to the longest.
 

@@ -27,8 +27,6 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
             f"optim={name!r} updates the weights inside the backward, and LeanGRPOTrainer runs several: "
             "choose another optimizer."
         )
-    if args.generation_cache == "quantized" and not any(map(_installed, ("optimum.quanto", "hqq"))):
-        raise UsageError("generation_cache='quantized' needs optimum-quanto or hqq: pip install optimum-quanto.")
     if args.park_weights:
         _check_parking(args)
     if args.memory_budget is not None and str(args.memory_budget).strip().lower() != "auto":

@@ -20,6 +20,7 @@ from memprof.grpo.config import LeanGRPOConfig
 from memprof.grpo.generation import Generation
 from memprof.grpo.loss.head import Head, add_lean_head
 from memprof.grpo.loss.load_balancing import LoadBalancing
+from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.parking import WeightParking
 from memprof.grpo.reference import HostReference, load_reference, reference_place
@@ -248,7 +249,7 @@ class LeanTrainer(_Trainer):
         # transformers divides RLOO's loss in its training step, and nowhere else.
         divisor = self._divisor if step_loss is not None and step_loss.is_computing else 1
         is_whole = return_outputs or (has_graph and not self._is_steps_loss())
-        rows = None if is_whole else self._rows(inputs)
+        rows = None if is_whole else self._rows(inputs, inputs)
         if rows is None:
             whole: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             return whole / divisor if divisor > 1 else whole
@@ -281,15 +282,14 @@ class LeanTrainer(_Trainer):
         if (handed := self._handover.take(model, input_ids, attention_mask)) is not None:
             return handed
         cut = input_ids.shape[1] - logits_to_keep
-        inputs = {
+        inputs: MicroBatch = {
             "prompt_ids": input_ids[:, :cut],
             "prompt_mask": attention_mask[:, :cut],
             "completion_ids": input_ids[:, cut:],
             "completion_mask": attention_mask[:, cut:],
-            **more,
         }
         unknown = compute_aux_loss and self._balancing is None
-        rows = None if torch.is_grad_enabled() or unknown else self._rows(inputs)
+        rows = None if torch.is_grad_enabled() or unknown else self._rows(inputs, more)
         host = self._host_reference if self._host_reference and model is self._host_reference.module else None
         if rows is None and host is not None:
             with host.whole() as module:
@@ -346,11 +346,14 @@ class LeanTrainer(_Trainer):
             self._surviving, self._adaptation.park = made, SurvivingStep.put_in(made, self._adaptation).park
         return made
 
-    def _rows(self, inputs: Mapping[str, Any]) -> list[Row] | None:
-        """Return the rows to cut into pieces, or None where TRL's own path is the one for these inputs."""
+    def _rows(self, inputs: MicroBatch, more: Mapping[str, object]) -> list[Row] | None:
+        """Return the rows to cut into pieces, or None where TRL's own path is the one for these inputs.
+
+        ``more``: what a batch with images has besides.
+        """
         if self._whole_batch_reason or self._is_whole_now():
             return None
-        if any(inputs.get(name) is not None for name in _IMAGE_INPUTS):
+        if any(more.get(name) is not None for name in _IMAGE_INPUTS):
             self._once_log.warn("TRL's own step is used for batches with images.")
             return None
         rows = rows_of(inputs)

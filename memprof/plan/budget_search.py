@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from memprof.config.catalogue import find_config
 from memprof.config.fits import fits, kept_for, words_of
@@ -20,8 +19,9 @@ from memprof.config.piece_size import MOST_TOKENS
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.errors import DoesNotFit, UsageError
 from memprof.plan.lower_bound import least_bytes
+from memprof.plan.simulations import SimulatedRow
 from memprof.units import format_gib
-from memprof.vocabulary import CATEGORY_LABELS, Category, Phase
+from memprof.vocabulary import CATEGORY_LABELS, Phase
 
 #: The settings that are chosen, by their names in ``Settings``; all others stay as given.
 CHOSEN = ("gradient_checkpointing", "max_tokens_per_piece", "tiled_mlp", "generation_batch")
@@ -30,7 +30,7 @@ _LARGE_PIECE = 8192
 _TILE = 2048
 _SMALL_TILE = 256  # tokens; with smaller tiles a GPU waits for launches longer than it computes
 
-Rows = Callable[[list[Settings]], list[dict[str, Any]]]
+Rows = Callable[[list[Settings]], list[SimulatedRow]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Choice:
     """
 
     settings: Settings
-    row: dict[str, Any]
+    row: SimulatedRow
     budget_bytes: int
     slower: tuple[Settings, ...]
     simulated: int
@@ -59,7 +59,7 @@ class Choice:
     @property
     def needed_bytes(self) -> int:
         """Return reserved and non-torch bytes where a GPU was simulated, else allocated ones."""
-        return needed_bytes(self.row)
+        return self.row.needed_bytes
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
     return found
 
 
-def cost_of(settings: TrainerSettings, config: Mapping[str, Any]) -> Cost:
+def cost_of(settings: TrainerSettings, config: Mapping[str, object]) -> Cost:
     """Count the recomputed FLOPs and host traffic of one micro-batch, from the model's config.
 
     A linear layer of ``n`` weights takes ``2 n`` FLOPs per token, causal attention ``2 * heads * head_dim * length``.
@@ -193,7 +193,7 @@ class _Search:
         self._together, self._tell = max(1, together), tell
         self._training = ladder(base, fixed)
         self._generation = _generation_batches(base, fixed)
-        self._rows: dict[_Place, dict[str, Any]] = {}
+        self._rows: dict[_Place, SimulatedRow] = {}
         self._first, self._last = self._fastest(), (len(self._training) - 1, len(self._generation) - 1)
         # The fastest, both ladders' ends, and a bisection of each.
         rungs = [last - first for first, last in zip(self._first, self._last, strict=True)]
@@ -212,7 +212,7 @@ class _Search:
         if self._fits(first):
             return self._choice(first)
         too_high = _held_too_high(self._rows[first], self._budget)
-        generates = Phase.GENERATE.value
+        generates = Phase.GENERATE
         batch = first[1]
         # Choose the generation batch first, with training at its leanest: a smaller batch slows generation most.
         if (generates in too_high and leanest not in self._rows) or not self._tried(leanest):
@@ -268,7 +268,7 @@ class _Search:
             self._rows[place] = row
             if self._tell is not None:
                 seconds, done = time.monotonic() - began, len(self._rows)
-                told = needed_bytes(row), self._fits(place), seconds, done, max(self._most, done)
+                told = row.needed_bytes, self._fits(place), seconds, done, max(self._most, done)
                 self._tell(Tried(self._settings(place), *told))
 
     def _settings(self, place: _Place) -> Settings:
@@ -276,22 +276,22 @@ class _Search:
 
     def _fits(self, place: _Place) -> bool:
         row = self._rows[place]
-        if row["verdict"] is not None:
-            return bool(row["fits"])
-        return fits(int(row["peak_bytes"]), self._budget)
+        if row.verdict is not None:
+            return bool(row.fits)
+        return fits(row.peak_bytes, self._budget)
 
     def _choice(self, place: tuple[int, int]) -> Choice:
         below = tuple(self._settings((i, place[1])) for i in range(place[0] + 1, len(self._training)))
         return Choice(self._settings(place), self._rows[place], self._budget, below, len(self._rows))
 
     def _refusal(self, last: tuple[int, int]) -> str:
-        least = min(self._rows.values(), key=needed_bytes)
+        least = min(row.needed_bytes for row in self._rows.values())
         row = self._rows[last]
-        kept = words_of(kept_for(self._settings(last).to_dict()))
+        kept = words_of(kept_for(self._settings(last).known))
         return (
             f"Nothing fits a memory budget of {format_gib(self._budget)} GiB: the leanest settings "
-            f"({describe(self._settings(last))}) need {format_gib(needed_bytes(least))} GiB, highest in "
-            f"{row['peak_phase']} ({kept}). Shorter sequences, a 4-bit base or a smaller model "
+            f"({describe(self._settings(last))}) need {format_gib(least)} GiB, highest in "
+            f"{row.peak_phase} ({kept}). Shorter sequences, a 4-bit base or a smaller model "
             "would need less."
         )
 
@@ -306,18 +306,13 @@ def _generation_batches(base: Settings, fixed: Collection[str]) -> list[int | No
     return list(sizes)
 
 
-def _held_too_high(row: Mapping[str, Any], budget: int) -> set[str]:
+def _held_too_high(row: SimulatedRow, budget: int) -> set[Phase]:
     """Name the phases that hold more than there is, whatever the allocator keeps cached."""
-    verdict = row["verdict"]
+    verdict = row.verdict
     if verdict is None:
-        return {phase for phase, peak in row["phases"].items() if not fits(int(peak), budget)}
-    room = verdict["limit_bytes"] - verdict["non_torch_bytes"]
-    return {need["phase"] for need in verdict["phases"] if need["allocated_bytes"] > room}
-
-
-def needed_bytes(row: Mapping[str, Any]) -> int:
-    """Return a row's reserved and non-torch bytes where a GPU was simulated, else its allocated ones."""
-    return int(row["peak_bytes"] if row["device_peak_bytes"] is None else row["device_peak_bytes"])
+        return {phase for phase, peak in row.phases.items() if not fits(peak, budget)}
+    room = verdict.limit_bytes - verdict.non_torch_bytes
+    return {need.phase for need in verdict.phases if need.allocated_bytes > room}
 
 
 def describe(settings: Settings) -> str:
@@ -333,17 +328,17 @@ def sentences(choice: Choice) -> str:
     """Tell a person the choice, what it costs, the expected peak by category."""
     row, settings = choice.row, choice.settings
     cost = cost_of(settings, find_config(settings.model))
-    large = {n: size for n, size in row["categories"].items() if size >= row["peak_bytes"] / 200}
-    named = [(CATEGORY_LABELS[Category(n)], size) for n, size in sorted(large.items(), key=lambda pair: -pair[1])]
-    rest = row["peak_bytes"] - sum(large.values())
+    large = {n: size for n, size in row.categories.items() if size >= row.peak_bytes / 200}
+    named = [(CATEGORY_LABELS[n], size) for n, size in sorted(large.items(), key=lambda pair: -pair[1])]
+    rest = row.peak_bytes - sum(large.values())
     held = [f"  {label:<24}{format_gib(size):>9} GiB" for label, size in [*named, ("The rest", rest)]]
     what = f"{cost.recomputed_flops / 1e12:.3g} TFLOP recomputed, {format_gib(cost.host_bytes)} GiB moved to the host"
     return "\n".join(
         [
             f"Memory budget {format_gib(choice.budget_bytes)} GiB: {describe(settings)}",
             f"Cost of a micro-batch: {what} and back, {cost.pieces} pieces. Settings simulated: {choice.simulated}.",
-            f"Expected: {format_gib(choice.needed_bytes)} GiB needed, {format_gib(row['peak_bytes'])} GiB allocated at "
-            f"the peak (in {row['peak_phase']}):",
+            f"Expected: {format_gib(choice.needed_bytes)} GiB needed, {format_gib(row.peak_bytes)} GiB allocated at "
+            f"the peak (in {row.peak_phase}):",
             *held,
         ]
     )

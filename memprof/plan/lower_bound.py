@@ -7,13 +7,12 @@ therefore never above the simulated peak, and a choice made with it is the choic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from memprof.config.model_shape import DTYPE_BYTES, FAMILIES, ModelShape
 from memprof.config.settings import Settings
 
 
-def least_bytes(settings: Settings, config: Mapping[str, Any], piece_tokens: int) -> tuple[int, int]:
+def least_bytes(settings: Settings, config: Mapping[str, object], piece_tokens: int) -> tuple[int, int]:
     """Return bytes that a lean run's training and generation hold at least, each beside the weights.
 
     ``piece_tokens``: how many tokens go through the model together in training.

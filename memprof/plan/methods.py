@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from memprof.config.optimizers import optimizer
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, Value
 from memprof.errors import UsageError
 
 
@@ -15,10 +15,10 @@ class Method:
     """Hold a row of the table: its name and its settings. Rows that train more come first."""
 
     name: str
-    settings: dict[str, Any]
+    settings: Mapping[str, Value]
 
 
-_LORA = {"lora_r": 16, "dtype": "bfloat16", "optim": "adamw_torch_fused"}
+_LORA: dict[str, Value] = {"lora_r": 16, "dtype": "bfloat16", "optim": "adamw_torch_fused"}
 METHODS = (
     Method("full", {"dtype": "float32", "optim": "adamw_torch_fused", "gradient_checkpointing": False}),
     Method("full + 8-bit Adam", {"dtype": "bfloat16", "optim": "adamw_8bit", "gradient_checkpointing": False}),
@@ -81,7 +81,7 @@ def _named(method: Method, settings: Settings, fixed: set[str]) -> str:
     return f"Q{name}" if settings.load_in_4bit and name.startswith("LoRA") else name
 
 
-def _differ(base: Settings, name: str, value: Any) -> bool:
+def _differ(base: Settings, name: str, value: Value) -> bool:
     given = getattr(base, name)
     # A method sets whether layers are checkpointed; the user's choice of the kind refines it.
     return bool(given != value if name != "gradient_checkpointing" else bool(given) != value)

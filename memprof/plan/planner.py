@@ -5,31 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
-from typing import Any
+
+from msgspec.structs import replace
 
 from memprof.config.catalogue import find_config
 from memprof.config.fits import kept_for, limit_bytes, stated_error, words_of
 from memprof.config.gpus import Gpu, bfloat16_note, find_gpu, older_note
 from memprof.config.model_shape import positions_of
-from memprof.config.settings import TRAINERS_OWN, Settings
+from memprof.config.settings import TRAINERS_OWN, Settings, Value
 from memprof.config.speeds import speed_of
 from memprof.errors import UsageError, did_you_mean
 from memprof.plan.headline import headline_of_plan
 from memprof.plan.methods import methods_for
 from memprof.plan.pareto_front import fastest_of, front_of, recommended_of
 from memprof.plan.search import ROUNDS, Row, largest_of_each, row_of
+from memprof.plan.simulations import SimulatedRow
 from memprof.plan.sizes import MAXIMIZE, choices, end_of_search, halved
 from memprof.plan.subprocess_runner import Runner, runner
+from memprof.report.plan import Aim, PlanRow
+from memprof.report.plan import Plan as PlanAnswer
 from memprof.units import amount
+from memprof.vocabulary import Category
 
 __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 
 #: What ``--maximize`` takes: what a search enlarges, or ``speed``, which enlarges nothing.
-AIMS = (*MAXIMIZE, "speed")
+AIMS: tuple[Aim, ...] = (*MAXIMIZE, "speed")
 _ROUNDS = 4
 _MOST_RUN = 4  # micro-batches of a step that a search's simulation runs (memprof.simulate.shortcuts.micro_batches)
 # Categories that neither a smaller micro-batch nor a shorter completion makes smaller.
-_STANDING = ("weights", "adapters", "reference_model", "optimizer_state", "gradients")
+_STANDING = (
+    Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.OPTIMIZER_STATE, Category.GRADIENTS
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Plan:
     gpu: str
     rows: list[Row]
     best: Row | None
-    maximized: str
+    maximized: Aim
     executed: int
     notes: list[str]
     not_given: tuple[str, ...] = ()
@@ -56,22 +63,22 @@ class Plan:
         """Return the fastest that fits: of the rows, or with smaller micro-batches where those were searched."""
         return fastest_of(_that_do_the_step(self.rows) if self.maximized == "speed" else self.rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data, schema ``memprof.plan/1``."""
-        found = {
-            "schema": "memprof.plan/1",
-            "model": self.model,
-            "gpu": self.gpu,
-            "rows": _with_front(self.rows, self.maximized == "speed"),
-            "best": self.best.to_dict() if self.best is not None else None,
-            "fastest": fastest.to_dict() if (fastest := self.fastest) is not None else None,
-            "maximized": self.maximized,
-            "total_bytes": find_gpu(self.gpu).total_bytes,
-            "limit_bytes": max((row.limit_bytes for row in self.rows if row.limit_bytes), default=limit_of(self.gpu)),
-            "expected_error": stated_error(*(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)),
-            "notes": self.notes,
-        }
-        return {**found, "headline": headline_of_plan(found, self.not_given)}
+    def answer(self) -> PlanAnswer:
+        """Return the plan as ``memprof.plan/1``, without code to paste."""
+        card = find_gpu(self.gpu)
+        found = PlanAnswer(
+            model=self.model,
+            gpu=self.gpu,
+            rows=tuple(_with_front(self.rows, self.maximized == "speed")),
+            best=None if self.best is None else self.best.answer(),
+            fastest=None if (fastest := self.fastest) is None else fastest.answer(),
+            maximized=self.maximized,
+            total_bytes=card.total_bytes,
+            limit_bytes=max((row.limit_bytes for row in self.rows if row.limit_bytes), default=limit_of(self.gpu)),
+            expected_error=stated_error(*(row.settings.known for row in self.rows), card=card),
+            notes=tuple(self.notes),
+        )
+        return replace(found, headline=headline_of_plan(found, self.not_given))
 
 
 def make_plan(
@@ -80,7 +87,7 @@ def make_plan(
     *,
     fixed: set[str] | None = None,
     maximize: str | None = "context",
-    vary: tuple[str, list[Any]] | None = None,
+    vary: tuple[str, list[Value]] | None = None,
     search: bool = True,
     workers: int | None = None,
     use_cache: bool = True,
@@ -106,10 +113,10 @@ def make_plan(
         UsageError: a name is not known, or no method agrees with the fixed settings.
         InputError: the model cannot be found or simulated.
     """
-    search, maximize = search and maximize is not None, maximize or "context"
-    if maximize not in AIMS:
+    search, aim = search and maximize is not None, next((a for a in AIMS if a == (maximize or "context")), None)
+    if aim is None:
         raise UsageError(f"--maximize {maximize!r}: choose from {', '.join(AIMS)}.")
-    if maximize == "speed":
+    if aim == "speed":
         _refuse_unknown_speed(gpu)
     given = fixed or set()
     left_out: dict[str, str] = {}
@@ -124,9 +131,9 @@ def make_plan(
     with runner(gpu, workers=workers, progress=progress, use_cache=use_cache, executor=executor) as machine:
         searched = search and vary is None
         machine.expect(len(wanted) * (1 + ROUNDS) if searched else len(wanted))
-        sizes = [choices(settings, maximize) for _, settings in wanted] if searched else None
+        sizes = [choices(settings, aim) for _, settings in wanted] if searched else None
 
-        def done(index: int, result: dict[str, Any]) -> None:
+        def done(index: int, result: SimulatedRow) -> None:
             if on_row is not None:
                 on_row(row_of(*wanted[index], result))
 
@@ -134,17 +141,17 @@ def make_plan(
         rows = [row_of(name, settings, result) for (name, settings), result in zip(wanted, results, strict=True)]
         best = max((row for row in rows if row.fits), key=lambda row: row.device_peak_bytes, default=None)
         if searched:
-            rows, best = largest_of_each(machine, rows, results, maximize)
-            if maximize == "speed":
+            rows, best = largest_of_each(machine, rows, results, aim)
+            if aim == "speed":
                 best = fastest_of(_that_do_the_step(rows))
-            if best is None and maximize not in ("context", "speed"):  # whose searches shrink too
+            if best is None and aim not in ("context", "speed"):  # whose searches shrink too
                 best = _shrunk(machine, rows)
         elif vary is None:
             best = recommended_of(rows) or _shrunk(machine, rows)
-        notes = [*_notes(base, rows, best, maximize, card), *_reasons(left_out)]
+        notes = [*_notes(base, rows, best, aim, card), *_reasons(left_out)]
         if not searched and vary is None and best is not None:
             notes = [*_alternative(rows, best), *notes]
-        return Plan(base.model, gpu, rows, best, maximize, machine.executed, notes, base.assumed)
+        return Plan(base.model, gpu, rows, best, aim, machine.executed, notes, base.assumed)
 
 
 def _in_half(settings: Settings, card: Gpu, fixed: set[str]) -> Settings:
@@ -168,19 +175,21 @@ def _that_do_the_step(rows: list[Row]) -> list[Row]:
     return [row.largest if row.largest is not None and not row.fits else row for row in rows]
 
 
-def _with_front(rows: list[Row], both: bool) -> list[dict[str, Any]]:
-    """Return the rows as plain data, each with its place on the front; ``both``: the smaller micro-batches' too."""
+def _with_front(rows: list[Row], both: bool) -> list[PlanRow]:
+    """Return the rows, each with its place on the front; ``both``: the smaller micro-batches' too."""
     smaller = [row.largest for row in rows if both and row.largest is not None and not row.fits]
     front = front_of([*rows, *smaller])
     places = dict(zip([r.method for r in smaller], front[len(rows) :], strict=True))
-    found = [{**row.to_dict(), "on_front": on} for row, on in zip(rows, front, strict=False)]
-    for data in found:
-        if both and "largest" in data:
-            data["largest"] = {**data["largest"], "on_front": places.get(data["method"], data["on_front"])}
+    found = []
+    for row, on in zip(rows, front, strict=False):
+        data = replace(row.answer(), on_front=on)
+        if both and data.largest is not None:
+            data = replace(data, largest=replace(data.largest, on_front=places.get(row.method, on)))
+        found.append(data)
     return found
 
 
-def _varied(base: Settings, vary: tuple[str, list[Any]], fixed: set[str]) -> list[tuple[str, Settings]]:
+def _varied(base: Settings, vary: tuple[str, list[Value]], fixed: set[str]) -> list[tuple[str, Settings]]:
     name, values = vary
     if name not in (known := [f.name for f in fields(base)]):
         raise UsageError(f"--vary {name}: no such setting{did_you_mean(name, known)}.")
@@ -205,7 +214,7 @@ _NOT_VARIED = {
 }
 
 
-def _together(base: Settings, name: str, value: Any, fixed: set[str]) -> dict[str, Any]:
+def _together(base: Settings, name: str, value: Value, fixed: set[str]) -> dict[str, Value]:
     """Return what changes with a setting: the micro-batch where TRL would refuse the batch, the sharding of one GPU,
     and a trainer's own defaults that are not ``fixed``.
     """
@@ -264,7 +273,7 @@ def _kept(rows: list[Row], card: Gpu) -> list[str]:
     """Say how much room was kept for what is not known, and in which rows."""
     kept: dict[str, list[str]] = {}
     for row in rows:
-        kept.setdefault(words_of(kept_for(row.settings.to_dict(), card)), []).append(row.method)
+        kept.setdefault(words_of(kept_for(row.settings.known, card)), []).append(row.method)
     return [f"{words} ({', '.join(methods) if len(kept) > 1 else 'every row'})" for words, methods in kept.items()]
 
 
@@ -288,7 +297,7 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
         notes.append(
             "this card has no bfloat16 units: rows are in fp16, with a loss scaler; --dtype bfloat16 keeps bfloat16"
         )
-    notes += dict.fromkeys(note for settings in found if (note := bfloat16_note(card, settings.to_dict())) is not None)
+    notes += dict.fromkeys(note for settings in found if (note := bfloat16_note(card, settings.known)) is not None)
     notes += [note for note in (older_note(card),) if note is not None]
     notes += _kept(rows, card)
     if base.load_in_4bit or (best is not None and best.settings.load_in_4bit):

@@ -8,12 +8,15 @@ do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from memprof.config.settings import Settings, TrainerSettings
+from memprof.plan.simulations import Changes, SimulatedRow
 from memprof.plan.sizes import ENOUGH, choices, place_of, size_of, step_back
 from memprof.plan.subprocess_runner import Runner
+from memprof.report.plan import PlanRow
+from memprof.vocabulary import Category, Phase
 
 #: So many more simulations a method gets at most.
 ROUNDS = 4
@@ -34,9 +37,9 @@ class Row:
     peak_bytes: int
     device_peak_bytes: int
     host_bytes: int
-    largest_category: str
-    phase: str
-    categories: dict[str, int] = field(default_factory=dict)
+    largest_category: Category
+    phase: Phase
+    categories: Mapping[Category, int] = field(default_factory=dict)
     step_s: float | None = None
     limit_bytes: int | None = None
     largest: Row | None = None
@@ -45,32 +48,43 @@ class Row:
     def used(self) -> float:
         return self.device_peak_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def answer(self) -> PlanRow:
         """Return the row as in ``memprof.plan/1``."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("method", "settings", "largest")}
-        found = {"method": self.method, "config": self.settings.to_dict(), **plain}
-        return found if self.largest is None else {**found, "largest": self.largest.to_dict()}
+        return PlanRow(
+            method=self.method,
+            config=self.settings.to_dict(),
+            fits=self.fits,
+            peak_bytes=self.peak_bytes,
+            device_peak_bytes=self.device_peak_bytes,
+            host_bytes=self.host_bytes,
+            largest_category=self.largest_category,
+            phase=self.phase,
+            categories=self.categories,
+            step_s=self.step_s,
+            limit_bytes=self.limit_bytes,
+            largest=None if self.largest is None else self.largest.answer(),
+        )
 
 
-def row_of(name: str, settings: Settings, result: dict[str, Any]) -> Row:
+def row_of(name: str, settings: Settings, result: SimulatedRow) -> Row:
     """Make a row of what the simulation of some settings returned."""
     return Row(
         method=name,
         settings=settings,
-        fits=bool(result["fits"]),
-        peak_bytes=result["peak_bytes"],
-        device_peak_bytes=result["device_peak_bytes"],
-        host_bytes=result["host_bytes"],
-        largest_category=result["largest_category"],
-        phase=result["peak_phase"],
-        categories=result.get("categories") or {},
-        step_s=result.get("step_s"),
-        limit_bytes=(result.get("verdict") or {}).get("limit_bytes"),
+        fits=bool(result.fits),
+        peak_bytes=result.peak_bytes,
+        device_peak_bytes=result.needed_bytes,
+        host_bytes=result.host_bytes,
+        largest_category=result.largest_category,
+        phase=result.peak_phase,
+        categories=result.categories,
+        step_s=result.step_s,
+        limit_bytes=result.limit_bytes,
     )
 
 
 def largest_of_each(
-    machine: Runner, rows: list[Row], results: list[dict[str, Any]], what: str
+    machine: Runner, rows: list[Row], results: list[SimulatedRow], what: str
 ) -> tuple[list[Row], Row | None]:
     """Search the most of ``what`` that fits with every method.
 
@@ -100,17 +114,17 @@ def largest_of_each(
 class _Search:
     """Look for one method's largest size between the largest that fitted and the smallest that did not."""
 
-    def __init__(self, row: Row, result: dict[str, Any], what: str) -> None:
+    def __init__(self, row: Row, result: SimulatedRow, what: str) -> None:
         self.row, self._what = row, what
         self.sizes = choices(row.settings, what)
         self.good: Row | None = None
         self._bad: Row | None = None
-        self._told: dict[str, Any] | None = None
+        self._told: Changes | None = None
         self.saw(row, result)
 
-    def saw(self, tried: Row, result: dict[str, Any]) -> None:
+    def saw(self, tried: Row, result: SimulatedRow) -> None:
         """Take in what was simulated, and where that says to look."""
-        self._told = result.get("largest")
+        self._told = result.largest
         if tried.fits:
             self.good = tried
         else:

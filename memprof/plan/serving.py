@@ -8,14 +8,11 @@ when the engine starts, so the trainer's part counts too. Nothing is executed: a
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from memprof.config.model_shape import ModelShape
 from memprof.errors import UsageError
+from memprof.report.plan import Serving
 from memprof.units import GIB, format_bytes
-
-SCHEMA = "memprof.serving/1"
 
 _BLOCK = 16  # tokens of a block of vLLM's pool
 _LEAST_BATCHED, _MOST_BATCHED = 2048, 8192  # tokens of the forward that vLLM profiles, by its defaults
@@ -23,45 +20,6 @@ _OUTSIDE = 0.5 * GIB  # the process's CUDA context, kernels and workspaces
 _GRAPHS = 0.25 * GIB  # captured graphs, which live beside the share's pool
 _ASLEEP = 1.0 * GIB  # what an engine that sleeps still holds
 _MARGIN = 0.01  # shares are set in hundredths
-
-
-@dataclass(frozen=True)
-class Serving:
-    """Hold the answer; sizes are bytes.
-
-    Attributes:
-        gpu_memory_utilization: the share to set; None where none will do.
-        max_model_len: the longest sequence, prompt and completion.
-        max_num_seqs: sequences at once.
-        weights_bytes, activation_bytes, outside_bytes, kv_bytes: what the share has to hold.
-        kv_bytes_per_token: of a token in all layers.
-        kv_tokens: tokens that the pool then holds.
-        trainer_bytes: what the trainer holds when the engine starts.
-        free_bytes: what it leaves of the card.
-        fits: all sequences at full length fit at once.
-        notes: what else to know, sentences.
-    """
-
-    model: str
-    gpu: str
-    total_bytes: int
-    trainer_bytes: int
-    free_bytes: int
-    gpu_memory_utilization: float | None
-    max_model_len: int
-    max_num_seqs: int
-    weights_bytes: int
-    activation_bytes: int
-    outside_bytes: int
-    kv_bytes: int
-    kv_bytes_per_token: int
-    kv_tokens: int
-    fits: bool
-    notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data, ``memprof.serving/1``."""
-        return {"schema": SCHEMA, "basis": "modelled", **asdict(self), "notes": list(self.notes)}
 
 
 def plan_serving(
@@ -107,12 +65,24 @@ def plan_serving(
     share = min(math.ceil(needed / total_bytes / _MARGIN - 1e-9) * _MARGIN, most) if possible else None
     pool = max(0, math.floor(share * total_bytes - floor)) if share is not None else 0
     return Serving(
-        model, gpu, total_bytes, trainer_bytes, free, None if share is None else round(share, 2), length,
-        sequences if possible else 0, weights,
-        activations, round(_OUTSIDE), pool, token, pool // max(token, 1) // _BLOCK * _BLOCK,
-        possible and (sequences, length) == (max_num_seqs, max_model_len),
-        _notes(possible, sequences, length, max_num_seqs, max_model_len, floor, free),
-    )  # fmt: skip
+        basis="modelled",
+        model=model,
+        gpu=gpu,
+        total_bytes=total_bytes,
+        trainer_bytes=trainer_bytes,
+        free_bytes=free,
+        gpu_memory_utilization=None if share is None else round(share, 2),
+        max_model_len=length,
+        max_num_seqs=sequences if possible else 0,
+        weights_bytes=weights,
+        activation_bytes=activations,
+        outside_bytes=round(_OUTSIDE),
+        kv_bytes=pool,
+        kv_bytes_per_token=token,
+        kv_tokens=pool // max(token, 1) // _BLOCK * _BLOCK,
+        fits=possible and (sequences, length) == (max_num_seqs, max_model_len),
+        notes=_notes(possible, sequences, length, max_num_seqs, max_model_len, floor, free),
+    )
 
 
 def _that_fit(shape: ModelShape, itemsize: int, room: float, sequences: int, length: int) -> tuple[int, int]:

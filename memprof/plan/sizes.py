@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import gcd
-from typing import Any
 
 from memprof.config.catalogue import find_config
 from memprof.config.model_shape import positions_of
 from memprof.config.settings import Settings, TrainerSettings
+from memprof.plan.simulations import Changes, SizeChoices
+from memprof.report.plan import Aim
 
-MAXIMIZE = ("context", "num_generations", "batch")
+MAXIMIZE: tuple[Aim, ...] = ("context", "num_generations", "batch")
 #: A search ends when this share of what may be used is; the rest is not worth another simulation.
 ENOUGH = 0.97
 _LIMITS = {"context": 131_072, "num_generations": 256, "batch": 1024}
 _STEP = 64  # tokens
 _MOST_SEQUENCES = 4096  # that one process generates: the lean trainer's schedule of more takes minutes to simulate
 
-Changes = dict[str, Any]
 
-
-def choices(base: Settings, what: str) -> dict[str, Any]:
+def choices(base: Settings, what: str) -> SizeChoices:
     """List what a search may change ``base`` to, as the question to a simulation that resizes itself.
 
     Args:
         base: a method's settings, as given.
         what: one of :data:`MAXIMIZE`, or ``speed``.
-
-    Returns:
-        ``of``: ``base``; ``first``: changes of it, from those that need least to the most wanted; ``more``: what may be
-        changed further, in the same order; ``enough``: as :data:`ENOUGH`.
     """
     first, more = _lists(base, what)
-    return {"of": base.to_dict(), "first": first, "more": more, "enough": ENOUGH}
+    return SizeChoices(of=base.to_dict(), first=tuple(first), more=tuple(more), enough=ENOUGH)
 
 
 def _lists(base: Settings, what: str) -> tuple[list[Changes], list[Changes]]:

@@ -7,7 +7,6 @@ simulator.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,8 @@ from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecu
 from contextlib import contextmanager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Any
+
+import msgspec
 
 from memprof.config.catalogue import find_config
 from memprof.config.gpus import Gpu
@@ -24,11 +24,10 @@ from memprof.config.settings import Settings
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.executors import cores, free_memory, open_executor
 from memprof.plan import cache
+from memprof.plan.simulations import Answer, Question, SimulatedRow, SizeChoices
 
 _ONE = 1_200_000_000  # bytes a worker takes while it simulates, as measured and with some reserve
 _MOST_WORKERS = 4  # more only share a machine's memory bandwidth
-# Names that every row has: a file of the cache without them is none.
-_ALWAYS = {"fits", "peak_bytes", "peak_phase", "device_peak_bytes", "host_bytes", "largest_category", "verdict"}
 _WORKER = "memprof.simulate.worker"
 _LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MEMPROF",
@@ -62,7 +61,7 @@ class Runner:
         executor: Executor | None = None,
     ) -> None:
         self._executor = executor
-        self.gpu = gpu.to_dict() if isinstance(gpu, Gpu) else gpu
+        self.gpu = gpu
         self.workers = workers or max(1, min(cores(), _MOST_WORKERS, free_memory() // _ONE))
         self._progress = progress
         self._use_cache = use_cache
@@ -75,52 +74,68 @@ class Runner:
     def run(
         self,
         wanted: list[Settings],
-        refused: dict[int, str] | None = None,
-        sizes: list[dict[str, Any]] | None = None,
-        done: Callable[[int, dict[str, Any]], None] | None = None,
-    ) -> list[dict[str, Any]]:
+        *,
+        sizes: list[SizeChoices] | None = None,
+        done: Callable[[int, SimulatedRow], None] | None = None,
+    ) -> list[SimulatedRow]:
         """Return rows in the order of ``wanted``.
 
         Args:
             wanted: the settings to simulate.
-            refused: receives, by index, the reason why settings could not be simulated; their row is then empty.
-            done: called with the index and the row of each simulation when it is done.
             sizes: of each, what to resize its run to for the row's ``largest`` (:func:`memprof.plan.sizes.choices`).
+            done: called with the index and the row of each simulation when it is done.
 
         Raises:
-            InputError, UsageError: some settings cannot be simulated, and ``refused`` was not given.
+            InputError, UsageError: some settings cannot be simulated.
         """
-        rows: dict[int, dict[str, Any]] = {}
-        waiting: dict[Future[dict[str, Any]], int] = {}
-        self._asked += len(wanted)
-        asked: list[dict[str, Any] | None] = list(sizes) if sizes is not None else [None] * len(wanted)
-        questions = [self._question(*pair) for pair in zip(wanted, asked, strict=True)]
-        for index, settings in enumerate(wanted):
-            known = cache.load(self._key(settings, asked[index])) if self._use_cache else None
-            if known is not None and known.keys() >= _ALWAYS:
+        asked: list[SizeChoices | None] = [None] * len(wanted) if sizes is None else [*sizes]
+        rows = self._rows([self._question(*pair) for pair in zip(wanted, asked, strict=True)], done)
+        return [rows[i] for i in range(len(wanted))]
+
+    def run_each(self, wanted: list[Settings], refused: dict[int, str]) -> list[SimulatedRow | None]:
+        """Return rows in the order of ``wanted``, ``None`` for settings that cannot be simulated.
+
+        ``refused`` receives, by index, the reason why.
+        """
+        rows = self._rows([self._question(settings, None) for settings in wanted], refused=refused)
+        return [rows.get(i) for i in range(len(wanted))]
+
+    def _rows(
+        self,
+        questions: list[Question],
+        done: Callable[[int, SimulatedRow], None] | None = None,
+        refused: dict[int, str] | None = None,
+    ) -> dict[int, SimulatedRow]:
+        rows: dict[int, SimulatedRow] = {}
+        waiting: dict[Future[SimulatedRow], int] = {}
+        self._asked += len(questions)
+        for index, question in enumerate(questions):
+            known = cache.load(self._key(question)) if self._use_cache else None
+            if known is not None:
                 rows[index] = known
                 self._step()
                 if done is not None:
                     done(index, known)
             else:
-                waiting[self._submit(questions[index])] = index
+                waiting[self._submit(question)] = index
         for future in as_completed(waiting):
             index = waiting[future]
+            row = None
             try:
-                rows[index] = self._row(future, questions[index])
+                row = rows[index] = self._row(future, questions[index])
             except MemprofError as error:
                 if refused is None:
                     raise
-                rows[index], refused[index] = {}, str(error)
+                refused[index] = str(error)
             self.executed += 1
-            if self._use_cache and rows[index]:
-                self._keep(wanted[index], asked[index], rows[index])
+            if self._use_cache and row is not None:
+                self._keep(questions[index], row)
             self._step()
-            if done is not None and rows[index]:
-                done(index, rows[index])
-        return [rows[i] for i in range(len(wanted))]
+            if done is not None and row is not None:
+                done(index, row)
+        return rows
 
-    def _row(self, future: Future[dict[str, Any]], question: dict[str, Any]) -> dict[str, Any]:
+    def _row(self, future: Future[SimulatedRow], question: Question) -> SimulatedRow:
         """Return a simulation's row; what a lost worker of an executor did not answer is simulated here."""
         try:
             return future.result()
@@ -131,17 +146,18 @@ class Runner:
                 raise
             return self._here(question).result()
 
-    def _key(self, settings: Settings, sizes: dict[str, Any] | None) -> str:
-        config = find_config(settings.model)
-        if settings.reward_model is not None:
-            config = {**config, "reward_model": find_config(settings.reward_model)}
-        return cache.key_of(settings.to_dict(), config, self.gpu, sizes)
+    def _key(self, question: Question) -> str:
+        config = find_config(question.settings["model"])
+        if (judge := question.settings["reward_model"]) is not None:
+            config = {**config, "reward_model": find_config(judge)}
+        return cache.key_of(question.settings, config, question.gpu, question.sizes)
 
-    def _keep(self, settings: Settings, sizes: dict[str, Any] | None, row: dict[str, Any]) -> None:
+    def _keep(self, question: Question, row: SimulatedRow) -> None:
         """Keep a row; where its run was resized, also the plain row, for searches that ask for that alone."""
-        cache.store(self._key(settings, sizes), row)
-        if sizes is not None:
-            cache.store(self._key(settings, None), {name: value for name, value in row.items() if name != "largest"})
+        cache.store(self._key(question), row)
+        if question.sizes is not None:
+            plain = msgspec.structs.replace(question, sizes=None)
+            cache.store(self._key(plain), msgspec.structs.replace(row, largest=None))
 
     def expect(self, simulations: int) -> None:
         """Tell how many simulations there will be at most, so that the progress knows how far it is."""
@@ -156,13 +172,13 @@ class Runner:
             worker.end()
         self._threads.shutdown(wait=True)
 
-    def _submit(self, question: dict[str, Any]) -> Future[dict[str, Any]]:
+    def _submit(self, question: Question) -> Future[SimulatedRow]:
         if self._executor is not None:
             with suppress(RuntimeError):  # a broken executor takes nothing more
                 return self._executor.submit(simulated_there, question)
         return self._here(question)
 
-    def _here(self, question: dict[str, Any]) -> Future[dict[str, Any]]:
+    def _here(self, question: Question) -> Future[SimulatedRow]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="memprof-simulations")
             self._all = [_Worker() for _ in range(self.workers)]
@@ -170,16 +186,15 @@ class Runner:
                 self._idle.put(worker)
         return self._threads.submit(self._ask, question)
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, question: Question) -> SimulatedRow:
         worker = self._idle.get()
         try:
             return worker.ask(question)
         finally:
             self._idle.put(worker)
 
-    def _question(self, settings: Settings, sizes: dict[str, Any] | None) -> dict[str, Any]:
-        question = {"settings": settings.to_dict(), "gpu": self.gpu}
-        return question if sizes is None else {**question, "sizes": sizes}
+    def _question(self, settings: Settings, sizes: SizeChoices | None) -> Question:
+        return Question(settings=settings.to_dict(), gpu=self.gpu, sizes=sizes)
 
     def _step(self) -> None:
         self._done += 1
@@ -195,7 +210,7 @@ class _Worker:
         self._ended = False
         self._starting = Lock()
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: Question) -> SimulatedRow:
         """Return the row of one simulation.
 
         Raises:
@@ -208,7 +223,7 @@ class _Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.write(msgspec.json.encode(question).decode() + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except OSError:
@@ -216,11 +231,10 @@ class _Worker:
         if not line:
             self._process = None
             raise InputError(f"the process that simulates ended by itself (exit code {process.wait()}).")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise (UsageError if answer["exit_code"] == UsageError.exit_code else InputError)(answer["error"])
-        row: dict[str, Any] = answer["row"]
-        return row
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.row is None:
+            raise (UsageError if answer.exit_code == UsageError.exit_code else InputError)(answer.error or "no answer")
+        return answer.row
 
     def end(self) -> None:
         """Kill the process, which is safe because it writes no files."""
@@ -264,7 +278,7 @@ def runner(
             made.close()
 
 
-def simulated_there(question: dict[str, Any]) -> dict[str, Any]:
+def simulated_there(question: Question) -> SimulatedRow:
     """Simulate in a process beside this one, which stays for the next question: a cluster's worker calls this.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from inspect import cleandoc
 from typing import Any, TypeVar
@@ -76,6 +76,22 @@ def from_builtins(plain: object, kind: type[_M]) -> _M:
         raise InputError(f"not a report that memprof understands: {_reason(error)}.") from None
 
 
+def redacted(answer: _M, beside: object = None) -> _M:
+    """Return an answer without paths, names and tokens; ``beside`` is what else is known of the run: names in it are
+    hidden too."""
+    from memprof.redact import redact
+
+    return from_builtins(redact(to_builtins(answer), beside), type(answer))
+
+
+def redacted_parts(parts: Sequence[_M], beside: object = None) -> tuple[_M, ...]:
+    """Return parts of an answer, as :func:`redacted` does; a name in one is hidden in all."""
+    from memprof.redact import redact
+
+    clean = redact(plain_entries(parts), beside)
+    return tuple(from_builtins(plain, type(part)) for plain, part in zip(clean, parts, strict=True))
+
+
 def parse(text: bytes) -> Model | str | None:
     """Parse JSON: one of memprof's answers, the name of a memprof schema that is not known here, or ``None``.
 
@@ -137,8 +153,10 @@ def _reason(error: Exception) -> str:
 @cache
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of every answer, with the descriptions of the model's docstrings."""
+    from memprof.report.counters import LINES
+
     kinds = tuple(ANSWERS.values())
-    (references, parts) = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    (references, parts) = msgspec.json.schema_components((*kinds, *LINES), ref_template="#/$defs/{name}")
     kinds_by_name = {kind.__name__: kind for kind in _subclasses(Model)}
     for name, part in parts.items():
         if name in kinds_by_name:  # others are enums
@@ -148,7 +166,7 @@ def schema() -> dict[str, Any]:
         "title": f"memprof's JSON: {', '.join(ANSWERS)}",
         "description": "Sizes are bytes, times microseconds on the recording's own clock. Keys may be added within a "
         "version; none is removed or changes its meaning.",
-        "oneOf": list(references),
+        "oneOf": list(references)[: len(kinds)],
         "$defs": parts,
     }
 

@@ -9,6 +9,9 @@ from memprof.report.base import ByCategory, Bytes, Count, Model, Positive, Setti
 from memprof.report.simulation import ExpectedError
 from memprof.vocabulary import Category, Phase
 
+#: What a search enlarges; ``speed`` enlarges nothing.
+Aim = Literal["context", "num_generations", "batch", "speed"]
+
 
 class PlanRow(Model, frozen=True, kw_only=True):
     """One method, or one value of ``--vary``.
@@ -68,7 +71,7 @@ class Plan(Model, tag_field="schema", tag="memprof.plan/1", frozen=True, kw_only
     rows: tuple[PlanRow, ...]
     best: PlanRow | None
     fastest: PlanRow | None = written(None)
-    maximized: Literal["context", "num_generations", "batch", "speed"]
+    maximized: Aim
     total_bytes: Bytes
     limit_bytes: Bytes
     expected_error: ExpectedError

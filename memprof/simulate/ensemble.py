@@ -9,7 +9,7 @@ given are the longest), and on a card that is full, where cached segments are gi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ from memprof.allocator.replay import Program
 from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.config.fits import MARGIN, room_bytes
 from memprof.config.gpus import Gpu, workspace_bytes, workspaces_of
+from memprof.report.known_settings import KnownSettings
+from memprof.report.simulation import Ensemble
 from memprof.simulate.shortcut_switches import shortcut
 from memprof.vocabulary import Category
 
@@ -30,21 +32,6 @@ if TYPE_CHECKING:
 BY_TOKENS = (
     Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.KV_CACHE, Category.INPUTS,
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Ensemble:
-    """State what variants of one run reserve, in bytes, where the card has room for all of it.
-
-    ``failed`` of the ``members`` run out of memory on the card, though cached segments are given back; ``flushes``
-    says that another of them fits only because they are.
-    """
-
-    members: int
-    failed: int
-    flushes: bool
-    lowest_bytes: int
-    highest_bytes: int
 
 
 class Variant(NamedTuple):
@@ -70,7 +57,9 @@ def ensemble_of(analysis: Analysis, gpu: Gpu) -> Ensemble:
             fits = fits_within(variant.program, settings, room)
             failed += not fits
             flushes |= fits
-    return Ensemble(len(reserved), failed, flushes, min(reserved), max(reserved))
+    return Ensemble(
+        members=len(reserved), failed=failed, flushes=flushes, lowest_bytes=min(reserved), highest_bytes=max(reserved)
+    )
 
 
 def all_fit(analysis: Analysis, gpu: Gpu, program: Program, lengths: tuple[int, int]) -> bool:
@@ -122,9 +111,9 @@ def variants_of(
 
     ``program``: the run's, or one of the same rows whose prompts and completions have ``of_lengths`` tokens.
     """
-    config = _config(analysis)
+    config = KnownSettings.of(analysis.snapshot.run.config)
     program = program or analysis.timeline.program()
-    prompt, completion = of_lengths or (int(config.get(n) or 0) for n in ("prompt_length", "completion_length"))
+    prompt, completion = of_lengths or (config.prompt_length or 0, config.completion_length or 0)
     categories = list(Category)
     category = analysis.attribution.category
     own = workspace_bytes(gpu)
@@ -135,16 +124,12 @@ def variants_of(
         lengths = lengths[1:]
     if not completion:  # a script's own trainer, whose lengths are not known
         lengths = ()
-    shifts = (0,) if not lengths else (0, 1, -1) if "prompt_length" in (config.get("assumed") or ()) else (0, -1)
+    shifts = (0,) if not lengths else (0, 1, -1) if "prompt_length" in config.assumed else (0, -1)
     for workspace in sorted(workspaces_of(gpu), key=lambda size: size != own):
         requested = np.where(is_workspace, workspace, program.requested)
         for more in shifts:
             sizes = _with_length(requested, by_tokens, lengths, more)
             yield Variant(replace(program, requested=sizes), workspace, more)
-
-
-def _config(analysis: Analysis) -> dict[str, Any]:
-    return analysis.snapshot.run.config or {}
 
 
 def _with_length(requested: Any, by_tokens: Any, lengths: tuple[int, ...], more: int) -> Any:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from memprof.config.fits import room_bytes
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.report.codec import from_builtins
-from memprof.report.simulation import Fit
+from memprof.plan.simulations import Question, SimulatedRow, SimulatedVerdict
+from memprof.report.base import known
+from memprof.report.codec import to_builtins
 from memprof.simulate.ensemble import allocator_of, ensemble_of, margin_kept, reserved_within
 from memprof.simulate.run import simulate_settings
 from memprof.simulate.verdict import Verdict, host_need, verdict_of
 from memprof.snapshot.unpickle import collector_paused
+from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Advisor, Analysis
@@ -79,7 +84,7 @@ def _judged(
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
     room = room_bytes(gpu, margin_kept(analysis))
-    limited = raw["memprof"]["oom"] is not None  # by the process's own memory fraction: the GPU had no limit
+    limited = analysis.snapshot.run.oom is not None  # by the process's own memory fraction: the GPU had no limit
     if limited or int(analysis.timeline.active.max()) > room:
         return _outcome(raw, analysis, verdict_of(analysis, gpu, fits=False, flushes=False))
     ensemble = ensemble_of(analysis, gpu)
@@ -102,10 +107,11 @@ def _judged(
 def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -> Outcome:
     """Put the verdict into the snapshot, which reports and screens read."""
     if verdict is not None:
-        host = host_need(raw)
-        verdict = replace(verdict, host=host, fits=verdict.fits and host.fits is not False)
-        raw["memprof"]["fit"] = fit = verdict.to_dict()
-        analysis.snapshot = analysis.snapshot.with_run(fit=from_builtins(fit, Fit))
+        host = host_need(analysis)
+        verdict = dataclasses.replace(verdict, host=host, fits=verdict.fits and host.fits is not False)
+        fit = verdict.answer()
+        raw["memprof"]["fit"] = to_builtins(fit)
+        analysis.snapshot = analysis.snapshot.with_run(fit=fit)
     return Outcome(raw, analysis, verdict)
 
 
@@ -123,59 +129,56 @@ def analyse(raw: dict[str, Any], advisor: Advisor | None = None) -> Analysis:
     return analyze(snapshot_from_raw(shallow), advisor=advisor)
 
 
-def run_row(
-    settings: dict[str, Any], gpu: str | dict[str, Any] | None, sizes: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Simulate settings given as plain data (so that a worker process can) and return a row of plain data.
+def run_row(question: Question) -> SimulatedRow:
+    """Simulate what a process was asked for, and sum it up.
 
     Of a generation's steps the first and the last are run, of micro-batches the first three and the last: a search asks
     for many rows, and reserved memory that the growing cache leaves behind is given back before a run fails.
 
-    Args:
-        settings: as :meth:`Settings.to_dict` writes them.
-        gpu: a name, a size, or what :meth:`memprof.config.gpus.Gpu.to_dict` wrote.
-        sizes: asks for the row's ``largest``, which resizing this run finds
-            (:func:`memprof.simulate.resizing.largest_fitting`): ``of``, the settings that its ``first`` and ``more``
-            change. A row that fits and needs the share ``enough`` of what it may is not resized: it has no ``largest``.
+    The row's ``largest`` is what resizing this run finds (:func:`memprof.simulate.resizing.largest_fitting`). A row
+    that fits and needs the share ``enough`` of what it may is not resized: it has no ``largest``.
     """
-    card, asked = gpu_of(gpu) if gpu is not None else None, Settings.from_dict(settings)
+    card = gpu_of(question.gpu) if question.gpu is not None else None
+    asked, sizes = Settings.from_dict(question.settings), question.sizes
     outcome = evaluate(asked, card, growth=False, again=False)
-    row = summary_of(outcome)
-    verdict = outcome.verdict
+    row, verdict = summary_of(outcome), outcome.verdict
     if sizes is None or card is None or verdict is None:
         return row
-    if verdict.fits and verdict.needed_bytes >= sizes["enough"] * verdict.limit_bytes:
+    if verdict.fits and verdict.needed_bytes >= sizes.enough * verdict.limit_bytes:
         return row
     from memprof.simulate.resizing import largest_fitting
 
-    base = Settings.from_dict(sizes["of"])
-    return {**row, "largest": largest_fitting(outcome.analysis, asked, card, base, sizes)}
+    return replace(row, largest=largest_fitting(outcome.analysis, asked, card, sizes))
 
 
-def summary_of(outcome: Outcome) -> dict[str, Any]:
-    """Sum up an outcome: peaks by phase, the largest category, the verdict, the host's share; sizes in bytes."""
-    analysis = outcome.analysis
-    categories = analysis.peak.categories
-    phases: dict[str, int] = {}
-    alive: dict[str, dict[str, int]] = {}
+def summary_of(outcome: Outcome) -> SimulatedRow:
+    """Sum up an outcome: peaks by phase, the verdict, the host's share."""
+    analysis, verdict = outcome.analysis, outcome.verdict
+    phases: dict[Phase, int] = {}
+    alive: dict[Phase, dict[Category, int]] = {}
     for breakdown in analysis.phases:
-        phase = str(breakdown.phase)
+        phase = Phase(breakdown.phase)
         if breakdown.allocated_bytes > phases.get(phase, -1):
             phases[phase] = breakdown.allocated_bytes
-            alive[phase] = {str(name): size for name, size in breakdown.present.items()}
-    host, verdict = outcome.raw["memprof"]["host"], outcome.verdict
+            alive[phase] = breakdown.present
+    host, time = analysis.snapshot.run.host, analysis.snapshot.run.estimated_time
     reserved = None if analysis.device_peak is None else analysis.device_peak.reserved_bytes
-    time = outcome.raw["memprof"].get("estimated_time")
-    return {
-        "peak_bytes": analysis.peak.allocated_bytes,
-        "peak_phase": str(analysis.peak.phase),
-        "device_peak_bytes": reserved if verdict is None else verdict.needed_bytes,
-        "host_bytes": int(host["pinned_bytes"] + host["managed_bytes"]),
-        "largest_category": str(max(categories, key=lambda name: categories[name])),
-        "categories": {str(name): size for name, size in analysis.peak.present.items()},
-        "phases": phases,
-        "phase_categories": alive,
-        "verdict": verdict.to_dict() if verdict is not None else None,
-        "fits": verdict.fits if verdict is not None else None,
-        "step_s": time["step_s"] if time else None,
-    }
+    return SimulatedRow(
+        peak_bytes=analysis.peak.allocated_bytes,
+        peak_phase=Phase(analysis.peak.phase),
+        device_peak_bytes=reserved if verdict is None else verdict.needed_bytes,
+        host_bytes=0 if host is None else (known(host.pinned_bytes) or 0) + (known(host.managed_bytes) or 0),
+        categories=analysis.peak.present,
+        phases=phases,
+        phase_categories=alive,
+        verdict=None
+        if verdict is None
+        else SimulatedVerdict(
+            limit_bytes=verdict.limit_bytes,
+            needed_bytes=verdict.needed_bytes,
+            non_torch_bytes=verdict.non_torch_bytes,
+            phases=verdict.phases,
+        ),
+        fits=None if verdict is None else verdict.fits,
+        step_s=None if time is None else time.step_s,
+    )

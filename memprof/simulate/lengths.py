@@ -12,13 +12,17 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+
+from msgspec.structs import replace
 
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
+from memprof.plan.simulations import SimulatedRow
+from memprof.report.simulation import LengthPoint
+from memprof.report.simulation import Lengths as LengthReport
 from memprof.snapshot.remote import place_of
 
 _PERCENTILES = {"p50": 0.5, "p95": 0.95}
@@ -112,58 +116,26 @@ def lengths_of_steps(path: Path) -> list[int]:
 # -- what they do to the peak ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Point:
-    """State the need of a run whose longest completion has ``length`` tokens. ``fits`` is None where no GPU was named.
-
-    ``needed_bytes`` is reserved and outside torch, ``peak_bytes`` allocated; ``executed`` False: between two executed.
-    """
-
-    length: int
-    share_below: float
-    peak_bytes: int
-    needed_bytes: int
-    fits: bool | None
-    executed: bool
-    names: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class LengthReport:
-    """State what a distribution of completion lengths does to the peak: ``lengths`` of the report."""
-
-    source: str
-    count: int
-    mean: float
-    batch: int
-    points: list[Point]
-    worst_case: Point
-    largest_fitting: int | None
-    share_of_steps_fitting: float | None
-
-    def sentence(self) -> str:
-        words = f"{self.count} completion lengths ({self.source}), mean {self.mean:.0f} tokens; each step pads its "
-        words += f"{self.batch} completions to the longest."
-        if self.share_of_steps_fitting is None:
-            return words
-        share = self.share_of_steps_fitting
-        if self.worst_case.fits:
-            return f"{words} Even with every completion at {self.worst_case.length} tokens it fits: every step does."
-        if not self.largest_fitting:
-            return f"{words} No length that was tried fits."
-        return (
-            f"{words} Steps whose longest completion has at most {self.largest_fitting} tokens fit: "
-            f"{100 * share:.1f} % of them; all of 1000 steps do with a probability of {100 * share**1000:.1f} %."
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "sentence": self.sentence()}
+def _sentence(found: LengthReport) -> str:
+    words = f"{found.count} completion lengths ({found.source}), mean {found.mean:.0f} tokens; each step pads its "
+    words += f"{found.batch} completions to the longest."
+    share = found.share_of_steps_fitting
+    if share is None:
+        return words
+    if found.worst_case.fits:
+        return f"{words} Even with every completion at {found.worst_case.length} tokens it fits: every step does."
+    if not found.largest_fitting:
+        return f"{words} No length that was tried fits."
+    return (
+        f"{words} Steps whose longest completion has at most {found.largest_fitting} tokens fit: "
+        f"{100 * share:.1f} % of them; all of 1000 steps do with a probability of {100 * share**1000:.1f} %."
+    )
 
 
-_Execute = Callable[["list[Settings]"], "list[dict[str, Any]]"]
+_Execute = Callable[["list[Settings]"], "list[SimulatedRow]"]
 
 
-def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[int, dict[str, Any]]) -> LengthReport:
+def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[int, SimulatedRow]) -> LengthReport:
     """Execute the run at a few lengths and read the rest off between them.
 
     Args:
@@ -188,16 +160,18 @@ def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[i
         for length in sorted(set(named.values()))
     ]
     worst = _point(rows, top, 1.0, ["worst case"])
-    return LengthReport(
+    report = LengthReport(
         source=lengths.source,
         count=len(lengths.values),
         mean=sum(lengths.values) / len(lengths.values),
         batch=batch,
-        points=points if any(point.length == top for point in points) else [*points, worst],
+        points=tuple(points if any(point.length == top for point in points) else [*points, worst]),
         worst_case=worst,
         largest_fitting=fitting,
         share_of_steps_fitting=None if fitting is None else lengths.share_below(fitting, batch),
+        sentence="",
     )
+    return replace(report, sentence=_sentence(report))
 
 
 def _apart(first: list[int], more: list[int]) -> list[int]:
@@ -209,50 +183,57 @@ def _apart(first: list[int], more: list[int]) -> list[int]:
     return chosen if min(chosen) <= min(more) + _CLOSE else [*chosen, min(more)]
 
 
-def _largest_fitting(rows: dict[int, dict[str, Any]], run: Callable[[list[int]], None], shortest: int) -> int | None:
+def _largest_fitting(rows: dict[int, SimulatedRow], run: Callable[[list[int]], None], shortest: int) -> int | None:
     """Find the longest completion that fits: 0 where none does, None where there is no GPU to fit.
 
     Read off between two executed lengths, then executed; once more from there if it does not fit after all.
     """
-    if next(iter(rows.values()))["fits"] is None:
+    if next(iter(rows.values())).fits is None:
         return None
-    if all(found["fits"] for found in rows.values()):
+    if all(found.fits for found in rows.values()):
         return max(rows)
-    if not any(found["fits"] for found in rows.values()) and shortest not in rows:
+    if not any(found.fits for found in rows.values()) and shortest not in rows:
         run([shortest])
     for _ in range(3):
-        good = max((length for length, found in rows.items() if found["fits"]), default=0)
-        bad = min(length for length, found in rows.items() if not found["fits"])
+        good = max((length for length, found in rows.items() if found.fits), default=0)
+        bad = min(length for length, found in rows.items() if not found.fits)
         if not good or bad - good <= _CLOSE:
             return good if good < bad else 0
         run([_between(rows, good, bad)])
-    return max(length for length, found in rows.items() if found["fits"])
+    return max(length for length, found in rows.items() if found.fits)
 
 
-def _between(rows: dict[int, dict[str, Any]], good: int, bad: int) -> int:
+def _between(rows: dict[int, SimulatedRow], good: int, bad: int) -> int:
     """Find where the line between a length that fits and one that does not meets the card's limit."""
-    low, high = rows[good]["device_peak_bytes"], rows[bad]["device_peak_bytes"]
-    limit = rows[bad]["verdict"]["limit_bytes"]
+    low, high, limit = rows[good].needed_bytes, rows[bad].needed_bytes, rows[bad].limit_bytes or 0
     share = (limit - low) / (high - low) if high > low else 0.5
     guess = good + int((bad - good) * min(max(share, 0.05), 0.95))
     return min(max(guess, good + 1), bad - 1)
 
 
-def _point(rows: dict[int, dict[str, Any]], length: int, share: float, names: list[str]) -> Point:
+def _point(rows: dict[int, SimulatedRow], length: int, share: float, names: list[str]) -> LengthPoint:
     if length in rows:
         found = rows[length]
-        return Point(length, share, found["peak_bytes"], found["device_peak_bytes"], found["fits"], True, names)
-    peak, needed = (_read_off(rows, length, what) for what in ("peak_bytes", "device_peak_bytes"))
-    nearest = min(rows, key=lambda other: abs(other - length))
-    limit = (rows[nearest].get("verdict") or {}).get("limit_bytes")
-    return Point(length, share, peak, needed, None if limit is None else needed <= limit, False, names)
+        peak, needed, fits = found.peak_bytes, found.needed_bytes, found.fits
+    else:
+        peak = _read_off({n: row.peak_bytes for n, row in rows.items()}, length)
+        needed = _read_off({n: row.needed_bytes for n, row in rows.items()}, length)
+        limit = rows[min(rows, key=lambda other: abs(other - length))].limit_bytes
+        fits = None if limit is None else needed <= limit
+    return LengthPoint(
+        length=length,
+        share_below=share,
+        peak_bytes=peak,
+        needed_bytes=needed,
+        fits=fits,
+        executed=length in rows,
+        names=tuple(names),
+    )
 
 
-def _read_off(rows: dict[int, dict[str, Any]], length: int, what: str) -> int:
+def _read_off(sizes: dict[int, int], length: int) -> int:
     """Read off a line between the two executed neighbours; beyond the last one, take that one's."""
-    below = max((other for other in rows if other <= length), default=min(rows))
-    above = min((other for other in rows if other >= length), default=max(rows))
-    low, high = rows[below][what], max(rows[above][what], rows[below][what])
-    if below == above:
-        return int(low)
-    return int(low + (high - low) * (length - below) / (above - below))
+    below = max((other for other in sizes if other <= length), default=min(sizes))
+    above = min((other for other in sizes if other >= length), default=max(sizes))
+    low, high = sizes[below], max(sizes[above], sizes[below])
+    return low if below == above else int(low + (high - low) * (length - below) / (above - below))

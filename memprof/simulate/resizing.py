@@ -7,9 +7,9 @@ other steps: a resized run says where to look, and a simulation there says wheth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from memprof.config.model_shape import ModelShape
 from memprof.config.piece_size import MOST_TOKENS
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.grpo.techniques.apply import TILE_TOKENS
+from memprof.plan.simulations import Changes, SizeChoices
 from memprof.simulate.ensemble import BY_TOKENS, all_fit, margin_kept
 from memprof.vocabulary import Category, Phase
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
 I64 = NDArray[np.int64]
-Changes = dict[str, Any]
 
 _WIDTHS = np.array([1, 2, 4, 8])  # of an element, beside a stored weight's
 _ROUND = 512  # bytes: the allocator's least block
@@ -133,20 +133,20 @@ def _generated_together(settings: Settings) -> int:
 
 
 def largest_fitting(
-    analysis: Analysis, settings: Settings, gpu: Gpu, base: Settings, choices: Mapping[str, Sequence[Changes]]
+    analysis: Analysis, settings: Settings, gpu: Gpu, choices: SizeChoices
 ) -> Changes | None:
-    """Return the most wanted of some changes of ``base`` with which the run, resized, still runs on a card.
+    """Return the most wanted of some changes with which the run, resized, still runs on a card.
 
     Args:
         analysis, settings: of the simulated run.
         gpu: the card; the margin of a verdict stays free.
-        base, choices: see :func:`memprof.plan.sizes.choices`.
+        choices: the changes, and what they are changes of.
 
     Returns:
         None where even the least of them is far from fitting.
     """
     run, room = Resizable(analysis, settings), room_bytes(gpu, margin_kept(analysis))
-    first, more = list(choices["first"]), list(choices.get("more") or ())
+    base, first, more = Settings.from_dict(choices.of), choices.first, choices.more
     if not first or run.held(base.with_(**first[0])) > _HOPELESS * room:
         return None
     chosen, tried = first[0], None

@@ -22,6 +22,9 @@ from memprof.config.settings import Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.recording.recorder import DeviceInfo
+from memprof.report.codec import to_builtins
+from memprof.report.known_settings import KnownSettings
+from memprof.report.simulation import EstimatedTime
 from memprof.simulate.shortcut_switches import SHORTCUTS, shortcut, unloaded, without
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 def simulate(
     fn: Callable[[FakeSession], Any],
     *,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     device: str = "cuda",
     attention: str | None = None,
     padding: bool = False,
@@ -91,10 +94,10 @@ def simulate(
         if gpu is not None:
             recorder.kernels.processors = Processors(gpu.multiprocessors, gpu.threads_per_processor)
             recorder.work.wanted = speed_of(gpu.name) is not None
-    session = FakeSession(recorder, config or {}, world_size=world_size)
+    session, known = FakeSession(recorder, config or {}, world_size=world_size), KnownSettings.of(config)
     session.notes += [*missing("simulate.world"), *settings.notes]
     if gpu is not None and cuda:
-        session.notes += filter(None, (note_of(gpu), bfloat16_note(gpu, config or {})))
+        session.notes += filter(None, (note_of(gpu), bfloat16_note(gpu, known)))
     session.non_torch = gpu.context_bytes if gpu is not None else None
     capability = gpu.capability if gpu else DEFAULT_CAPABILITY
     with (
@@ -106,8 +109,9 @@ def simulate(
         fn(session)
     session.notes += unloaded()
     raw = session.to_raw()
-    raw["memprof"]["expected_error"] = stated_error(config or {}, card=gpu)
-    raw["memprof"]["estimated_time"] = _time_of(session, gpu, config or {})
+    raw["memprof"]["expected_error"] = to_builtins(stated_error(known, card=gpu))
+    time = _time_of(session, gpu, known)
+    raw["memprof"]["estimated_time"] = None if time is None else to_builtins(time)
     return raw
 
 
@@ -118,11 +122,11 @@ def _in_full(notes: list[str], why: str) -> None:
         notes.append(note)
 
 
-def _time_of(session: FakeSession, gpu: Gpu | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def _time_of(session: FakeSession, gpu: Gpu | None, config: KnownSettings) -> EstimatedTime | None:
     """Estimate the time of the last step, which is the measured one."""
     from memprof.simulate.step_time import estimated_time
 
-    half = config.get("mixed_precision") or config.get("dtype")
+    half = config.mixed_precision or config.dtype
     work = session.fake_recorder.work
     return estimated_time(work.of_step(work.last_step()), gpu, bfloat16=half != "float16" and half != "fp16")
 
@@ -306,7 +310,7 @@ def features_of(settings: Settings) -> list[str]:
     return found
 
 
-def model_facts(config: Any) -> dict[str, Any]:
+def model_facts(config: Any) -> dict[str, int | bool]:
     """Return what attribution wants to know of a model.
 
     Raises:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from memprof.config.gpus import Gpu
 from memprof.config.speeds import Speed, speed_of
+from memprof.report.simulation import EstimatedTime
 from memprof.simulate.recorder.flops import Tally
 
 # Shares of the published peaks that kernels reach in practice, and what one operator costs the process that launches it
@@ -19,7 +19,7 @@ _ENGINE_STEP_SECONDS = 2.6e-3
 
 def estimated_time(
     work: Mapping[str, Tally], gpu: Gpu | None, *, bfloat16: bool = True
-) -> dict[str, Any] | None:
+) -> EstimatedTime | None:
     """Estimate the seconds of one optimizer step on one rank: ``estimated_time`` of the report.
 
     A kernel takes as long as its FLOPs or its bytes, whichever is more, at a share of the card's peaks. A phase takes
@@ -32,12 +32,9 @@ def estimated_time(
     if speed is None or gpu is None or not work:
         return None
     phases = {phase: round(_seconds(tally, speed), 6) for phase, tally in work.items()}
-    return {
-        "step_s": round(sum(phases.values()), 6),
-        "phases": phases,
-        "basis": "roofline",
-        "assumptions": _assumptions(gpu, speed),
-    }
+    return EstimatedTime(
+        step_s=round(sum(phases.values()), 6), phases=phases, basis="roofline", assumptions=_assumptions(gpu, speed)
+    )
 
 
 def _seconds(tally: Tally, speed: Speed) -> float:
@@ -54,8 +51,8 @@ def _kernel(key: tuple[int, int, int], speed: Speed) -> float:
     return max((half / speed.half + single / speed.single) / _COMPUTE, moved / speed.bandwidth / _MEMORY)
 
 
-def _assumptions(gpu: Gpu, speed: Speed) -> list[str]:
-    return [
+def _assumptions(gpu: Gpu, speed: Speed) -> tuple[str, ...]:
+    return (
         f"{gpu.name}: {speed.half / 1e12:g} TFLOP/s in half precision, {speed.single / 1e12:g} in single, "
         f"{speed.bandwidth / 1e9:g} GB/s of memory, {speed.host / 1e9:g} GB/s to the host",
         f"kernels reach {_COMPUTE:.0%} of the FLOP/s and {_MEMORY:.0%} of the bytes",
@@ -63,4 +60,4 @@ def _assumptions(gpu: Gpu, speed: Speed) -> list[str]:
         f"{_ENGINE_STEP_SECONDS * 1e3:g} ms",
         "nothing overlaps with transfers to the host",
         "not counted: reward functions, the data loader, communication between ranks, logging",
-    ]
+    )

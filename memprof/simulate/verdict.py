@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from memprof.config.fits import kept_for, limit_bytes, room_bytes, words_of
 from memprof.config.gpus import Gpu
-from memprof.simulate.ensemble import Ensemble, margin_kept
+from memprof.report.known_settings import KnownSettings
+from memprof.report.simulation import Ensemble, Fit, GenerationNeed, HostNeed, PhaseNeed
+from memprof.simulate.ensemble import margin_kept
 from memprof.simulate.recorder.host_memory import host_use
 from memprof.units import format_gib, parse_size
-from memprof.vocabulary import EXPANDABLE_SEGMENTS
+from memprof.vocabulary import EXPANDABLE_SEGMENTS, Phase
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
-
-
-@dataclass(frozen=True)
-class PhaseNeed:
-    """State the most one phase holds (``allocated_bytes``) and reserves; ``needed_bytes`` adds non-torch memory."""
-
-    phase: str
-    allocated_bytes: int
-    reserved_bytes: int
-    needed_bytes: int
-    fits: bool
-
-
-@dataclass(frozen=True)
-class HostNeed:
-    """State the host memory of all the processes on it; ``fits`` is None where the host's size is not known."""
-
-    needed_bytes: int
-    total_bytes: int | None
-    fits: bool | None
-
-
-@dataclass(frozen=True)
-class GenerationNeed:
-    """State what generation holds and reserves at its highest, token by token. ``flushes``: how often the allocator
-    gives cached memory back to go on, in the generation with the most of them; ``expandable``: segments can grow.
-    """
-
-    held_bytes: int
-    reserved_bytes: int
-    flushes: int
-    expandable: bool
-
-    def sentence(self) -> str:
-        sizes = f"holds {format_gib(self.held_bytes)} GiB and reserves {format_gib(self.reserved_bytes)}"
-        if not self.flushes:
-            return f"Generation {sizes}, without giving memory back."
-        words = f"Generation {sizes}: the cache grows token by token, and the allocator gives cached memory back"
-        often = "once" if self.flushes == 1 else f"{self.flushes} times"
-        advice = "" if self.expandable else f" With {EXPANDABLE_SEGMENTS} segments grow instead."
-        return f"{words} {often} to go on.{advice}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +38,7 @@ class Verdict:
     kept: str
     fits: bool
     flushes: bool
-    phase: str
+    phase: Phase
     phases: tuple[PhaseNeed, ...] = ()
     host: HostNeed | None = None
     ensemble: Ensemble | None = None
@@ -97,26 +60,39 @@ class Verdict:
     def squeezed(self, reserved_bytes: int) -> Verdict:
         """Return the verdict of the same run where it fits because cached segments are given back."""
         phases = tuple(
-            replace(need, reserved_bytes=least, needed_bytes=least + self.non_torch_bytes, fits=True)
+            msgspec.structs.replace(
+                need, reserved_bytes=least, needed_bytes=least + self.non_torch_bytes, fits=True
+            )
             for need in self.phases
             for least in [min(need.reserved_bytes, reserved_bytes)]
         )
         needed = reserved_bytes + self.non_torch_bytes
         return replace(self, needed_bytes=needed, reserved_bytes=reserved_bytes, fits=True, flushes=True, phases=phases)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data: ``fit`` of the report."""
-        plain = asdict(self)
-        return {
-            **plain,
-            "phases": list(plain["phases"]),
-            "limit_bytes": self.limit_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "sentence": self.sentence(),
-        }
+    def answer(self) -> Fit:
+        """Return ``fit`` of the report."""
+        return Fit(
+            gpu=self.gpu,
+            total_bytes=self.total_bytes,
+            limit_bytes=self.limit_bytes,
+            needed_bytes=self.needed_bytes,
+            reserved_bytes=self.reserved_bytes,
+            non_torch_bytes=self.non_torch_bytes,
+            headroom_bytes=self.headroom_bytes,
+            margin=self.margin,
+            kept=self.kept,
+            fits=self.fits,
+            flushes=self.flushes,
+            phase=self.phase,
+            phases=self.phases,
+            host=self.host,
+            generation=self.generation,
+            ensemble=self.ensemble,
+            sentence=self.sentence(),
+        )
 
     def sentence(self) -> str:
-        more = f" {self.generation.sentence()}" if self.generation is not None else ""
+        more = f" {_generation(self.generation)}" if self.generation is not None else ""
         return self._judgement() + more
 
     def _judgement(self) -> str:
@@ -140,21 +116,29 @@ class Verdict:
         return words + (f"; {told.failed} of them run out of memory." if told.failed else ".")
 
 
-def host_need(raw: dict[str, Any]) -> HostNeed:
+def _generation(need: GenerationNeed) -> str:
+    sizes = f"holds {format_gib(need.held_bytes)} GiB and reserves {format_gib(need.reserved_bytes)}"
+    if not need.flushes:
+        return f"Generation {sizes}, without giving memory back."
+    words = f"Generation {sizes}: the cache grows token by token, and the allocator gives cached memory back"
+    often = "once" if need.flushes == 1 else f"{need.flushes} times"
+    advice = "" if need.expandable else f" With {EXPANDABLE_SEGMENTS} segments grow instead."
+    return f"{words} {often} to go on.{advice}"
+
+
+def host_need(analysis: Analysis) -> HostNeed:
     """Add up what the node's processes need of its host; say whether ``host_memory``, where given, is enough."""
-    config = raw["memprof"]["config"] or {}
-    processes = min(int(config.get("gpus") or 1), int(config.get("gpus_per_node") or 1))
-    needed = host_use(raw, processes)["needed_bytes"]
-    given = config.get("host_memory")
-    total = parse_size(given) if given else None
-    return HostNeed(needed, total, None if total is None else needed <= total)
+    run = analysis.snapshot.run
+    config = KnownSettings.of(run.config)
+    needed = host_use(run.host, min(config.gpus or 1, config.gpus_per_node or 1)).needed_bytes
+    total = parse_size(config.host_memory) if config.host_memory else None
+    return HostNeed(needed_bytes=needed, total_bytes=total, fits=None if total is None else needed <= total)
 
 
 def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None) -> Verdict:
     """Compare a simulated run's device peak with what the GPU has; the others: as of :class:`Verdict`."""
     peak = analysis.device_peak
     assert peak is not None
-    held = analysis.snapshot.run.generation
     return Verdict(
         gpu=gpu.name,
         total_bytes=gpu.total_bytes,
@@ -162,15 +146,13 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensem
         reserved_bytes=peak.reserved_bytes,
         non_torch_bytes=gpu.context_bytes,
         margin=margin_kept(analysis),
-        kept=words_of(kept_for(analysis.snapshot.run.config or {}, gpu)),
+        kept=words_of(kept_for(KnownSettings.of(analysis.snapshot.run.config), gpu)),
         fits=fits,
         flushes=flushes,
-        phase=str(peak.phase),
+        phase=Phase(peak.phase),
         phases=_needs(analysis, gpu, flushes),
         ensemble=ensemble,
-        generation=None
-        if held is None
-        else GenerationNeed(held.held_bytes, held.reserved_bytes, held.flushes, held.expandable),
+        generation=analysis.snapshot.run.generation,
     )
 
 
@@ -180,6 +162,12 @@ def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]
 
     room = room_bytes(gpu, margin_kept(analysis))
     return tuple(
-        PhaseNeed(phase, allocated, reserved, reserved + gpu.context_bytes, flushes or reserved <= room)
+        PhaseNeed(
+            phase=Phase(phase),
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+            needed_bytes=reserved + gpu.context_bytes,
+            fits=flushes or reserved <= room,
+        )
         for phase, (allocated, reserved) in phase_maxima(analysis.timeline, analysis.attribution).items()
     )

@@ -1,21 +1,21 @@
 """Serve simulations to another process: ``python -m memprof.simulate.worker``.
 
-Each line on standard input is JSON: ``{"settings": {...}, "gpu": NAME|{...}|null}`` (``{...}``: ``Gpu.to_dict``), and
-``"sizes": {...}`` where the largest that fits is asked for. Each answer on standard output is one line:
-``{"row": {...}}`` (see :func:`memprof.simulate.evaluate.run_row`), or
-``{"error": SENTENCE, "exit_code": N}``.
+Each line on standard input is a :class:`memprof.plan.simulations.Question` as JSON, each line on standard output an
+:class:`~memprof.plan.simulations.Answer`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import sys
-from typing import IO, Any
+from typing import IO
 
-from memprof.errors import InputError, MemprofError
+import msgspec
+
+from memprof.errors import MemprofError
+from memprof.plan.simulations import Answer, Question
 from memprof.simulate.evaluate import run_row
 from memprof.simulate.fast_start import take_process
 
@@ -23,18 +23,18 @@ from memprof.simulate.fast_start import take_process
 def serve(questions: IO[str], answers: IO[str]) -> None:
     """Answer every line of ``questions`` in order; an error of any library becomes a sentence."""
     for line in questions:
-        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+        answers.write(msgspec.json.encode(_answer(line)).decode() + "\n")
         answers.flush()
 
 
-def _answer(question: dict[str, Any]) -> dict[str, Any]:
+def _answer(line: str) -> Answer:
     try:
-        return {"row": run_row(question["settings"], question["gpu"], question.get("sizes"))}
+        return Answer(row=run_row(msgspec.json.decode(line, type=Question)))
     except MemprofError as error:
-        return {"error": str(error), "exit_code": error.exit_code}
+        return Answer(error=str(error), exit_code=error.exit_code)
     except Exception as error:
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
-        return {"error": f"this run cannot be simulated ({what}).", "exit_code": InputError.exit_code}
+        return Answer(error=f"this run cannot be simulated ({what}).")
 
 
 def _main() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Block, Column, Curve, Line, Part, Said, Sheet, Table, Words, table
 from memprof.reports.document.text import category_label, phase_label
 
 from memprof.analysis.host.growth import host_growth
+from memprof.report.base import known
 from memprof.units import gib, percent
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def counters(ranks: Sequence[Counters]) -> Sheet:
 
 
 def _title(run: Counters) -> str:
-    words = [str(run.about[k]) for k in ("model_name", "device") if run.about.get(k)]
-    total = run.about.get("device_total_bytes")
+    words = [word for word in (known(run.about.model_name), known(run.about.device)) if word]
+    total = known(run.about.device_total_bytes)
     words += [f"{gib(total)} GiB"] if total is not None else []
     words += [f"{run.world_size} ranks"] if run.world_size > 1 else []
     return " · ".join(words) or str(run.path)
@@ -50,11 +51,11 @@ def _title(run: Counters) -> str:
 
 def _state(ranks: Sequence[Counters]) -> Said:
     run = ranks[0]
-    step, last = (run.newest or {}).get("step", 0), run.about.get("max_steps")
-    words = f"Step {step}" + (f" of {last}" if isinstance(last, int) and last > 0 else "")
+    step, last = 0 if run.newest is None else run.newest.step, known(run.about.max_steps) or 0
+    words = f"Step {step}" + (f" of {last}" if last > 0 else "")
     if run.ended is not None:
-        return Said(f"{words} · " + ("ended by an error" if run.ended.get("error") else "finished"))
-    changed = max((_time(r.newest) or _time(r.about, "started") or 0.0) for r in ranks)
+        return Said(f"{words} · " + ("ended by an error" if known(run.ended.error) else "finished"))
+    changed = max((_time(r) or known(r.about.started) or 0.0) for r in ranks)
     age = max(0, round(time.time() - changed))
     quiet = age >= max(_QUIET_SECONDS, 5 * _pace(run))
     stopped = "; it may have been stopped" if quiet else ""
@@ -63,60 +64,62 @@ def _state(ranks: Sequence[Counters]) -> Said:
 
 def _pace(run: Counters) -> float:
     """Say how many seconds a step has taken so far, loading included."""
-    begun, last = _time(run.about, "started"), _time(run.newest)
+    begun, last = known(run.about.started), _time(run)
     return (last - begun) / len(run.steps) if begun is not None and last is not None and run.steps else 0.0
 
 
 def _levels(run: Counters) -> Table | None:
     lines = []
     for name, label in _LEVELS:
-        values = tuple(row.get(name) for row in run.steps)
-        known = [v for v in values if v is not None]
-        if known:
-            lines.append(Line((label, (run.newest or {}).get(name), max(known), Curve(values))))
+        values = tuple(row.size(name) for row in run.steps)
+        if sizes := [v for v in values if v is not None]:
+            lines.append(Line((label, values[-1], max(sizes), Curve(values))))
     return table(("GiB", Column("Newest", right=True), Column("Highest", right=True), "Of the run"), lines)
 
 
 def _ranks(ranks: Sequence[Counters]) -> Table | None:
     names = ("peak_reserved", "peak_allocated", "host_rss")
-    rows = [(run.rank, run.newest or {}) for run in ranks] if len(ranks) > 1 else []
-    lines = [Line((str(n), str(row.get("step", "–")), *(row.get(k) for k in names))) for n, row in rows]
+    rows = [(run.rank, run.newest) for run in ranks] if len(ranks) > 1 else []
+    lines = [
+        Line((str(n), "–" if row is None else str(row.step), *(None if row is None else row.size(k) for k in names)))
+        for n, row in rows
+    ]
     return table(_OF_RANKS, lines)
 
 
 def _phases(run: Counters) -> Table | None:
     """Show the last step that says what its phases peaked at: with no allocator, only recorded steps do."""
-    rows = [row for row in run.steps if row.get("phases")]
+    rows = [(row.step, phases) for row in run.steps if (phases := known(row.phases))]
     highest: dict[str, int] = {}
-    for row in rows:
-        for phase, peak in row["phases"].items():
+    for _, phases in rows:
+        for phase, peak in phases.items():
             highest[phase] = max(peak, highest.get(phase, 0))
-    newest = rows[-1]["phases"] if rows else {}
+    step, newest = rows[-1] if rows else ("", {})
     lines = [
         Line((phase_label(phase), peak, highest[phase], (Part("total", "", peak),)))
         for phase, peak in newest.items()
     ]
-    step = rows[-1]["step"] if rows else ""
     columns = f"Phase, step {step}", Column("Peak", right=True), Column("Highest", right=True), Column("", wide=True)
     return table(columns, lines, scale=max(highest.values(), default=0))
 
 
 def _categories(run: Counters) -> Table | None:
-    row = run.categories or {}
-    sizes = {category: n for category, n in row.get("categories", {}).items() if n}
+    row = run.recorded
+    sizes = {} if row is None else {category: n for category, n in row.categories.items() if n}
+    step = None if row is None else known(row.step)
     total = sum(sizes.values())
     lines = [
         Line((Words(category_label(c), category=c), n, percent(n, total), (Part(c, category_label(c), n),)), path=(c,))
         for c, n in sorted(sizes.items(), key=lambda item: -item[1])
     ]
-    head = f"Category at the peak, step {row.get('step', '–')}"
+    head = f"Category at the peak, step {'–' if step is None else step}"
     columns = head, Column("GiB", right=True), Column("Share", right=True), Column("", wide=True)
     return table(columns, [*lines, Line(("Total", total, "", ()), strong=True)], scale=total) if lines else None
 
 
-def _time(row: Mapping[str, object] | None, name: str = "time") -> float | None:
-    value = (row or {}).get(name)
-    return float(value) if isinstance(value, (int, float)) else None
+def _time(run: Counters) -> float | None:
+    """Return when the newest line of a step was written."""
+    return None if run.newest is None else known(run.newest.time)
 
 
 def _ago(seconds: int) -> str:

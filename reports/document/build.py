@@ -72,7 +72,7 @@ def document_of(
     if redact:
         from msgspec import to_builtins
 
-        from memprof.report.redacted import redacted, redacted_parts
+        from memprof.report.codec import redacted, redacted_parts
 
         told = to_builtins(analysis.snapshot.run)
         found = report or redacted(found, told)

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from memprof.analysis.report_files import validate
 from memprof.config.settings import Settings
 from memprof.report.advice import Combination
 from memprof.report.codec import from_builtins
 from tests.advice.reports import GIB, report
+from tests.report.files import validate
 
 FULL = Settings(model="m", gradient_checkpointing=False, prompt_length=256, completion_length=768)
 HELD = {"forward": {"weights": 6 * GIB, "optimizer_state": 12 * GIB, "activations": 40 * GIB}}

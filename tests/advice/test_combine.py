@@ -5,19 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memprof.advice.candidates import candidates_for
 from memprof.advice.combine import combine
 from memprof.advice.evaluate import evaluate_advice, run_of_row
 from memprof.advice.recorded_run import Run
-from memprof.advice.simulated_row import read_row
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
+from memprof.plan.simulations import SimulatedRow
+from memprof.report.codec import to_builtins
 from tests.advice.reports import GIB, MODEL, report
+from tests.plan.rows import simulated_row
 from tests.report.plain import as_report
 
 SHAPE = ModelShape.of(MODEL)
+
+
+def _phases(row: SimulatedRow) -> dict[str, dict[str, int]]:
+    """The categories of each phase, as a report has them."""
+    found: dict[str, dict[str, int]] = to_builtins(row)["phase_categories"]
+    return found
 
 
 class Reckoned:
@@ -27,11 +36,14 @@ class Reckoned:
         self.gpu = gpu
         self.asked: list[Settings] = []
 
-    def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
+    def run(self, wanted: list[Settings]) -> list[SimulatedRow]:
         self.asked += wanted
         return [self._row(s) for s in wanted]
 
-    def _row(self, s: Settings) -> dict[str, Any]:
+    def run_each(self, wanted: list[Settings], refused: dict[int, str]) -> list[SimulatedRow | None]:
+        return [*self.run(wanted)]
+
+    def _row(self, s: Settings) -> SimulatedRow:
         from memprof.config.fits import MARGIN
         from memprof.config.gpus import find_gpu
 
@@ -52,10 +64,10 @@ class Reckoned:
         phases = {name: sum(held.values()) for name, held in alive.items()}
         need = int(max(phases.values()) * 1.05) + GIB // 2
         total = find_gpu(self.gpu).total_bytes if self.gpu else 0
-        return {
-            "peak_bytes": max(phases.values()), "peak_phase": max(phases, key=lambda n: phases[n]), "phases": phases,
-            "phase_categories": alive, "device_peak_bytes": need, "host_bytes": 0, "fits": need * (1 + MARGIN) <= total,
-        }  # fmt: skip
+        return simulated_row(
+            peak_bytes=max(phases.values()), peak_phase=max(phases, key=lambda n: phases[n]), phases=phases,
+            phase_categories=alive, device_peak_bytes=need, fits=need * (1 + MARGIN) <= total,
+        )  # fmt: skip
 
 
 FULL = Settings(model="m", gradient_checkpointing=False, generation="none", prompt_length=256, completion_length=1792)
@@ -87,14 +99,14 @@ def test_no_member_of_a_set_can_be_left_out() -> None:
     assert found.fits
     assert len(found.changes) >= 2
     assert Settings.from_dict(found.settings) in machine.asked  # the whole set was simulated, not reckoned from parts
-    runs = [run_of_row(read_row(machine._row(s)), LIKE, s) for s in machine.asked]
+    runs = [run_of_row(machine._row(s), LIKE, s) for s in machine.asked]
     known = {candidate.id: candidate.changes for run in runs for candidate in candidates_for(run)}
     for spare in found.changes:
         settings = FULL
         for change in found.changes:
             if change.id != spare.id:
                 settings = settings.with_(**known[change.id])
-        assert not Reckoned("12GB").run([settings])[0]["fits"], spare.id
+        assert not Reckoned("12GB").run([settings])[0].fits, spare.id
 
 
 def test_nothing_fits_a_card_that_is_too_small() -> None:
@@ -123,7 +135,7 @@ def test_simulated_savings_replace_estimates_while_time_lasts() -> None:
     machine = Reckoned()
     before = machine.run([FULL])[0]
     measured = report(
-        before["phase_categories"], FULL, reserved_bytes=2 * before["peak_bytes"], inactive_split_bytes=30 * GIB
+        _phases(before), FULL, reserved_bytes=2 * before.peak_bytes, inactive_split_bytes=30 * GIB
     )
     segments = {"action": "", "costs": "", "exact": True, "basis": "estimated", "saves_bytes": 25 * GIB}
     measured["advice"] = [{"id": "expandable_segments", "peak": "device", **segments}]  # by replay
@@ -131,7 +143,7 @@ def test_simulated_savings_replace_estimates_while_time_lasts() -> None:
     assert {e.basis for e in found.entries} == {"simulated"}
     half = next(e for e in found.entries if e.id == "micro_batch_4")
     changed = FULL.with_(per_device_train_batch_size=4, gradient_accumulation_steps=2, steps_per_generation=2)
-    assert half.saves_bytes == before["peak_bytes"] - Reckoned().run([changed])[0]["peak_bytes"]
+    assert half.saves_bytes == before.peak_bytes - Reckoned().run([changed])[0].peak_bytes
     saved = [e.saves_bytes for e in found.entries]
     assert saved[1:] == sorted(saved[1:], reverse=True)
 
@@ -153,16 +165,16 @@ def test_what_is_read_first_is_simulated_though_the_simulations_change_the_order
     class Dear(Reckoned):
         """Simulations that find nearly nothing saved by what the estimates put first."""
 
-        def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
-            rows = super().run(wanted)
-            for settings, row in zip(wanted, rows, strict=True):
-                if settings != FULL and settings.per_device_train_batch_size < FULL.per_device_train_batch_size:
-                    row["peak_bytes"] = full - GIB
-            return rows
+        def run(self, wanted: list[Settings]) -> list[SimulatedRow]:
+            batch = FULL.per_device_train_batch_size
+            return [
+                replace(row, peak_bytes=full - GIB) if settings.per_device_train_batch_size < batch else row
+                for settings, row in zip(wanted, super().run(wanted), strict=True)
+            ]
 
     before = Reckoned().run([FULL])[0]
-    full = before["peak_bytes"]
-    measured = report(before["phase_categories"], FULL)
+    full = before.peak_bytes
+    measured = report(_phases(before), FULL)
     ticks = iter([0.0, *[0.0] * (2 * rounds + 1), *[1e9] * 9])
     found = evaluate_advice(as_report(measured), FULL, Dear(), seconds=10, batch=1, clock=lambda: next(ticks))  # type: ignore[arg-type]
     assert found.simulated == rounds
@@ -172,15 +184,11 @@ def test_what_is_read_first_is_simulated_though_the_simulations_change_the_order
 
 def test_a_refused_change_is_named_and_costs_no_other() -> None:
     class Choosy(Reckoned):
-        def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
-            rows = super().run(wanted)
-            for i, settings in enumerate(wanted):
-                if settings.load_in_4bit:
-                    assert refused is not None
-                    rows[i], refused[i] = {}, "no kernel for that"
-            return rows
+        def run_each(self, wanted: list[Settings], refused: dict[int, str]) -> list[SimulatedRow | None]:
+            refused.update({i: "no kernel for that" for i, settings in enumerate(wanted) if settings.load_in_4bit})
+            return [None if i in refused else row for i, row in enumerate(self.run(wanted))]
 
-    measured = report(Reckoned().run([FULL])[0]["phase_categories"], FULL)
+    measured = report(_phases(Reckoned().run([FULL])[0]), FULL)
     found = evaluate_advice(as_report(measured), FULL, Choosy(), seconds=1e9)  # type: ignore[arg-type]
     assert found.refused["qlora"] == "no kernel for that"
     assert "simulated" in {e.basis for e in found.entries}

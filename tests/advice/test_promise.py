@@ -9,10 +9,9 @@ import pytest
 
 from memprof.advice.ranking import MARGIN, simulated_is_enough
 from memprof.advice.recorded_run import Peak, Run
-from memprof.advice.simulated_row import read_row
 from memprof.config.settings import Settings
-from memprof.errors import InputError
 from memprof.vocabulary import Category, Phase
+from tests.plan.rows import simulated_row
 from tests.report.plain import as_oom, enough_together, is_enough, ranked, run_of, whole_oom, with_words
 from tests.reports.sample import sample
 
@@ -101,15 +100,9 @@ def test_of_two_changes_the_larger_saving_of_a_category_counts() -> None:
 def test_a_limit_and_a_simulation() -> None:
     limited = failed(limit_bytes=11 * GIB, device_free_bytes=90 * GIB)
     assert is_enough(saving(optimizer_state=6.1), run(), limited) is False  # nothing is left under the limit
-    row = {"peak_bytes": 8 * GIB, "peak_phase": "backward", "device_peak_bytes": 10 * GIB, "host_bytes": 0,
-           "verdict": {"non_torch_bytes": 0}}  # fmt: skip
-    assert simulated_is_enough(read_row(row), as_oom(failed())) is True
-    assert simulated_is_enough(read_row({**row, "device_peak_bytes": 11 * GIB}), as_oom(failed())) is False
-
-
-def test_a_damaged_result_of_a_simulation_is_named() -> None:
-    with pytest.raises(InputError, match=r"damaged .*peak_bytes"):
-        read_row({"peak_bytes": "much", "peak_phase": "backward", "device_peak_bytes": None, "host_bytes": 0})
+    for needed, enough in ((10 * GIB, True), (11 * GIB, False)):
+        changed = simulated_row(peak_bytes=8 * GIB, device_peak_bytes=needed, verdict={"non_torch_bytes": 0})
+        assert simulated_is_enough(changed, as_oom(failed())) is enough
 
 
 def test_growing_segments_that_are_not_enough_do_not_come_first() -> None:

@@ -81,8 +81,8 @@ def test_the_command_puts_measured_and_simulated_side_by_side(
 ) -> None:
     from click.testing import CliRunner
 
-    from memprof.analysis.report_files import validate
     from memprof.cli import main
+    from tests.report.files import validate
     from tests.reports.typed import build_comparison
 
     folder, report = recorded

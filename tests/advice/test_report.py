@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from memprof.analysis.report_files import validate
 from memprof.report import Report
 from memprof.report.codec import from_builtins, to_builtins
+from tests.report.files import validate
 from tests.synthetic import SnapshotBuilder
 
 MIB = 2**20

@@ -14,13 +14,13 @@ from memprof.analysis.allocations.differences import holdings_of_analysis, stack
 from memprof.analysis.analysis import analyze
 from memprof.analysis.compare import Run, distinct, over_limit, short_names
 from memprof.analysis.published_tables import published_columns, published_tables
-from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN, wide_margin
 from memprof.config.gpus import CONTEXT_BYTES
 from memprof.errors import InputError, UsageError
 from memprof.report.codec import dumps, from_builtins
 from memprof.report.comparison import Comparison
 from memprof.vocabulary import GROUP_OF, Category, Group
+from tests.report.files import validate
 from tests.report.plain import compare, holdings_of_report
 from tests.reports.compared import as_run, leaner, published_comparison, sample_comparison
 from tests.reports.sample import MIB, sample

@@ -13,17 +13,23 @@ import pytest
 from memprof.reports.document.build import host_facts
 from memprof.reports.renderers import draw
 
-from memprof.analysis.counters import CountersFile, read_counters
+from memprof.analysis.counters import read_counters
 from memprof.analysis.host.growth import host_growth, host_report
-from memprof.analysis.report_files import validate
 from memprof.recording.system.host import host_parts
 from memprof.report.codec import to_builtins
+from memprof.report.counters import StepCounters
 from memprof.report.run import Host
 from memprof.snapshot.recorded_run import HostMemory
+from tests.report.counters import append, counters_file, line_of
+from tests.report.files import validate
 from tests.reports.sample import sample
 
 G = 2**30
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+
+
+def _lines(rows: list[dict[str, int]]) -> list[StepCounters]:
+    return [line_of(row) for row in rows]
 
 
 def rows(**grows: float) -> list[dict[str, int]]:
@@ -42,7 +48,7 @@ def rows(**grows: float) -> list[dict[str, int]]:
     ],
 )
 def test_the_part_that_grows_is_named(grows: dict[str, float], first: str, each: float) -> None:
-    found = host_growth(rows(**grows))
+    found = host_growth(_lines(rows(**grows)))
     assert found is not None
     assert next(iter(found.parts)) == first.removeprefix("host_")
     assert found.bytes / found.steps == pytest.approx(each * G)
@@ -50,19 +56,19 @@ def test_the_part_that_grows_is_named(grows: dict[str, float], first: str, each:
 
 
 def test_what_warms_up_stands_still_or_jumps_once_is_no_growth() -> None:
-    assert host_growth(rows()) is None
-    assert host_growth(rows(host_rss=1)[:9]) is None  # too few steps
+    assert host_growth(_lines(rows())) is None
+    assert host_growth(_lines(rows(host_rss=1)[:9])) is None  # too few steps
     warm = [{"step": i, "host_rss": (2 if i < 2 else 20) * G} for i in range(20)]
-    assert host_growth(warm) is None
+    assert host_growth(_lines(warm)) is None
     once = [{"step": i, "host_rss": (10 if i < 11 else 20) * G} for i in range(20)]
-    assert host_growth(once) is None
-    assert host_growth([{"step": i} for i in range(20)]) is None
+    assert host_growth(_lines(once)) is None
+    assert host_growth(_lines([{"step": i} for i in range(20)])) is None
 
 
 def test_watch_says_it(tmp_path: Path) -> None:
-    file = CountersFile(tmp_path, 0, {})
+    file = counters_file(tmp_path, 0, {})
     for row in rows(host_children=0.5):
-        file.append({"time": time.time(), **row})
+        append(file, {"time": time.time(), **row})
     text = draw("watch", [read_counters(file.path)])
     assert "Host memory grows by 0.500 GiB a step" in text
     assert "dataloader workers" in text
@@ -97,9 +103,9 @@ def test_parts_are_those_of_the_process_and_its_children(tmp_path: Path) -> None
 
 def test_a_report_says_which_part_of_host_memory_grew(tmp_path: Path) -> None:
     """The counters beside a snapshot are its run's; somebody else's snapshot has no neighbours that are read."""
-    file = CountersFile(tmp_path, 0, {"world_size": 1})
+    file = counters_file(tmp_path, 0, {"world_size": 1})
     for row in rows(host_pinned=0.25, host_rss=0.25):
-        file.append({"step": row["step"], **row, "host_pinned": G + row["step"] * G // 4})
+        append(file, {"step": row["step"], **row, "host_pinned": G + row["step"] * G // 4})
     host = HostMemory(rss_bytes=15 * G, pinned_bytes=None)
     found, note = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
     assert found is not None

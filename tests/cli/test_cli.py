@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memprof._version import __version__
-from memprof.analysis.report_files import validate
 from memprof.cli import main
+from tests.report.files import validate
 from tests.synthetic import SnapshotBuilder
 
 MIB = 2**20

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.report_files import validate
 from memprof.report.codec import dumps
 from tests.cli.test_cli import call, json_of, shell
+from tests.report.files import validate
 from tests.reports.compared import leaner
 from tests.reports.sample import sample
 from tests.synthetic import SnapshotBuilder

@@ -15,6 +15,7 @@ from memprof.cli import main
 from memprof.cli.emit import Output, emit
 from memprof.cli.simulating import emit_simulated
 from memprof.errors import UsageError
+from memprof.vocabulary import Phase
 from tests.cli.test_cli import call
 
 GIB = 2**30
@@ -76,7 +77,7 @@ def test_a_verdict_is_said_beside_the_result_and_a_bad_one_is_the_exit_code(caps
 
     verdict = Verdict(
         gpu="a card", total_bytes=24 * GIB, needed_bytes=20 * GIB, reserved_bytes=19 * GIB, non_torch_bytes=GIB,
-        margin=0.03, kept="3 % kept", fits=True, flushes=False, phase="backward",
+        margin=0.03, kept="3 % kept", fits=True, flushes=False, phase=Phase.BACKWARD,
     )  # fmt: skip
     outcome = Outcome(raw={}, analysis=None, verdict=None)  # type: ignore[arg-type]
     emit_simulated(ANSWER, outcome, Output("json"))

@@ -21,12 +21,13 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.counters import CountersFile, read_counters
-from memprof.analysis.report_files import read_memprof_json
+from memprof.analysis.counters import read_counters
 from memprof.errors import InputError
 from memprof.files import refuse_special, write_text, write_whole
 from memprof.report.files import write_answer
 from memprof.snapshot import load_snapshot, save_snapshot
+from tests.report.counters import append, counters_file
+from tests.report.files import read_memprof_json
 from tests.reports.sample import sample
 from tests.reports.typed import report_of
 from tests.synthetic import SnapshotBuilder
@@ -68,9 +69,9 @@ def _write_json(folder: Path) -> Iterator[None]:
 
 def _write_counters(folder: Path) -> Iterator[None]:
     while True:
-        file = CountersFile(folder, 0, {"pid": 1}, max_bytes=1 << 16)
+        file = counters_file(folder, 0, {"pid": 1}, max_bytes=1 << 16)
         for step in range(400):
-            file.append({"step": step, "time": 1.0, "x": "y" * 400})
+            append(file, {"step": step, "time": 1.0, "phases": {"y" * 400: 1}})
             yield
 
 
@@ -97,7 +98,7 @@ def _read_page(path: Path) -> None:
 def _read_counters(path: Path) -> None:
     *whole, _half = path.read_bytes().split(b"\n")
     steps = [row["step"] for row in map(json.loads, whole) if "step" in row]
-    assert [row["step"] for row in read_counters(path).steps] == steps  # the last line may be half
+    assert [row.step for row in read_counters(path).steps] == steps  # the last line may be half
     assert steps == list(range(steps[0], steps[-1] + 1)) if steps else len(whole) == 1
 
 
@@ -209,14 +210,14 @@ def test_a_full_disk_leaves_the_earlier_file(
 
 @pytest.mark.parametrize("room", [0, 1, 37])
 def test_counters_keep_no_half_line(room: int, tmp_path: Path) -> None:
-    file = CountersFile(tmp_path, 0, {"pid": 1})
-    file.append({"step": 1, "time": 1.0})
+    file = counters_file(tmp_path, 0, {"pid": 1})
+    append(file, {"step": 1, "time": 1.0})
     before = file.path.read_bytes()
     with files_of_at_most(len(before) + room), pytest.raises(OSError, match=r"No space|too large"):
-        file.append({"step": 2, "time": 2.0, "x": "y" * 100})
+        append(file, {"step": 2, "time": 2.0, "phases": {"y" * 100: 1}})
     assert file.path.read_bytes() == before
-    file.append({"step": 3, "time": 3.0})
-    assert [row["step"] for row in read_counters(file.path).steps] == [1, 3]
+    append(file, {"step": 3, "time": 3.0})
+    assert [row.step for row in read_counters(file.path).steps] == [1, 3]
 
 
 @pytest.fixture
@@ -248,8 +249,8 @@ def test_a_disk_that_is_really_full(tiny_disk: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No space left on device"):
         save_snapshot(_snapshot("b"), tiny_disk / "run.pickle")
     (tiny_disk / "filler").write_bytes(b"x" * (40 << 10))
-    file = CountersFile(tiny_disk, 0, {})
-    steps = (file.append({"step": step, "time": 1.0, "x": "y" * 999}) for step in range(1000))
+    file = counters_file(tiny_disk, 0, {})
+    steps = (append(file, {"step": step, "time": 1.0, "phases": {"y" * 999: 1}}) for step in range(1000))
     with pytest.raises(OSError, match="No space"):
         list(steps)
     assert file.path.read_bytes().endswith(b"}\n")
@@ -317,16 +318,16 @@ def test_the_unfinished_file_cannot_be_foreseen_and_is_opened_through_no_link(
 
 
 def test_counters_are_appended_through_no_link(tmp_path: Path) -> None:
-    file = CountersFile(tmp_path, 0, {})
+    file = counters_file(tmp_path, 0, {})
     file.path.unlink()
     (elsewhere := tmp_path / "elsewhere").write_text("untouched")
     file.path.symlink_to(elsewhere)
     with pytest.raises(OSError, match="symbolic link"):
-        file.append({"step": 1})
+        append(file, {"step": 1})
     file.path.unlink()
     os.mkfifo(file.path)
     with pytest.raises(OSError, match="No such device"):
-        file.append({"step": 1})
+        append(file, {"step": 1})
     assert elsewhere.read_text() == "untouched"
 
 
@@ -336,7 +337,7 @@ def test_files_have_the_users_umask(mask: int, tmp_path: Path) -> None:
     try:
         write_text(tmp_path / "page.html", "x")
         save_snapshot(_snapshot("a"), tmp_path / "run.pickle")
-        CountersFile(tmp_path, 0, {})
+        counters_file(tmp_path, 0, {})
     finally:
         os.umask(before)
     assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()} == {0o666 & ~mask}

@@ -56,8 +56,8 @@ def test_a_prediction_that_is_not_as_documented_is_said() -> None:
 
 def test_ranks_that_no_run_has_are_refused_and_not_counted_to() -> None:
     from memprof.analysis.ranks.merge import world_size_of
-    from memprof.analysis.report_files import validate
     from memprof.errors import InputError
+    from tests.report.files import validate
     from tests.reports.sample import sample
 
     report = sample()[0]
@@ -70,8 +70,8 @@ def test_ranks_that_no_run_has_are_refused_and_not_counted_to() -> None:
 
 @pytest.mark.parametrize("number", ["1.0", "1e300", "2.5"])
 def test_a_count_with_a_point_is_none(number: str, tmp_path: Path) -> None:
-    from memprof.analysis.report_files import read_memprof_json
     from memprof.errors import InputError
+    from tests.report.files import read_memprof_json
     from tests.reports.sample import sample
 
     text = json.dumps({**sample()[0], "max_requested_bytes": 7}).replace('"max_requested_bytes": 7', "HERE")
@@ -81,7 +81,7 @@ def test_a_count_with_a_point_is_none(number: str, tmp_path: Path) -> None:
 
 
 def test_a_small_report_asks_for_little_memory(tmp_path: Path) -> None:
-    from memprof.analysis.report_files import read_memprof_json
+    from tests.report.files import read_memprof_json
     from tests.reports.sample import sample
 
     (path := tmp_path / "r.json").write_text(json.dumps(sample()[0]))

@@ -103,8 +103,8 @@ def test_nothing_takes_the_place_of_what_is_no_file(place: tuple[str, str], give
 
 
 def test_so_are_a_socket_and_a_device(tmp_path: Path) -> None:
-    from memprof.analysis.report_files import read_memprof_json
     from memprof.errors import InputError
+    from tests.report.files import read_memprof_json
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "s"))

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from memprof.analysis.counters import CountersFile
 from memprof.cli import main
+from tests.report.counters import append, counters_file
 
 MIB = 2**20
 
@@ -23,16 +24,17 @@ MIB = 2**20
 def run_folder(folder: Path, *, ranks: int = 1, steps: int = 3, ended: bool = True) -> list[CountersFile]:
     """A run that counted ``steps`` steps: rank 1 a little fuller than rank 0."""
     about = {"model_name": "tiny", "device": "Pretend", "device_total_bytes": 24 * 2**30, "max_steps": 9}
-    files = [CountersFile(folder / "_memprof", r, {**about, "world_size": ranks}) for r in range(ranks)]
+    files = [counters_file(folder / "_memprof", r, {**about, "world_size": ranks}) for r in range(ranks)]
     for file, more in zip(files, range(ranks), strict=True):
         for step in range(1, steps + 1):
-            file.append(counted(step, more * 1024 * MIB))
-        file.append(
+            append(file, counted(step, more * 1024 * MIB))
+        append(
+            file,
             {"step": 2, "phase": "backward", "peak_allocated": 3072 * MIB,
              "categories": {"weights": 1024 * MIB, "loss_logits": 2048 * MIB}, "groups": {"total": 3072 * MIB}}
         )  # fmt: skip
         if ended:
-            file.append({"ended": time.time(), "step": steps, "error": False})
+            append(file, {"ended": time.time(), "step": steps, "error": False})
     return files
 
 
@@ -47,7 +49,7 @@ def counted(step: int, more: int = 0) -> dict[str, Any]:
 
 def test_headings_end_in_the_number_of_their_step(tmp_path: Path) -> None:
     for file in run_folder(tmp_path, steps=12):
-        file.append({"step": 12, "phase": "backward", "peak_allocated": MIB, "categories": {"weights": MIB}})
+        append(file, {"step": 12, "phase": "backward", "peak_allocated": MIB, "categories": {"weights": MIB}})
     printed = CliRunner().invoke(main, ["watch", str(tmp_path), "--once"], standalone_mode=False).output
     heads = [line.split("  ")[0] for line in printed.splitlines()]
     assert "Phase, step 12" in heads
@@ -83,12 +85,12 @@ def test_a_job_that_is_silent_is_said_to_be(tmp_path: Path) -> None:
     text = CliRunner().invoke(main, ["watch", str(tmp_path)], standalone_mode=False).output
     assert "ago" in text
     assert "stopped" not in text
-    file.append({**counted(2), "time": time.time() - 7200})
+    append(file, {**counted(2), "time": time.time() - 7200})
     assert "2 h ago; it may have been stopped" in CliRunner().invoke(main, ["watch", str(tmp_path)]).output
 
 
 def test_before_the_first_step(tmp_path: Path) -> None:
-    CountersFile(tmp_path, 0, {"model_name": "evil [bold]\x1b[31m"})
+    counters_file(tmp_path, 0, {"model_name": "evil [bold]\x1b[31m"})
     text = CliRunner().invoke(main, ["watch", str(tmp_path)], standalone_mode=False).output
     assert "No step has ended yet." in text
     assert "\x1b" not in text
@@ -129,9 +131,9 @@ def test_a_terminal_follows_the_run_until_it_ends(tmp_path: Path) -> None:
     os.close(theirs)
     try:
         seen = read_until(ours, "Step 1 of 9")
-        file.append(counted(2))
+        append(file, counted(2))
         seen += read_until(ours, "Step 2 of 9")
-        file.append({"ended": time.time(), "step": 2, "error": False})
+        append(file, {"ended": time.time(), "step": 2, "error": False})
         seen += read_until(ours, "finished")
         assert process.wait(timeout=20) == 0
     finally:

@@ -13,7 +13,7 @@ from memprof.config.trl_arguments import OF_TRL, assumed_of, assumed_words
 
 def _assumed(**given: Any) -> list[str]:
     told = {"model": "Qwen/Qwen2.5-0.5B-Instruct", **given}
-    return assumed_words(Settings(**told, assumed=assumed_of(told)).to_dict())
+    return assumed_words(Settings(**told, assumed=assumed_of(told)).known)
 
 
 def test_rows_of_a_length_that_was_given_are_not_assumed() -> None:

@@ -115,27 +115,27 @@ def test_what_is_left_out_widens_the_range_and_the_margin(tmp_path: Path, given:
     assert read["left_out"] == (name,)
     settings = Settings(**read)
     plain = settings.with_(left_out=())
-    wide, narrow = expected_error(settings.to_dict()), expected_error(plain.to_dict())
-    assert wide["not_simulated"] == [name]
-    assert f"Not simulated: {name}" in wide["sentence"]
-    for figure in ("allocated", "reserved"):
-        assert wide[figure]["high"] - wide[figure]["low"] > narrow[figure]["high"] - narrow[figure]["low"]
-    assert margin_of(settings.to_dict()) > margin_of(plain.to_dict())
+    wide, narrow = expected_error(settings.known), expected_error(plain.known)
+    assert wide.not_simulated == (name,)
+    assert f"Not simulated: {name}" in wide.sentence
+    for one, other in ((wide.allocated, narrow.allocated), (wide.reserved, narrow.reserved)):
+        assert one.high - one.low > other.high - other.low
+    assert margin_of(settings.known) > margin_of(plain.known)
 
 
 def test_settings_in_memprofs_words_simulate_a_field() -> None:
     for sharding, name in (("fsdp2", "fsdp"), ("zero2", "deepspeed")):
         settings = Settings(model="m", gpus=8, sharding=sharding, optim="adamw_torch", left_out=(name,))
-        assert unsimulated_of(settings.to_dict()) == []
-        assert [of.name for of in unsimulated_of(settings.with_(gpus=1, sharding="ddp").to_dict())] == [name]
+        assert unsimulated_of(settings.known) == []
+        assert [of.name for of in unsimulated_of(settings.with_(gpus=1, sharding="ddp").known)] == [name]
 
 
 def test_what_lies_outside_the_training_step_is_only_noted(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"model": "m", "eval_strategy": "steps", "per_device_eval_batch_size": 64}')
     settings = Settings(**read_settings(tmp_path / "a.json"))
-    (field,) = unsimulated_of(settings.to_dict())
+    (field,) = unsimulated_of(settings.known)
     assert (field.name, field.noted) == ("eval_strategy", True)
-    assert margin_of(settings.to_dict()) == margin_of(settings.with_(left_out=()).to_dict())
+    assert margin_of(settings.known) == margin_of(settings.with_(left_out=()).known)
 
 
 def test_fields_that_are_executed_reach_their_own_class(tmp_path: Path) -> None:

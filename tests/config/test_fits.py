@@ -27,11 +27,11 @@ def test_a_need_on_the_limit_fits_and_one_byte_more_does_not() -> None:
 def test_what_is_kept_follows_what_is_not_known() -> None:
     told = {"model": "Qwen/Qwen2.5-0.5B-Instruct", "prompt_length": 64, "completion_length": 192}
     known = Settings(**told, assumed=assumed_of(told))
-    assert margin_of(known.to_dict(), CARD) == MARGIN
-    open_length = Settings(told["model"], assumed=assumed_of({"model": told["model"]})).to_dict()
+    assert margin_of(known.known, CARD) == MARGIN
+    open_length = Settings(told["model"], assumed=assumed_of({"model": told["model"]})).known
     assert margin_of(open_length, CARD) > MARGIN
     assert "length" in kept_for(open_length, CARD)[-1].why
-    never = Settings(**told, generation="vllm").to_dict()
+    never = Settings(**told, generation="vllm").known
     assert (margin_of(never, CARD), "vLLM" in kept_for(never, CARD)[0].why) == (wide_margin(), True)
 
 
@@ -49,9 +49,9 @@ def test_a_setting_that_is_changed_is_no_longer_assumed() -> None:
 
 def test_no_exactly_known_run_needed_more_than_the_margin_of_its_kind() -> None:
     for row in comparisons():
-        if row["where"] in ("gpu", "emulated"):
-            kept = wide_margin() if row["where"] == "gpu" else MARGIN
-            assert row["measured_bytes"] <= row["simulated_bytes"] * (1 + kept), row["name"]
+        if row.where in ("gpu", "emulated"):
+            kept = wide_margin() if row.where == "gpu" else MARGIN
+            assert row.measured_bytes <= row.simulated_bytes * (1 + kept), row.name
 
 
 def test_a_context_that_nobody_recorded_is_room_that_is_taken() -> None:

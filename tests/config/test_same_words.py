@@ -7,14 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.faults.fields import example_of
 from memprof.cli.simulation_options import settings_of
 from memprof.config.from_recording import settings_like
 from memprof.config.settings import Settings
 from memprof.plan.headline import headline_of_plan
 from memprof.plan.methods import METHODS, methods_for
+from memprof.report.plan import Plan, PlanRow
 
 FOLLOWED = (
     "trainer", "dtype", "mixed_precision", "prompt_length", "completion_length", "per_device_train_batch_size",
@@ -88,17 +91,16 @@ def test_a_default_that_is_not_trls_is_said(tiny: str, tmp_path: Path) -> None:
     asked = settings_of(None, {"model": tiny})
     differ = {name for name, value in _followed(theirs).items() if value != _followed(asked)[name]}
     assert differ == {"completion_length"}
-    words = headline_of_plan(_plan_of({"all": asked}), asked.assumed)["assumed"]
+    words = headline_of_plan(_plan_of({"all": asked}), asked.assumed).assumed
     assert f"completions of 256 tokens (TRL's default is {theirs.completion_length})" in words
 
 
-def _plan_of(rows: dict[str, Settings]) -> dict[str, Any]:
+def _plan_of(rows: dict[str, Settings]) -> Plan:
     listed = [
-        {"method": name, "config": settings.to_dict(), "fits": True, "device_peak_bytes": 1, "largest_category":
-         "weights", "categories": {"weights": 1}, "phase": "forward"}
+        {**example_of(PlanRow), "method": name, "config": settings.to_dict(), "categories": {"weights": 1}}
         for name, settings in rows.items()
-    ]  # fmt: skip
-    return {"rows": listed, "gpu": "24GB", "total_bytes": 2, "best": None, "maximized": "context"}
+    ]
+    return msgspec.convert({**example_of(Plan), "rows": listed, "gpu": "24GB", "best": None}, Plan)
 
 
 @pytest.mark.parametrize("words", [{}, {"lora_r": 8}, {"dtype": "float32"}, {"lora_r": 8, "dtype": "float32"}])
@@ -111,7 +113,7 @@ def test_what_a_method_sets_otherwise_is_said(words: dict[str, Any], tiny: str) 
     for settings in rows.values():
         changed = {name for name, value in _followed(settings).items() if value != _followed(asked)[name]}
         assert changed <= own
-    said = "; ".join(headline_of_plan(_plan_of(rows), asked.assumed)["assumed"])
+    said = "; ".join(headline_of_plan(_plan_of(rows), asked.assumed).assumed)
     dtypes = {settings.dtype for settings in rows.values()}
     if "dtype" in words:
         assert "weights" not in said

@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
         "lora": True, "settings": {"checkpointing": "selective", "max_tokens_per_piece": 1, "on_oom": "raise"},
     },
     "generation": {"lora": True, "settings": {
-        "generation_batch": 2, "generation_cache": "offloaded", "checkpointing": "mlp"}},
+        "generation_batch": 2, "cache_implementation": "offloaded", "checkpointing": "mlp"}},
     "rolling": {"lora": True, "settings": {
         "generation": "paged", "generation_batch": 2, "generation_kwargs": {}, "checkpointing": "mlp"}},
     "shared-prefix": {"lora": True, "settings": {"beta": 0.04, "prefix_sharing": True, "packing": True}},

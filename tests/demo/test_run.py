@@ -69,7 +69,7 @@ def test_every_phase_of_a_step_is_there(demo: DemoResult, name: str) -> None:
 
 
 def test_files_hold_what_was_returned(demo: DemoResult) -> None:
-    from memprof.analysis.report_files import validate
+    from tests.report.files import validate
 
     for done in demo.runs:
         written = json.loads(done.json.read_text(encoding="utf-8"))

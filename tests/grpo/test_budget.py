@@ -12,18 +12,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("trl")
 
 import torch
 
-from memprof.config.gpus import Gpu, gpu_of
+from memprof.config.gpus import Gpu
 from memprof.errors import UsageError
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, card_of, settings_of
 from memprof.plan.budget_search import Choice
+from memprof.plan.simulations import Question
 from tests.grpo.trainers import build, run_step, saved_llama, tiny_llama
+from tests.plan.rows import simulated_row
 
 MIB = 2**20
 
@@ -61,7 +64,8 @@ def test_the_card_is_the_one_the_run_is_on(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: ada)
     card = card_of(torch.device("cuda"), 20 * 10**9)
     assert card == Gpu("NVIDIA GeForce RTX 4090", 20 * 10**9, (8, 9), multiprocessors=128)
-    assert gpu_of(json.loads(json.dumps(card.to_dict()))) == card, "as another process gets it"
+    asked = Question(settings={}, gpu=card)
+    assert msgspec.json.decode(msgspec.json.encode(asked), type=Question).gpu == card, "as another process gets it"
     assert card_of(torch.device("cpu"), 20 * 10**9) is None
 
 
@@ -174,9 +178,9 @@ def _over(trained: Any, phase: str, measured: int, monkeypatch: pytest.MonkeyPat
     settings, _ = settings_of(trained)
     chosen = settings.with_(gradient_checkpointing="none", generation_batch=4)
     leaner = chosen.with_(gradient_checkpointing="full", tiled_mlp=8)
-    row = {"peak_bytes": 100 * MIB, "device_peak_bytes": 700 * MIB, "peak_phase": phase}
+    expected = simulated_row(peak_bytes=100 * MIB, device_peak_bytes=700 * MIB, peak_phase=phase)
     follower = budget._FirstStep(
-        trained, Choice(chosen, row, 720 * MIB, (leaner,), 2), trained._techniques, trained._once_log
+        trained, Choice(chosen, expected, 720 * MIB, (leaner,), 2), trained._techniques, trained._once_log
     )
     monkeypatch.setattr(budget, "_measured", lambda trainer: measured)
     trained._once_log.said.clear()

@@ -86,7 +86,7 @@ def assert_same(theirs: Any, ours: Any, inputs: Any, noise: float = 0.3) -> None
         {"max_tokens_per_piece": 40},
         {"exact_two_pass": "always", "max_tokens_per_piece": 1},
         {"prefix_sharing": True, "checkpointing": "full"},
-        {"packing": True, "fused_loss": False},
+        {"packing": True},
         {"micro_splitting": False},
     ],
     ids=str,

@@ -79,7 +79,6 @@ def test_every_loss(pair: tuple[Any, Any], loss_type: str, level: str, beta: flo
         {"off_policy_mask_threshold": 0.1},
         {"delta": 1.1},
         {"use_bias_correction_kl": False},
-        {"fused_loss": False},
     ],
     ids=lambda settings: "+".join(settings),
 )

@@ -153,7 +153,7 @@ def test_sequences_together_is_what_the_free_memory_holds(monkeypatch: pytest.Mo
 
     model = tiny_llama()
     step: Any = SimpleNamespace(
-        settings=SimpleNamespace(generation_batch=None, generation_cache="dynamic"),
+        settings=SimpleNamespace(generation_batch=None, cache_implementation="dynamic"),
         accelerator=SimpleNamespace(device=torch.device("cuda")),
         policy=model,
         completion_length=20,

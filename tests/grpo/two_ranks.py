@@ -137,6 +137,7 @@ def chosen_for_all(folder: Path) -> dict[str, Any]:
     from memprof.errors import DoesNotFit, UsageError
     from memprof.grpo import budget
     from memprof.plan.budget_search import Choice
+    from tests.plan.rows import simulated_row
 
     settings = Settings(
         "HuggingFaceTB/SmolLM2-135M",
@@ -145,11 +146,11 @@ def chosen_for_all(folder: Path) -> dict[str, Any]:
         tiled_mlp=48,
         generation_batch=2,
     )
-    row = {"peak_bytes": 1, "device_peak_bytes": 1, "peak_phase": "backward", "categories": {"weights": 1}}
+    expected = simulated_row(categories={"weights": 1})
 
     def chosen(trainer: Any, total: int) -> Any:
         assert trainer.accelerator.process_index == 0
-        return Choice(settings, row, total, (), 1), []
+        return Choice(settings, expected, total, (), 1), []
 
     def refused(trainer: Any, total: int) -> Any:
         assert trainer.accelerator.process_index == 0

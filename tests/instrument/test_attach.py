@@ -17,12 +17,12 @@ from memprof.reports.html.report import render_html
 
 import memprof
 from memprof import analyze
-from memprof.analysis.report_files import read_memprof_json, validate
 from memprof.errors import InputError, UsageError
 from memprof.instrument.attach import _attached, attach, attached
 from memprof.instrument.dump_requests import request_dump
 from memprof.recording.system.engine_sleep import Residency
 from memprof.vocabulary import Category
+from tests.report.files import read_memprof_json, validate
 from tests.reports.typed import build_document
 
 WIDTH = 96

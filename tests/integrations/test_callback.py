@@ -341,7 +341,7 @@ def test_a_deleted_folder_is_begun_anew_and_not_said_to_be_pruned(model: Path, t
         plain(model, tmp_path / "a", [callback, Deletes()], max_steps=4).train()
     assert [p.name for p in callback.result.snapshots] == snapshots(folder)
     assert snapshots(folder)[-1] == "step-000004.rank-0.pickle"
-    assert [row["step"] for row in read_counters(folder / "counters.rank-0.jsonl").steps][-1] == 4
+    assert [row.step for row in read_counters(folder / "counters.rank-0.jsonl").steps][-1] == 4
     assert not any("Deleted" in note for r in callback.result.reports.values() for note in r.notes)
 
 

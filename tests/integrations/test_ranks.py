@@ -19,8 +19,8 @@ from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.callback.ranks import put_ranks_together
 from memprof.integrations.run_recorder.output import Result, add_report, summarise
 
-from memprof.analysis.report_files import validate
 from tests.analysis.ranks.simulated import rank_report
+from tests.report.files import validate
 from tests.synthetic import SnapshotBuilder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from memprof.reports.document.plan import PlanDocument
 from memprof.reports.html.plan import render_plan as render_page
 from memprof.reports.renderers import draw
 
-from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN
 from memprof.config.settings import Settings
 from memprof.config.to_trl_config import as_python, as_yaml
@@ -24,7 +24,10 @@ from memprof.plan import cache, make_plan, planner, search, sizes
 from memprof.plan.methods import METHODS, methods_for
 from memprof.plan.pareto_front import fastest_of, front_of
 from memprof.plan.planner import Plan
+from memprof.plan.simulations import Changes, SimulatedRow, SizeChoices
 from memprof.report.codec import to_builtins
+from tests.plan.rows import simulated_row
+from tests.report.files import validate
 from tests.reports.typed import build_plan
 
 GB = 10**9
@@ -44,47 +47,43 @@ class _Known:
     def run(
         self,
         wanted: list[Settings],
-        refused: None = None,
-        sizes: list[dict[str, Any]] | None = None,
-        done: Callable[[int, dict[str, Any]], None] | None = None,
-    ) -> list[dict[str, Any]]:
+        sizes: list[SizeChoices] | None = None,
+        done: Callable[[int, SimulatedRow], None] | None = None,
+    ) -> list[SimulatedRow]:
         self.asked += wanted
-        asked: list[dict[str, Any] | None] = list(sizes) if sizes is not None else [None] * len(wanted)
-        rows = [{**self._one(s), **self._largest(of_it)} for s, of_it in zip(wanted, asked, strict=True)]
+        asked = sizes or [None] * len(wanted)
+        pairs = zip(wanted, asked, strict=True)
+        rows = [msgspec.structs.replace(self._one(s), largest=self._largest(of_it)) for s, of_it in pairs]
         for index, row in enumerate(rows):
             if done is not None:
                 done(index, row)
         return rows
 
-    def _largest(self, sizes: dict[str, Any] | None) -> dict[str, Any]:
+    def _largest(self, sizes: SizeChoices | None) -> Changes | None:
         """Choose as resizing the run would, which here is as exact as simulating it."""
         if sizes is None:
-            return {}
-        of = Settings.from_dict(sizes["of"])
-        first = self._last(of, sizes["first"])
-        if first is None:
-            return {"largest": None}
-        return {"largest": self._last(of, [{**first, **more} for more in sizes["more"]]) or first}
+            return None
+        of = Settings.from_dict(sizes.of)
+        first = self._last(of, sizes.first)
+        return None if first is None else self._last(of, [{**first, **more} for more in sizes.more]) or first
 
-    def _last(self, of: Settings, changes: list[dict[str, Any]]) -> dict[str, Any] | None:
-        place = bisect_left(changes, True, key=lambda one: not self._one(of.with_(**one))["fits"])
+    def _last(self, of: Settings, changes: Sequence[Changes]) -> Changes | None:
+        place = bisect_left(changes, True, key=lambda one: not self._one(of.with_(**one)).fits)
         return changes[place - 1] if place else None
 
-    def _one(self, s: Settings) -> dict[str, Any]:
+    def _one(self, s: Settings) -> SimulatedRow:
         from memprof.config.gpus import find_gpu
 
         fixed = 30 * GB if s.lora_r is None else 5 * GB if s.load_in_4bit else 12 * GB
         token = (40_000 if s.recipe == "lean" else 400_000) if s.gradient_checkpointing else 4_000_000
         need = fixed + token * s.sequence_length * s.per_device_train_batch_size
-        return {
-            "fits": need * (1 + MARGIN) <= find_gpu(self.gpu).total_bytes,
-            "peak_bytes": need,
-            "device_peak_bytes": need,
-            "host_bytes": 0,
-            "largest_category": "activations",
-            "peak_phase": "backward",
-            "verdict": {"limit_bytes": int(find_gpu(self.gpu).total_bytes / (1 + MARGIN))},
-        }
+        return simulated_row(
+            fits=need * (1 + MARGIN) <= find_gpu(self.gpu).total_bytes,
+            peak_bytes=need,
+            device_peak_bytes=need,
+            categories={"activations": need},
+            verdict={"limit_bytes": int(find_gpu(self.gpu).total_bytes / (1 + MARGIN))},
+        )
 
 
 @pytest.fixture
@@ -129,7 +128,7 @@ def test_every_method_has_its_own_longest(known: list[_Known]) -> None:
             assert row.largest.fits
             assert 0.9 < row.largest.settings.sequence_length / ((24 / (1 + MARGIN) - floor) * GB / (token * 8)) <= 1
     assert plan.rows[0].largest is None  # full fine-tuning does not fit at any length
-    shown = build_plan({**plan.to_dict(), "code": None})
+    shown = build_plan(to_builtins(plan.answer()))
     at = [column.title for column in shown.table.columns].index("Longest completion")
     assert shown.table.lines[0].cells[at] == "none"
 
@@ -200,7 +199,7 @@ def test_other_searches_say_where_they_end(known: list[_Known], what: str, why: 
 def test_micro_batches_are_all_that_trl_takes(changes: dict[str, Any], step: int, most: int) -> None:
     """Those of which a generation is a multiple of num_generations; ``Settings`` refuses the others."""
     base = _base(**{"per_device_train_batch_size": 24, **changes})
-    tried = [base.with_(**each).per_device_train_batch_size for each in sizes.choices(base, "batch")["first"]]
+    tried = [base.with_(**each).per_device_train_batch_size for each in sizes.choices(base, "batch").first]
     assert tried == list(range(step, most + 1, step))
     assert all(n in tried for n in range(1, most) if _is_taken(base, n))
     less = sizes.step_back(base.with_(per_device_train_batch_size=10 * step), "batch")
@@ -431,7 +430,7 @@ def test_no_result_is_kept_where_that_is_switched_off(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("MEMPROF_CACHE", "0")
-    cache.store("a-key", {"fits": True})
+    cache.store("a-key", simulated_row())
     assert cache.load("a-key") is None
     assert list(tmp_path.iterdir()) == []
     assert cache.cache_folder() == tmp_path / "cache" / "memprof" / "plan"
@@ -442,8 +441,8 @@ def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: py
     base = _base().to_dict()
     key = cache.key_of(base, {"hidden_size": 1}, "24GB")
     assert cache.load(key) is None
-    cache.store(key, {"fits": True})
-    assert cache.load(key) == {"fits": True}
+    cache.store(key, simulated_row(fits=True))
+    assert cache.load(key) == simulated_row(fits=True)
     others = {
         cache.key_of({**base, "beta": 0.5}, {"hidden_size": 1}, "24GB"),
         cache.key_of(base, {"hidden_size": 2}, "24GB"),
@@ -456,7 +455,8 @@ def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: py
 
 
 def _document(plan: Plan) -> PlanDocument:
-    return build_plan({**plan.to_dict(), "code": as_python(plan.best.settings) if plan.best else None})
+    code = as_python(plan.best.settings) if plan.best else None
+    return PlanDocument(msgspec.structs.replace(plan.answer(), code=code))
 
 
 def test_a_plan_is_drawn(known: list[_Known]) -> None:
@@ -517,8 +517,9 @@ def test_speed_is_maximised_with_smaller_micro_batches(known: list[_Known], monk
     with pytest.raises(UsageError, match="no speed is known of 40GB"):
         make_plan(_base(), "40GB", maximize="speed")
 
-    def took(self: _Known, s: Settings) -> dict[str, Any]:
-        return {**one(self, s), "step_s": 10 + 5 * bool(s.gradient_checkpointing) + 9 * s.load_in_4bit}
+    def took(self: _Known, s: Settings) -> SimulatedRow:
+        seconds = 10 + 5 * bool(s.gradient_checkpointing) + 9 * s.load_in_4bit
+        return msgspec.structs.replace(one(self, s), step_s=seconds)
 
     one = _Known._one
     monkeypatch.setattr(_Known, "_one", took)
@@ -531,7 +532,7 @@ def test_speed_is_maximised_with_smaller_micro_batches(known: list[_Known], monk
     assert smaller.per_device_train_batch_size < 8
     assert smaller.per_device_train_batch_size * smaller.gradient_accumulation_steps == 8
     assert smaller.sequence_length == _base().sequence_length
-    data = {**plan.to_dict(), "code": None}
+    data = to_builtins(plan.answer())
     validate(data)
     shown = build_plan(data)
     assert shown.headline.action.startswith("Fastest found (LoRA): ")
@@ -541,8 +542,8 @@ def test_speed_is_maximised_with_smaller_micro_batches(known: list[_Known], monk
 def test_a_search_for_speed_shortens_nothing(known: list[_Known], monkeypatch: pytest.MonkeyPatch) -> None:
     """A step with shorter completions is another one, however fast; here resizing says that the least may fit."""
     one = _Known._one
-    monkeypatch.setattr(_Known, "_one", lambda self, s: {**one(self, s), "step_s": 9.0})
-    monkeypatch.setattr(_Known, "_largest", lambda self, of_it: {} if of_it is None else {"largest": of_it["first"][0]})
+    monkeypatch.setattr(_Known, "_one", lambda self, s: msgspec.structs.replace(one(self, s), step_s=9.0))
+    monkeypatch.setattr(_Known, "_largest", lambda self, of_it: None if of_it is None else of_it.first[0])
     base = _base(prompt_length=128, completion_length=20_000, per_device_train_batch_size=2, num_generations=2)
     plan = make_plan(base, "4090", maximize="speed", fixed={"recipe", "gradient_checkpointing"})
     assert {s.completion_length for s in known[0].asked} == {20_000}
@@ -556,7 +557,9 @@ def test_without_a_search_stock_trl_that_trains_the_most_is_recommended(
     known: list[_Known], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = _Known._one
-    monkeypatch.setattr(_Known, "_one", lambda self, s: {**one(self, s), "step_s": 9.0 if s.load_in_4bit else 12.0})
+    monkeypatch.setattr(
+        _Known, "_one", lambda self, s: msgspec.structs.replace(one(self, s), step_s=9.0 if s.load_in_4bit else 12.0)
+    )
     rows: list[search.Row] = []
     plan = make_plan(_base(), "4090", maximize=None, on_row=rows.append)
     fitting = [row for row in plan.rows if row.fits and not row.settings.lean]

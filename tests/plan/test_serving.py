@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.report_files import validate
 from memprof.config.catalogue import find_config
 from memprof.config.gpus import find_gpu
 from memprof.config.model_shape import ModelShape
 from memprof.plan.serving import Serving, activation_bytes, plan_serving
 from memprof.units import GIB
 from tests.cli.test_cli import call
+from tests.report.files import validate
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 QWEN = "Qwen/Qwen2.5-7B-Instruct"

@@ -17,10 +17,16 @@ import pytest
 from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
+from memprof.plan.simulations import Question
 from memprof.plan.subprocess_runner import Runner, runner
+from tests.plan.rows import simulated_row
 from tests.simulate.conftest import settings_for, tiny  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("real_workers")
+
+
+def _key(machine: Runner, settings: Settings) -> str:
+    return machine._key(machine._question(settings, None))
 
 
 @pytest.fixture(autouse=True)
@@ -46,19 +52,19 @@ def test_rows_come_in_order_and_are_remembered(settings_for: Callable[..., Setti
         with pytest.raises((InputError, UsageError), match="no_such_layer"):
             machine.run([wrong])
         refused: dict[int, str] = {}
-        some = machine.run([wrong, settings_for(completion_length=9)], refused)
-    assert rows[0]["peak_bytes"] > rows[1]["peak_bytes"]
-    assert rows[1] == run_row(wanted[1].to_dict(), older.to_dict()), "a worker's row is the one this process gets"
-    assert rows[1]["verdict"]["gpu"] == "of a size"
-    other = run_row(wanted[1].to_dict(), newer.to_dict())
-    assert other["peak_bytes"] - rows[1]["peak_bytes"] in {n * (32 * 2**20 - 8_519_680) for n in (1, 2)}
-    assert some[0] == {}
+        some = machine.run_each([wrong, settings_for(completion_length=9)], refused)
+    assert rows[0].peak_bytes > rows[1].peak_bytes
+    here = run_row(Question(settings=wanted[1].to_dict(), gpu=older))
+    assert rows[1] == here, "a worker's row is the one this process gets"
+    other = run_row(Question(settings=wanted[1].to_dict(), gpu=newer))
+    assert other.peak_bytes - rows[1].peak_bytes in {n * (32 * 2**20 - 8_519_680) for n in (1, 2)}
+    assert some[0] is None
     assert "no_such_layer" in refused[0]
-    assert some[1]["peak_bytes"] > 0
+    assert some[1] is not None
     with runner(older) as again:
         assert again.run(wanted) == rows
         assert again.executed == 0
-    assert Runner(newer, 1, None)._key(wanted[0], None) != again._key(wanted[0], None), "another card, another result"
+    assert _key(Runner(newer, 1, None), wanted[0]) != _key(again, wanted[0]), "another card, another result"
 
 
 def test_a_worker_that_dies_is_a_sentence(settings_for: Callable[..., Settings], monkeypatch: Any) -> None:  # noqa: F811
@@ -74,7 +80,7 @@ def test_no_worker_starts_after_the_end(settings_for: Callable[..., Settings]) -
     machine._submit(machine._question(settings_for(), None)).cancel()
     machine.close()
     with pytest.raises(InputError, match="ended before"):
-        machine._all[0].ask({})
+        machine._all[0].ask(Question(settings={}, gpu=None))
 
 
 @pytest.mark.parametrize("text", ["{}", '{"fits": true}', "[1]", "{", "\xff"])
@@ -84,16 +90,15 @@ def test_a_broken_file_of_the_cache_is_simulated_again(
     monkeypatch: pytest.MonkeyPatch,
     text: str,
 ) -> None:
-    row = {**dict.fromkeys(("fits", "peak_phase", "largest_category", "verdict")), "peak_bytes": 7}
-    row |= {"device_peak_bytes": 7, "host_bytes": 0}
-    monkeypatch.setattr(Runner, "_ask", lambda *_: row)
+    found = simulated_row(peak_bytes=7, categories={"weights": 7})
+    monkeypatch.setattr(Runner, "_ask", lambda *_: found)
     with runner("24GB", workers=1) as machine:
         machine.run([settings_for()])
         (file,) = (tmp_path / "cache").iterdir()
         file.write_text(text, encoding="latin-1")
-        assert machine.run([settings_for()]) == [row]
+        assert machine.run([settings_for()]) == [found]
         assert machine.executed == 2
-        assert machine.run([settings_for()]) == [row]
+        assert machine.run([settings_for()]) == [found]
         assert machine.executed == 2
 
 
@@ -105,7 +110,7 @@ def test_rows_are_kept_by_their_reward_models_config_too(
     keys = []
     for layers in (1, 2):
         judge.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": layers}))
-        keys.append(Runner("24GB", 1, None)._key(settings_for(reward_model=str(judge)), None))
+        keys.append(_key(Runner("24GB", 1, None), settings_for(reward_model=str(judge))))
     assert keys[0] != keys[1]
 
 
@@ -124,6 +129,7 @@ def test_a_worker_whose_asker_has_ended_ends_without_a_word() -> None:
 _INTERRUPTED = """
 import sys
 from memprof.config.settings import Settings
+from memprof.plan.simulations import Question
 from memprof.plan.subprocess_runner import runner
 with runner(None, workers=2, progress=None) as machine:
     print("started", flush=True)

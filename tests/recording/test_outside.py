@@ -13,7 +13,6 @@ from memprof.reports.document.outside_torch import outside_facts
 from memprof.reports.html.report import render_html
 
 from memprof.analysis.outside_torch import outside_report
-from memprof.analysis.report_files import validate
 from memprof.config.gpus import CONTEXT_BYTES
 from memprof.recording.system.nvml import DeviceMeter
 from memprof.recording.system.outside_torch import Outside
@@ -21,6 +20,7 @@ from memprof.recording.system.sampler import Sampler
 from memprof.report.codec import to_builtins
 from memprof.report.run import NonTorchMemory, OtherProcess
 from memprof.snapshot.validation import read_run
+from tests.report.files import validate
 from tests.reports.document.drawn import render_terminal
 from tests.reports.sample import sample
 from tests.reports.typed import build_document

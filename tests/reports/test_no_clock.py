@@ -10,8 +10,8 @@ from memprof.reports.document.build import document_of
 from memprof.reports.renderers import draw
 
 from memprof.analysis.analysis import analyze
-from memprof.analysis.report_files import validate
 from memprof.snapshot.writer import save_snapshot
+from tests.report.files import validate
 from tests.synthetic import SnapshotBuilder
 
 TIME = re.compile(r"\d (?:µs|ms|s)\b|Time\b")

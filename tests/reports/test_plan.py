@@ -11,11 +11,12 @@ import pytest
 from memprof.reports.document.plan import PlanDocument
 from memprof.reports.html.plan import render_plan as render_page
 from memprof.reports.renderers import draw
+from msgspec.structs import replace
 
-from memprof.analysis.report_files import validate
 from memprof.config.settings import Settings
 from memprof.plan.headline import headline_of_plan
 from memprof.report.codec import to_builtins
+from tests.report.files import validate
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.html.test_html import packed
 from tests.reports.test_terminal import same
@@ -52,7 +53,8 @@ def sample_plan(**changes: Any) -> PlanDocument:
         "notes": ["full does not fit."], "code": CODE,
     }  # fmt: skip
     told = {**data, **changes}
-    return build_plan({**told, "headline": headline_of_plan(told, ())})
+    plan = build_plan(told).plan
+    return PlanDocument(replace(plan, headline=headline_of_plan(plan, ())))
 
 
 def _row(method: str, needed: int, held: int, *, fits: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from memprof.analysis.report_files import validate
+from tests.report.files import validate
 
 SMALL = [
     "--num-generations",

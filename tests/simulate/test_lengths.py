@@ -11,7 +11,9 @@ import pytest
 
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
+from memprof.plan.simulations import SimulatedRow
 from memprof.simulate.lengths import Lengths, read_lengths, study
+from tests.plan.rows import simulated_row
 
 MIB = 2**20
 SETTINGS = Settings(model="m", per_device_train_batch_size=4, num_generations=4, completion_length=1000)
@@ -23,7 +25,7 @@ def _known(limit: int, asked: list[int]) -> Any:
     def need(length: int) -> int:
         return 100 * MIB + length * MIB + length * length * 100
 
-    def execute(wanted: list[Settings]) -> list[dict[str, Any]]:
+    def execute(wanted: list[Settings]) -> list[SimulatedRow]:
         rows = []
         for settings in wanted:
             length = settings.completion_length
@@ -31,12 +33,12 @@ def _known(limit: int, asked: list[int]) -> Any:
             size = need(length)
             verdict = {"limit_bytes": limit} if limit else None
             rows.append(
-                {
-                    "peak_bytes": size - MIB,
-                    "device_peak_bytes": size,
-                    "fits": size <= limit if limit else None,
-                    "verdict": verdict,
-                }
+                simulated_row(
+                    peak_bytes=size - MIB,
+                    device_peak_bytes=size,
+                    fits=size <= limit if limit else None,
+                    verdict=verdict,
+                )
             )
         return rows
 

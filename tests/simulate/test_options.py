@@ -87,7 +87,7 @@ def test_adapters_of_a_4_bit_model_under_fp16_s_loss_scaler_are_said_to_fail() -
     from memprof.config.gpus import bfloat16_note, find_gpu
 
     asked = Settings("m", lora_r=4, load_in_4bit=True, dtype="float32")
-    configs = (asked.with_(mixed_precision=kind).to_dict() for kind in ("fp16", "bf16"))
+    configs = (asked.with_(mixed_precision=kind).known for kind in ("fp16", "bf16"))
     scaled, plain = (bfloat16_note(find_gpu("A100"), config) for config in configs)
     assert "not implemented for 'BFloat16'" in str(scaled)
     assert plain is None

@@ -14,12 +14,12 @@ from memprof.reports.html.report import render_html
 
 from benchmarks.faults import fields
 from memprof.advice.analyze_with_advice import analyze
-from memprof.analysis.report_files import validate
 from memprof.errors import MemprofError
 from memprof.report.codec import dumps
 from memprof.snapshot import load_snapshot
 from memprof.snapshot.recorded_run import RecordedRun
 from memprof.snapshot.validation import read_run
+from tests.report.files import validate
 from tests.reports.document.drawn import render_terminal
 
 

@@ -134,7 +134,7 @@ def _needed(program: Any, settings: Any, held: int) -> tuple[int, int]:
 
 def _card_for(case: Case, workspace: int, more: int, need: int, reserved: int) -> int:
     """Return the smallest card of whole MiB for a variant; the margin is kept for the lengths that were asked for."""
-    margin = 0.0 if more else margin_of(case.settings.to_dict())
+    margin = 0.0 if more else margin_of(case.settings.known)
     total = (need + CONTEXT_BYTES) // _MIB * _MIB
     while room_bytes(Gpu("?", total), margin) < need:
         total += _MIB

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from memprof.analysis.counters import read_counters
 from memprof.errors import InputError
 from memprof.report.base import known
 from memprof.report.run import Host, HostGrowth
 from memprof.snapshot.recorded_run import HostMemory
 from memprof.units import GIB
+
+if TYPE_CHECKING:
+    from memprof.report.counters import StepCounters
 
 #: The parts of host memory, and their words. Arenas are part of private memory, pinned memory of none of the others.
 PARTS = {
@@ -32,23 +34,23 @@ _LEAST_BYTES, _LEAST_SHARE = GIB // 4, 0.05
 _RISING = 3
 
 
-def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
+def host_growth(rows: Sequence[StepCounters]) -> HostGrowth | None:
     """Return the growth of a run's host memory after its warm-up; None where it does not grow, or too little is known.
 
     Args:
         rows: the steps of one rank, as :class:`memprof.analysis.counters.Counters` has them.
     """
-    rows = [row for row in rows if isinstance(row.get("host_rss"), int)][_WARM_UP:]
+    rows = [row for row in rows if row.size("host_rss") is not None][_WARM_UP:]
     if len(rows) < _LEAST_STEPS:
         return None
-    levels = [_of(row, "host_rss") + _of(row, "host_children") for row in rows]
+    levels = [(row.size("host_rss") or 0) + (row.size("host_children") or 0) for row in rows]
     grown = levels[-1] - levels[0]
     if grown < max(_LEAST_BYTES, _LEAST_SHARE * levels[0]) or not _rises(levels):
         return None
-    parts = {name: _of(rows[-1], name) - _of(rows[0], name) for name in PARTS}
+    parts = {name: (rows[-1].size(name) or 0) - (rows[0].size(name) or 0) for name in PARTS}
     parts["host_anon"] -= parts["host_arenas"]  # which are in it
     ordered = {name: size for name, size in sorted(parts.items(), key=lambda part: -part[1]) if size > 0}
-    steps = max(1, int(rows[-1].get("step", 0)) - int(rows[0].get("step", 0)))
+    steps = max(1, rows[-1].step - rows[0].step)
     named = [f"{PARTS[name]} {size / GIB:.2f} GiB" for name, size in ordered.items() if size > 0.1 * grown]
     said = "; ".join(named) if named else "no part that is told apart accounts for it"
     how = f"{grown / steps / GIB:.3f} GiB a step, {grown / GIB:.2f} GiB in {steps} steps"
@@ -80,8 +82,12 @@ def host_report(host: HostMemory | None, snapshot: str | None, rank: int) -> tup
     if snapshot is None:
         return recorded, None
     counters = counters_beside(Path(snapshot), rank)
+    if not counters.is_file():
+        return recorded, None
+    from memprof.analysis.counters import read_counters
+
     try:
-        found = host_growth(read_counters(counters).steps) if counters.is_file() else None
+        found = host_growth(read_counters(counters).steps)
     except InputError as error:
         why = str(error).replace(str(counters), counters.name)
         return recorded, f"Whether host memory grew from step to step is not known: {why}"
@@ -91,11 +97,6 @@ def host_report(host: HostMemory | None, snapshot: str | None, rank: int) -> tup
 def counters_beside(snapshot: Path, rank: int) -> Path:
     """Return where a run keeps the counters of the rank whose snapshot this is."""
     return snapshot.parent / f"counters.rank-{rank}.jsonl"
-
-
-def _of(row: Mapping[str, Any], name: str) -> int:
-    value = row.get(name)
-    return value if isinstance(value, int) else 0
 
 
 def _rises(levels: Sequence[int]) -> bool:

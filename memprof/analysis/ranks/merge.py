@@ -82,7 +82,7 @@ def _missing(rank: int, folder: Path | None) -> MissingRank:
             steps = read_counters(path).steps
         except InputError:
             return unknown
-        peaks = [n for row in steps if type(n := row.get("peak_allocated")) is int]
-        last = steps[-1]["step"] if steps else None
+        peaks = [peak for row in steps if (peak := row.size("peak_allocated")) is not None]
+        last = steps[-1].step if steps else None
         return MissingRank(rank=rank, last_step=last, peak_allocated_bytes=max(peaks, default=None))
     return unknown

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.option_groups import grouped
@@ -26,7 +28,7 @@ from memprof.errors import UsageError
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
-    from memprof.config.settings import Settings
+    from memprof.config.settings import Settings, Value
     from memprof.plan.planner import Plan, Row
 
 SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_model_len max_num_seqs"
@@ -128,7 +130,7 @@ def command(
     emit(_answer(plan, with_yaml), output, fits=any(row.fits for row in plan.rows) or plan.best is not None)
 
 
-def _refuse_idle(given: dict[str, Any]) -> None:
+def _refuse_idle(given: Mapping[str, object]) -> None:
     """Refuse what changes nothing in a plan of an engine, which takes the model, the lengths and the batch."""
     idle = [f"--{name.replace('_', '-')}" for name, value in given.items() if value and name not in _OF_AN_ENGINE]
     if idle:
@@ -151,8 +153,6 @@ def _serve(
     from memprof.config.gpus import find_gpu
     from memprof.config.model_shape import ModelShape
     from memprof.plan.serving import plan_serving
-    from memprof.report.codec import from_builtins
-    from memprof.report.plan import Serving
     from memprof.units import parse_size
 
     if output.page is not None:
@@ -168,8 +168,7 @@ def _serve(
         max_model_len or settings.sequence_length,
         max_num_seqs or settings.per_device_train_batch_size * settings.generation_steps,
     )
-    found = from_builtins(plan.to_dict(), Serving)
-    emit(Answer("serving", found, lambda: found), output, fits=plan.fits)
+    emit(Answer("serving", plan, lambda: plan), output, fits=plan.fits)
 
 
 def _row_line(row: Row) -> None:
@@ -180,7 +179,7 @@ def _row_line(row: Row) -> None:
     click.echo(f"{row.method}: {verdict}, needs {gib(row.device_peak_bytes)} GiB", err=True)
 
 
-def _vary(text: str | None) -> tuple[str, list[Any]] | None:
+def _vary(text: str | None) -> tuple[str, list[Value]] | None:
     if text is None:
         return None
     name, _, values = text.partition("=")
@@ -191,7 +190,7 @@ def _vary(text: str | None) -> tuple[str, list[Any]] | None:
     return name, [value_of(part) for part in parts]
 
 
-def _most_gpus(varied: tuple[str, list[Any]] | None) -> dict[str, Any]:
+def _most_gpus(varied: tuple[str, list[Value]] | None) -> dict[str, int]:
     """Plan for the most GPUs where their number varies: ``--sharding`` needs several."""
     if varied is None or varied[0] != "gpus":
         return {}
@@ -200,16 +199,13 @@ def _most_gpus(varied: tuple[str, list[Any]] | None) -> dict[str, Any]:
 
 def _answer(plan: Plan, with_yaml: bool) -> Answer:
     from memprof.config.to_trl_config import as_python, as_yaml
-    from memprof.report.codec import from_builtins
-    from memprof.report.plan import Plan as PlanAnswer
     from memprof.reports.document.plan import PlanDocument
 
     best, fastest = plan.best, plan.fastest
-    plain = {
-        **plan.to_dict(),
-        "code": as_python(best.settings) if best is not None else None,
-        "fastest_code": as_python(fastest.settings) if fastest is not None else None,
-    }
+    found = replace(
+        plan.answer(),
+        code=as_python(best.settings) if best is not None else None,
+        fastest_code=as_python(fastest.settings) if fastest is not None else None,
+    )
     yaml = as_yaml(best.settings) if with_yaml and best is not None else ""
-    found = from_builtins(plain, PlanAnswer)
     return Answer("plan", found, lambda: PlanDocument(found, yaml))

@@ -35,8 +35,18 @@ def command(folder: Path, once: bool, interval: float, output: Output) -> None:
     if output.style == "text" and not once and sys.stdout.isatty():
         _live(folder, interval)
         return
-    rows = [{**r.about, "newest": r.newest, "peak": r.categories, "ended": r.ended} for r in ranks]
+    rows = [_plain(rank) for rank in ranks]
     emit(Answer("watch", {"schema": "memprof.watch/1", "ranks": rows}, lambda: ranks), output)
+
+
+def _plain(rank: Counters) -> dict[str, object]:
+    from memprof.report.codec import to_builtins
+
+    lines = {"newest": rank.newest, "peak": rank.recorded, "ended": rank.ended}
+    return {
+        **to_builtins(rank.about),
+        **{name: None if line is None else to_builtins(line) for name, line in lines.items()},
+    }
 
 
 def _read(folder: Path) -> list[Counters]:

@@ -9,6 +9,7 @@ from memprof.config.settings.parts import (
     Part,
     ShardingSettings,
     TrainerSettings,
+    Value,
 )
 from memprof.config.settings.run import TRAINERS_OWN, Settings
 from memprof.config.trainer_fields import Arguments
@@ -25,5 +26,6 @@ __all__ = [
     "Settings",
     "ShardingSettings",
     "TrainerSettings",
+    "Value",
     "read_settings",
 ]

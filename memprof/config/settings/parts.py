@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from memprof.config.optimizers import OPTIMIZERS
 from memprof.config.trainer_fields import ADAPTER_CLASSES, NO_ARGUMENTS, Arguments
 from memprof.config.trl_arguments import recipe_of_release
 from memprof.errors import UsageError, did_you_mean
 from memprof.units import parse_size
+
+#: The value of a setting.
+Value: TypeAlias = "str | int | float | bool | tuple[str, ...] | Arguments | None"
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,12 +12,15 @@ from memprof.config.settings.parts import (
     ModelSettings,
     ShardingSettings,
     TrainerSettings,
+    Value,
     flag_of,
 )
 from memprof.errors import UsageError
+from memprof.report.base import Settings as PlainSettings
+from memprof.report.known_settings import KnownSettings
 
 #: Defaults of TRL's other trainers where they are not those of :class:`Settings`, for who leaves a setting open.
-TRAINERS_OWN: dict[str, dict[str, Any]] = {"rloo": {"beta": 0.05}}
+TRAINERS_OWN: dict[str, dict[str, Value]] = {"rloo": {"beta": 0.05}}
 _UNSHARDED = tuple(name for name in OPTIMIZERS if not optimizer(name).sharded)
 _LEAN_ONLY = ("max_tokens_per_piece", "tiled_mlp", "generation_batch", "prefix_sharing", "park_weights")
 
@@ -143,7 +145,12 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
     def with_(self, **changes: Any) -> Settings:
         return replace(self, **{"assumed": tuple(n for n in self.assumed if n not in changes), **changes})
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def known(self) -> KnownSettings:
+        """Return what a prediction's error and what is assumed depend on."""
+        return KnownSettings.of(self.to_dict())
+
+    def to_dict(self) -> PlainSettings:
         """Return plain data, as it is kept in a snapshot; without options where there are none."""
         plain = asdict(self)
         for name in ("lora_target_modules", "modules_to_save", "left_out", "unknown", "assumed"):
@@ -156,6 +163,6 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
         return plain
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Settings:
+    def from_dict(cls, plain: PlainSettings) -> Settings:
         """Return the settings that :meth:`to_dict` wrote."""
         return cls(**{**plain, "lora_target_modules": tuple(plain["lora_target_modules"])})

@@ -14,6 +14,7 @@ from memprof.compat import accelerate
 from memprof.errors import UsageError
 from memprof.grpo.loss.head import Scored
 from memprof.grpo.loss.load_balancing import RoutedTokens
+from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.rows import Place, Row, is_fake
 from memprof.grpo.step.agreement import UsedGradient
 from memprof.grpo.step.context import StepContext
@@ -44,7 +45,7 @@ class PiecewiseStep:
         step: StepContext,
         objective: Objective,
         model: Any,
-        inputs: Mapping[str, Any],
+        inputs: MicroBatch,
         rows: Sequence[Row],
         scheme: Scheme,
     ) -> None:
@@ -225,8 +226,7 @@ class PiecewiseStep:
         if not piece.rows:
             scored = score_piece(self._step, self._model, self._inputs, piece)
             return scored.logps[0].sum() * 0.0
-        known = self._step.settings.fused_loss and not self._step.scales_gradients
-        if self._scheme == TOKEN if gradient is None else known:
+        if self._scheme == TOKEN if gradient is None else not self._step.scales_gradients:
             return self._anchored(piece, gradient)
         scored = score_piece(self._step, self._inner, self._inputs, piece, balances=True)
         self._note_routed(scored)
@@ -302,13 +302,13 @@ def _weighted(scored: Scored, gradient: Gradient) -> torch.Tensor:
     return torch.stack(terms).sum()
 
 
-def _silent(step: StepContext, inputs: Mapping[str, Any]) -> set[int]:
+def _silent(step: StepContext, inputs: MicroBatch) -> set[int]:
     """Find rows whose gradient is exactly zero: their advantage is 0 (a group of equal rewards), and no other term of
     the loss has a gradient. They need a forward for the metrics and no backward."""
     advantages = inputs["advantages"]
     others = step.loss.beta != 0.0 or step.loss.entropy_bonus or step.loss.balances
     together = step.ranks.forward_together
-    if not step.settings.skip_zero_advantages or others or together or is_fake(advantages):
+    if others or together or is_fake(advantages):
         return set()
     found = (advantages.reshape(advantages.shape[0], -1) == 0).all(1).tolist()
     return {index for index, silent in enumerate(found) if silent}

@@ -9,7 +9,7 @@ was handed would train nothing and look plausible: it is refused.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import torch
 from memprof.compat import trl
 from memprof.compat.versions import EXECUTING, installed
 from memprof.errors import UsageError
+from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.support import is_librarys
 
 
@@ -93,7 +94,7 @@ class Objective:
         trainer: Any,
         handover: Handover,
         model: Any,
-        inputs: Mapping[str, Any],
+        inputs: MicroBatch,
         *,
         is_trls: bool,
         divisor: int = 1,
@@ -114,10 +115,11 @@ class Objective:
     def _is_of_these(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> bool:
         """Tell whether another loss than TRL's asks for the policy's log-probabilities of these ``inputs``."""
         unwrap = self._trainer.accelerator.unwrap_model
-        pairs = [("prompt_ids", "completion_ids", input_ids), ("prompt_mask", "completion_mask", attention_mask)]
-        return unwrap(model) is unwrap(self._model) and all(
-            torch.equal(torch.cat([self._inputs[prompt], self._inputs[completion]], 1), asked)
-            for prompt, completion, asked in pairs
+        own = self._inputs
+        return (
+            unwrap(model) is unwrap(self._model)
+            and torch.equal(torch.cat([own["prompt_ids"], own["completion_ids"]], 1), input_ids)
+            and torch.equal(torch.cat([own["prompt_mask"], own["completion_mask"]], 1), attention_mask)
         )
 
     def loss_and_gradient(self, values: Values, scale: float = 1.0) -> tuple[torch.Tensor, Gradient]:

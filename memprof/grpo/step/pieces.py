@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from memprof.compat import transformers
 from memprof.config.model_shape import ModelShape
 from memprof.config.piece_size import MOST_TOKENS, piece_tokens, small_bytes
 from memprof.errors import InputError
+from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.rows import Row, is_fake
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.random_state import RandomState
@@ -48,7 +49,7 @@ class Prompt:
     begun: RandomState | None = None
     ran: RandomState | None = None
 
-    def states(self, body: Any, inputs: Mapping[str, Any], rows: Sequence[Row]) -> list[torch.Tensor]:
+    def states(self, body: Any, inputs: MicroBatch, rows: Sequence[Row]) -> list[torch.Tensor]:
         """Return hidden states ``[completion, H]`` of ``rows``; the first call runs the prompt."""
         if self.prefix is None:
             self.begun = RandomState.now(inputs["prompt_ids"].device)
@@ -57,7 +58,7 @@ class Prompt:
         ids = [inputs["completion_ids"][row.index, : row.completion] for row in rows]
         return forward_completions(body, self.prefix, ids)
 
-    def close(self, body: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+    def close(self, body: Any, inputs: MicroBatch) -> torch.Tensor:
         """Return a scalar of value 0 whose backward is the prompt's, with the gradients that its completions left.
 
         Where that has run out of memory, the prompt runs forward again, and the completions need not.
@@ -78,7 +79,7 @@ class Prompt:
         scalar: torch.Tensor = _Later.apply(anchor, run)  # type: ignore[no-untyped-call]
         return scalar
 
-    def _forward(self, body: Any, inputs: Mapping[str, Any]) -> SharedPrefix:
+    def _forward(self, body: Any, inputs: MicroBatch) -> SharedPrefix:
         first = self.rows[0]
         return forward_prompt(body, inputs["prompt_ids"][first.index, first.offset :])
 
@@ -106,7 +107,7 @@ class _Later(torch.autograd.Function):
 
 
 def plan(
-    step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row], *, graph: bool = True, balances: bool = False
+    step: StepContext, inputs: MicroBatch, rows: Sequence[Row], *, graph: bool = True, balances: bool = False
 ) -> list[Piece]:
     """Cut the rows that have a completion into pieces; groups that share a prompt come first.
 
@@ -160,7 +161,7 @@ def _may_share(step: StepContext, rows: Sequence[Row]) -> bool:
     return why is None
 
 
-def _groups(step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[list[Row]]:
+def _groups(step: StepContext, inputs: MicroBatch, rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Group rows with equal prompts, in order; where tokens cannot be read, neighbours are a group."""
     if is_fake(inputs["prompt_ids"]):
         size = step.group_size

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from memprof.grpo.loss.head import Request
+from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.rows import Row, row_inputs, rows_of
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.random_state import RandomState
@@ -68,7 +69,7 @@ def ask(step: StepContext, tokens: torch.Tensor) -> Answer:
             return Answer(True, f"the model cannot be run without padding ({type(error).__name__}: {said[:200]})")
 
 
-def _compared(step: StepContext, model: nn.Module, inputs: dict[str, torch.Tensor]) -> Answer:
+def _compared(step: StepContext, model: nn.Module, inputs: MicroBatch) -> Answer:
     body = step.base_model(model).base_model
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
@@ -99,15 +100,19 @@ def _compared(step: StepContext, model: nn.Module, inputs: dict[str, torch.Tenso
     return Answer(True, f"{_name(step)}'s results for a row depend on its padding or on longer rows: {told}")
 
 
-def _rows_like_trls(tokens: torch.Tensor, pad_id: int) -> dict[str, torch.Tensor]:
+def _rows_like_trls(tokens: torch.Tensor, pad_id: int) -> MicroBatch:
     """Make a micro-batch of two rows: one padded on the left and on the right, one as long as the batch."""
     width = _PROMPT + _COMPLETION
     ids = tokens.repeat(-(-2 * width // max(1, tokens.numel())))[: 2 * width].reshape(2, width).clone()
     mask = torch.ones_like(ids)
     mask[0, :_PADDED] = mask[0, _PROMPT + _SHORT :] = 0
     ids[mask == 0] = pad_id
-    made = {"prompt": slice(0, _PROMPT), "completion": slice(_PROMPT, width)}
-    return {f"{part}_{kind}": of[:, at] for part, at in made.items() for kind, of in (("ids", ids), ("mask", mask))}
+    return {
+        "prompt_ids": ids[:, :_PROMPT],
+        "prompt_mask": mask[:, :_PROMPT],
+        "completion_ids": ids[:, _PROMPT:],
+        "completion_mask": mask[:, _PROMPT:],
+    }
 
 
 def _as_trl(model: nn.Module, body: nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> tuple[Any, Any]:
@@ -120,7 +125,7 @@ def _as_trl(model: nn.Module, body: nn.Module, ids: torch.Tensor, mask: torch.Te
 
 
 def _in_pieces(
-    step: StepContext, model: nn.Module, inputs: dict[str, torch.Tensor], pieces: list[list[Row]], counts: bool
+    step: StepContext, model: nn.Module, inputs: MicroBatch, pieces: list[list[Row]], counts: bool
 ) -> list[torch.Tensor]:
     """Return each row's hidden states ``[tokens, H]``, then each row's log-probabilities ``[completion]``."""
     hidden, logps = [], []

@@ -10,11 +10,11 @@ All three give the gradient of TRL's own loss; they differ in products and passe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memprof.compat import transformers, trl
+from memprof.grpo.micro_batch_inputs import MicroBatch
 
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
@@ -75,7 +75,7 @@ class Scheme:
 
 
 def scheme_of(
-    loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, Any], *, scales: bool, one_piece: bool = False
+    loss: LossTerms, settings: LeanGRPOConfig, inputs: MicroBatch, *, scales: bool, one_piece: bool = False
 ) -> Scheme:
     """Choose the cheapest scheme that is exact for a loss on TRL's micro-batch ``inputs``.
 
@@ -100,9 +100,7 @@ def scheme_of(
     return Scheme(TOKEN, f"loss_type={loss.loss_type!r} separates by token", known_before=constant)
 
 
-def _needs_sequence(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, Any], scales: bool) -> str | None:
-    if not settings.fused_loss:
-        return "fused_loss is off"
+def _needs_sequence(loss: LossTerms, settings: LeanGRPOConfig, inputs: MicroBatch, scales: bool) -> str | None:
     if scales:
         return "fp16 gradients are scaled, which a gradient computed in the forward cannot be in time"
     if loss.loss_type == RLOO:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from memprof.grpo.loss.head import Request, Scored, TokenGradient
 from memprof.grpo.loss.load_balancing import RoutedTokens
+from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.rows import Row, row_inputs
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.out_of_memory import survive
@@ -20,7 +21,7 @@ from memprof.grpo.techniques.whole_length import frequencies_of
 def score_piece(
     step: StepContext,
     model: Any,
-    inputs: Mapping[str, Any],
+    inputs: MicroBatch,
     piece: Piece,
     *,
     want_entropy: bool = True,
@@ -53,7 +54,7 @@ def score_piece(
     return Scored(rows, found["logps"], found["entropies"], found["anchor"], found["routed"])
 
 
-def close_prompt(step: StepContext, model: Any, inputs: Mapping[str, Any], piece: Piece) -> torch.Tensor:
+def close_prompt(step: StepContext, model: Any, inputs: MicroBatch, piece: Piece) -> torch.Tensor:
     """Return a scalar of value 0 whose backward is the prompt's; ``piece`` is its last."""
     assert piece.prompt is not None
     base = step.base_model(model)
@@ -71,7 +72,7 @@ def _may_pack(step: StepContext, rows: Sequence[Row]) -> bool:
 def score_without_graph(
     step: StepContext,
     model: Any,
-    inputs: Mapping[str, Any],
+    inputs: MicroBatch,
     rows: Sequence[Row],
     want_entropy: bool,
     *,
@@ -89,7 +90,7 @@ def score_without_graph(
 def score_pieces(
     step: StepContext,
     model: Any,
-    inputs: Mapping[str, Any],
+    inputs: MicroBatch,
     pieces: Sequence[Piece],
     logps: torch.Tensor,
     entropies: torch.Tensor,
@@ -122,13 +123,13 @@ def score_pieces(
     return routed
 
 
-def stand_in(inputs: Mapping[str, Any]) -> Row:
+def stand_in(inputs: MicroBatch) -> Row:
     """Make a row of two tokens for a rank that has no piece left while others have: its result is not used."""
     width = inputs["prompt_ids"].shape[1]
     return Row(0, width - 1, 1, 1)
 
 
-def blank(inputs: Mapping[str, Any]) -> torch.Tensor:
+def blank(inputs: MicroBatch) -> torch.Tensor:
     """Return zeros ``[B, T]`` fp32."""
     ids = inputs["completion_ids"]
     return torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)

@@ -7,7 +7,7 @@ TRL's forward is as long as its padded batch, a piece's is not: pieces are told 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.techniques.layers import replace_forward
 
 _FOUND: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
@@ -28,7 +29,7 @@ def follows_length(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def frequencies_of(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
+def frequencies_of(model: nn.Module, inputs: MicroBatch) -> Iterator[None]:
     """Rotate positions in forwards as one forward of the whole micro-batch would, padding included."""
     last = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1] - 1
     undo = [replace_forward(module, functools.partial(_with, last)) for module in follows_length(model)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from memprof.recording.trace.snapshot_format import Born
@@ -38,12 +39,12 @@ class Claim(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """An operation's kernel may take memory beside its results, as its arguments' shapes decide."""
+    """A call of an operation; its kernel may take memory beside its results, as its arguments' shapes decide."""
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    made: tuple[Any, ...]
+    made: Sequence[Any]
 
 
 class Workspace(NamedTuple):
@@ -111,8 +112,8 @@ class Rehearsal:
         else:
             self.usable = False
 
-    def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]) -> None:
-        self.parts[-1].append(Kernel(func, shapes_only(args), kwargs, shapes_only(tuple(made))))
+    def kernel(self, call: Kernel) -> None:
+        self.parts[-1].append(call._replace(args=shapes_only(call.args), made=shapes_only(call.made)))
 
     def workspace(self) -> None:
         self.parts[-1].append(Workspace())

@@ -8,7 +8,10 @@ device's.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from dataclasses import dataclass
+
+from memprof.report.base import known
+from memprof.snapshot.recorded_run import HostMemory
 
 # Resident memory of a training process beside the model: interpreter, torch, transformers and CUDA's libraries and
 # host-side context. An estimate, like the device's context: a process that only imported them here measured 0.6 GiB
@@ -47,18 +50,25 @@ def _power(nbytes: int) -> int:
     return 1 << (nbytes - 1).bit_length() if nbytes > 1 else 1
 
 
-def host_use(raw: dict[str, Any], processes: int) -> dict[str, int]:
-    """Return the host bytes of a simulated run's process, and what all ``processes`` of a node need.
+@dataclass(frozen=True)
+class HostUse:
+    """State the host bytes of a simulated run's process, and what all ``processes`` of a node need.
 
     ``process_bytes`` is an estimate (:data:`PROCESS_BYTES`) and what the process holds in ordinary memory.
     """
-    host = raw["memprof"]["host"]
-    pinned, managed = host["pinned_bytes"], host["managed_bytes"]
-    own = max(0, (host["rss_bytes"] or 0) - pinned - managed)
-    return {
-        "pinned_bytes": pinned,
-        "managed_bytes": managed,
-        "process_bytes": own,
-        "processes": processes,
-        "needed_bytes": processes * (pinned + managed + own),
-    }
+
+    pinned_bytes: int
+    managed_bytes: int
+    process_bytes: int
+    processes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.processes * (self.pinned_bytes + self.managed_bytes + self.process_bytes)
+
+
+def host_use(host: HostMemory | None, processes: int) -> HostUse:
+    """Sum up the host memory of a simulated run, as its snapshot has it."""
+    host = host or HostMemory()
+    pinned, managed = known(host.pinned_bytes) or 0, known(host.managed_bytes) or 0
+    return HostUse(pinned, managed, max(0, (known(host.rss_bytes) or 0) - pinned - managed), processes)

@@ -14,6 +14,7 @@ import torch
 
 from memprof.compat import torch as torch_names
 from memprof.simulate.recorder.blocks import Blocks
+from memprof.simulate.recorder.decode_log import Kernel
 from memprof.simulate.recorder.reductions import Processors, reduction_buffers
 from memprof.vocabulary import Category
 
@@ -43,9 +44,9 @@ _Arguments = tuple[Any, ...]
 _Groups = list[list[int]]
 
 
-def _flash_forward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _flash_forward(call: Kernel, card: Processors) -> _Groups:
     """Follow flash-attention 2's ``mha_fwd``: partial results where keys are divided among idle processors."""
-    query, key = args[0], args[1]
+    query, key = call.args[0], call.args[1]
     batch, heads, tokens, width = query.shape
     if tokens == 1 and heads > key.shape[1]:  # a group's queries count as tokens of one head
         tokens, heads = heads // key.shape[1], key.shape[1]
@@ -71,9 +72,9 @@ def _flash_splits(blocks: int, parts: int, slots: int) -> int:
     return next(splits for splits, share in used.items() if share >= 0.85 * best)
 
 
-def _flash_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _flash_backward(call: Kernel, card: Processors) -> _Groups:
     """Follow flash-attention 2's ``mha_bwd``: fp32 dQ accumulator, softmax sums, dK and dV before groups are summed."""
-    grad, query, key = args[0], args[1], args[2]
+    grad, query, key = call.args[0], call.args[1], call.args[2]
     batch, heads, tokens, width = query.shape
     kv_heads, kv_tokens = key.shape[1], key.shape[2]
     rounded = _up(tokens, 128)
@@ -83,9 +84,9 @@ def _flash_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any]
     return [sizes]
 
 
-def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _efficient_backward(call: Kernel, card: Processors) -> _Groups:
     """Follow memory-efficient attention's backward: row sums of grad · output, and an fp32 dQ with its locks."""
-    query = args[1]
+    query = call.args[1]
     batch, heads, tokens, width = query.shape
     sums, half = batch * heads * tokens * 4, query.element_size() < 4
     wide = half and 64 < width <= 128
@@ -93,7 +94,7 @@ def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[
     block = 128 if wide and not cramped else 64
     locks = -(-tokens // block) * (-(-width // block) if cramped else 1) * 16
     # Tiles of dK and dV that do not fit into shared memory, of every part that the keys are divided into.
-    parts = max(1, min(-(-args[2].shape[2] // 64), 200 // (batch * heads)))
+    parts = max(1, min(-(-call.args[2].shape[2] // 64), 200 // (batch * heads)))
     more = parts * 2 * 64 * 128 * 4 if cramped else 0
     work = batch * heads * (_up(tokens, block) * _up(width, 32) * 4 + locks + more)
     if half:
@@ -101,40 +102,41 @@ def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[
     return [[sums * width, sums, sums], [sums, work]]  # the kernel does not sum float32 itself
 
 
-def _embedding_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _embedding_backward(call: Kernel, card: Processors) -> _Groups:
     """Follow ``embedding_backward_cuda_kernel``: where each id's rows begin, and fp32 sums of ten rows or fewer."""
-    ids, ids_bytes = args[1].numel(), args[1].numel() * 8
+    ids, ids_bytes = call.args[1].numel(), call.args[1].numel() * 8
     if ids <= _FEW_IDS:
         return []
-    distinct = min(ids, args[2])
+    distinct = min(ids, call.args[2])
     parts = ids // 10 + distinct
     segments = [ids_bytes, 8, distinct * 8, distinct * 8, 8]
-    return [[ids_bytes, 8, ids_bytes], [*segments, parts * 8, parts * args[0].shape[-1] * 4]]
+    return [[ids_bytes, 8, ids_bytes], [*segments, parts * 8, parts * call.args[0].shape[-1] * 4]]
 
 
-def _safe_softmax(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _safe_softmax(call: Kernel, card: Processors) -> _Groups:
     """Follow ``_safe_softmax``: which inputs are minus infinity, in which rows all are, and the zero put there."""
-    source = args[0]
-    return [[source.numel(), source.numel() // max(1, source.shape[args[1]]), 4]]
+    source = call.args[0]
+    return [[source.numel(), source.numel() // max(1, source.shape[call.args[1]]), 4]]
 
 
-def _softmax_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _softmax_backward(call: Kernel, card: Processors) -> _Groups:
     """Follow ``softmax_backward_cuda_out``: gradient times output, which ``log_softmax`` does without."""
-    return [[args[0].numel() * max(args[0].element_size(), args[1].element_size())]]
+    return [[call.args[0].numel() * max(call.args[0].element_size(), call.args[1].element_size())]]
 
 
-def _masked_scatter(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _masked_scatter(call: Kernel, card: Processors) -> _Groups:
     """Follow ``masked_scatter_cuda``: a prefix sum over the mask, the mask in a row, what cub needs for both."""
-    count = args[0].numel()
-    row = [] if args[1].is_contiguous() and args[1].shape == args[0].shape else [count]
+    count = call.args[0].numel()
+    row = [] if call.args[1].is_contiguous() and call.args[1].shape == call.args[0].shape else [count]
     return [[count * 8, *row, _up((-(-count // 896) + 32) * 16, 256) + 511]]
 
 
-def _index_put(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _index_put(call: Kernel, card: Processors) -> _Groups:
     """Follow ``index_put_with_sort_kernel``: positions of a mask, then linear indices and their sorted copies."""
-    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-    masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
-    count = args[2].shape[0] if masks and args[2].dim() else max(i.numel() for i in args[1] if i is not None)
+    accumulate = call.args[3] if len(call.args) > 3 else call.kwargs.get("accumulate", False)
+    indices, values = [i for i in call.args[1] if i is not None], call.args[2]
+    masks = [i for i in indices if i.dtype in (torch.bool, torch.uint8)]
+    count = values.shape[0] if masks and values.dim() else max(i.numel() for i in indices)
     found = [count * 8 * mask.dim() for mask in masks]
     if not accumulate:
         return [found]
@@ -146,16 +148,18 @@ def _sort_bytes(count: int) -> int:
     return 1 if count <= _FEW_IDS else _up(16 * count + 2 * count // 9 + 4210, 256) + 511
 
 
-def _reduction(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _reduction(call: Kernel, card: Processors) -> _Groups:
     """Follow ``gpu_reduce_kernel``; integers and booleans are summed in a copy of the result's dtype."""
-    source = args[0]
-    over = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple, int)) else kwargs.get("dim")
-    return _reduced(source, _as_list(over), out, card)
+    source = call.args[0]
+    over = call.args[1] if len(call.args) > 1 else None
+    if not isinstance(over, (list, tuple, int)):
+        over = call.kwargs.get("dim")
+    return _reduced(source, _as_list(over), call.made, card)
 
 
-def _vector_norm(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
-    over = args[2] if len(args) > 2 else kwargs.get("dim")
-    return _reduced(args[0], _as_list(over), out, card)
+def _vector_norm(call: Kernel, card: Processors) -> _Groups:
+    over = call.args[2] if len(call.args) > 2 else call.kwargs.get("dim")
+    return _reduced(call.args[0], _as_list(over), call.made, card)
 
 
 def _reduced(source: Any, over: list[int], out: Sequence[Any], card: Processors) -> _Groups:
@@ -168,9 +172,9 @@ def _reduced(source: Any, over: list[int], out: Sequence[Any], card: Processors)
     return [groups + reduction_buffers(source.shape, strides, over, size, card)]
 
 
-def _multinomial(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+def _multinomial(call: Kernel, card: Processors) -> _Groups:
     """Follow ``multinomial`` of one draw: checks of the scores and of each row's sum, then a random number a score."""
-    scores, draws = args[0], args[1]
+    scores, draws = call.args[0], call.args[1]
     if draws != 1:
         return []
     shape, strides, size = scores.shape, scores.stride(), scores.element_size()
@@ -189,7 +193,7 @@ def _as_list(over: Any) -> list[int]:
     return [] if over is None else [over] if isinstance(over, int) else list(over)
 
 
-_Hidden = Callable[[_Arguments, "dict[str, Any]", "Sequence[Any]", Processors], _Groups]
+_Hidden = Callable[[Kernel, Processors], _Groups]
 _HIDDEN: dict[Any, _Hidden] = {
     torch_names.FLASH.get(): _flash_forward,
     _FLASH_BACKWARD: _flash_backward,
@@ -211,11 +215,9 @@ _HIDES = set(map(id, _HIDDEN))
 _EARLY = set(map(id, (_FLASH_BACKWARD, _FOREACH_NORM, *_LAYER_NORMS, _ATEN.embedding_dense_backward.default)))
 
 
-def hidden_bytes(
-    func: Any, args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors
-) -> list[list[int]]:
-    """List the sizes of what ``func``'s CUDA kernel allocates after its results: groups, one after the other."""
-    return _HIDDEN[func](args, kwargs, out, card)
+def hidden_bytes(call: Kernel, card: Processors) -> list[list[int]]:
+    """List the sizes of what an operation's CUDA kernel allocates after its results: groups, one after the other."""
+    return _HIDDEN[call.func](call, card)
 
 
 class KernelMemory:
@@ -236,18 +238,18 @@ class KernelMemory:
             return []
         return [self._blocks.make_bytes(size, func) for size in _early_bytes(func, args)]
 
-    def after(self, func: Any, args: _Arguments, kwargs: dict[str, Any], made: list[Any]) -> None:
+    def after(self, call: Kernel) -> None:
         """Take what a kernel takes once its results are there, and give it back."""
-        if id(func) in _HIDES:
+        if id(call.func) in _HIDES:
             if self._blocks.rehearsal is not None:
-                self._blocks.rehearsal.kernel(func, args, kwargs, made)
+                self._blocks.rehearsal.kernel(call)
             else:
-                self.run(func, args, kwargs, made)
+                self.run(call)
 
-    def run(self, func: Any, args: _Arguments, kwargs: dict[str, Any], made: Sequence[Any]) -> None:
+    def run(self, call: Kernel) -> None:
         """Take what the kernel of one of these operations takes, and give it back: groups, one after the other."""
-        for sizes in hidden_bytes(func, args, kwargs, made, self.processors):
-            self._blocks.scratch(sizes, func)
+        for sizes in hidden_bytes(call, self.processors):
+            self._blocks.scratch(sizes, call.func)
 
     def multiply(self, func: Any) -> None:
         """Take cuBLAS's workspace for this thread, where ``func`` uses it and it has none."""

@@ -20,6 +20,7 @@ from memprof.recording.guard import UNGUARDED
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.simulate.recorder.autograd_accumulation import puts_in_place, sums_in_place
 from memprof.simulate.recorder.blocks import Blocks
+from memprof.simulate.recorder.decode_log import Kernel
 from memprof.simulate.recorder.flops import Work
 from memprof.simulate.recorder.kernel_workspaces import KernelMemory
 from memprof.simulate.recorder.plain_heap import PlainHeap
@@ -100,7 +101,7 @@ class FakeRecorder:
             made.append(tensor)
         kernels.multiply(func)  # the kernel has its result already
         if kernel_shown:
-            kernels.after(func, args, kwargs, made)
+            kernels.after(Kernel(func, args, kwargs, made))
         for address in early:
             self.blocks.release(address)
         if kernel_shown:

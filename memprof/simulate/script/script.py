@@ -15,6 +15,8 @@ from memprof.compat import missing, require
 from memprof.config.fits import stated_error
 from memprof.config.gpus import Gpu
 from memprof.errors import InputError
+from memprof.report.codec import to_builtins
+from memprof.report.known_settings import KnownSettings
 from memprof.simulate.run import simulate, simulate_settings
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def _told(raw: dict[str, Any], found: ScriptRun, how: str, gpu: Gpu | None) -> d
         settings = found.trainer.settings.with_(left_out=(*found.trainer.settings.left_out, *found.left_out))
         extra["config"] = {**(extra["config"] or {}), **settings.to_dict()}
     if found.left_out or found.trainer.settings is not None:
-        extra["expected_error"] = stated_error(extra["config"], card=gpu)
+        extra["expected_error"] = to_builtins(stated_error(KnownSettings.of(extra["config"]), card=gpu))
     told = {"script": found.script.name, "trainer": found.trainer.name}
     if found.trainer.settings is not None and found.trainer.settings.trainer == "rloo":
         told["trainer_kind"] = "rloo"

@@ -56,7 +56,7 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         OutOfMemory: the simulated device is full.
     """
     session.setup = {"model_config": plain_config(config)}
-    session.notes += [field.sentence() for field in unsimulated_of(settings.to_dict())]
+    session.notes += [field.sentence() for field in unsimulated_of(settings.known)]
     if settings.unknown:
         names = ", ".join(settings.unknown)
         session.notes.append(f"Not read, because no configuration of TRL, transformers or PEFT has them: {names}.")

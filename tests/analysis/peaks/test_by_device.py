@@ -11,13 +11,13 @@ from memprof.reports.document.build import document_of
 from memprof.reports.html.report import render_html
 
 from memprof.analysis.analysis import analyze
-from memprof.analysis.report_files import validate
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo, Tags
 from memprof.recording.session import Session
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.timeline import build_timeline
 from tests.recording.fake_cuda import Allocator
+from tests.report.files import validate
 from tests.reports.document.drawn import render_terminal
 from tests.synthetic import SnapshotBuilder
 

@@ -11,12 +11,12 @@ from memprof.reports.document.build import document_of
 from memprof.reports.html.report import render_html
 
 from memprof.analysis.analysis import Analysis, analyze
-from memprof.analysis.report_files import validate
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo
 from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
 from tests.recording.fake_cuda import Allocator
+from tests.report.files import validate
 from tests.reports.document.drawn import render_terminal
 
 BIG, SMALL = 646_144, 8_192

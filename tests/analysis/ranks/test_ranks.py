@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from memprof.reports.document.ranks import ranks_of
 from memprof.reports.html.report import render_html
 
-from memprof.analysis.counters import CountersFile
 from memprof.analysis.ranks.files import choose, find_recordings, recording_of
 from memprof.analysis.ranks.merge import missing_ranks, world_size_of
 from memprof.analysis.ranks.summary import check_summary
-from memprof.analysis.report_files import validate
 from memprof.errors import InputError, UsageError
 from memprof.redact import redact
 from memprof.report.codec import plain_entries, to_builtins
 from tests.analysis.ranks.simulated import many_ranks, rank_report
+from tests.report.counters import append, counters_file
+from tests.report.files import validate
 from tests.report.plain import across, as_report, fullest, merged, rank_summary
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import HOSTILE, MIB, sample
@@ -172,9 +172,9 @@ def test_world_sizes_and_what_is_missing(tmp_path: Path) -> None:
     assert world_size_of([1, 1], [0, 1]) is None
     with pytest.raises(InputError, match="memprof compare"):
         world_size_of([8, 4], [0])
-    file = CountersFile(tmp_path / "_memprof", 2, {"world_size": 4})
-    file.append({"step": 56, "peak_allocated": 7 * MIB})
-    file.append({"step": 57, "peak_allocated": 5 * MIB})
+    file = counters_file(tmp_path / "_memprof", 2, {"world_size": 4})
+    append(file, {"step": 56, "peak_allocated": 7 * MIB})
+    append(file, {"step": 57, "peak_allocated": 5 * MIB})
     assert plain_entries(missing_ranks([0, 3], 4, tmp_path)) == [
         {"rank": 1, "last_step": None, "peak_allocated_bytes": None},
         {"rank": 2, "last_step": 57, "peak_allocated_bytes": 7 * MIB},

@@ -57,7 +57,6 @@ CASES: list[tuple[dict[str, Any], bool]] = [
     ({}, False),
     ({}, True),
     ({"importance_sampling_level": "sequence"}, True),
-    ({"fused_loss": False}, True),
     ({"prefix_sharing": True}, True),
     ({"packing": True, "checkpointing": "full"}, False),
 ]

@@ -295,11 +295,6 @@ def test_the_signature_is_trls() -> None:
     assert inspect.signature(LeanGRPOTrainer) == inspect.signature(GRPOTrainer)
 
 
-def test_switches_that_only_compare_are_deprecated(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="fused_loss is deprecated"):
-        LeanGRPOConfig(**_plain(tmp_path), fused_loss=False)
-
-
 def test_an_adapter_that_begins_in_the_wrapper_shares_no_prompt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

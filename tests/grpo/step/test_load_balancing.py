@@ -43,7 +43,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"max_tokens_per_piece": 40}),
     ({}, {"max_tokens_per_piece": 1}),
     ({"importance_sampling_level": "sequence", "entropy_coef": 0.1}, {"max_tokens_per_piece": 1000}),
-    ({"loss_type": "dapo"}, {"max_tokens_per_piece": 40, "fused_loss": False}),
+    ({"loss_type": "dapo"}, {"max_tokens_per_piece": 40}),
     ({"loss_type": "bnpo", "top_entropy_quantile": 0.5}, {"max_tokens_per_piece": 40, "packing": True}),
     ({}, {"prefix_sharing": True}),
     ({}, {"max_tokens_per_piece": 40, "checkpointing": "full"}),

@@ -46,7 +46,6 @@ OFF_POLICY = {"old_per_token_logps": torch.zeros(1)}
         ),
         ({"off_policy_mask_threshold": 0.1}, {}, ON_POLICY, SEQUENCE),
         ({"off_policy_mask_threshold": 0.0}, {}, ON_POLICY, SEQUENCE),
-        ({}, {"fused_loss": False}, ON_POLICY, SEQUENCE),
         ({"top_entropy_quantile": 0.5}, {}, ON_POLICY, TWO_PASS),
         ({"loss_type": "a loss of tomorrow"}, {}, ON_POLICY, TWO_PASS),
         ({"is_trls": False}, {}, ON_POLICY, TWO_PASS),
@@ -58,7 +57,7 @@ def test_the_cheapest_scheme_that_is_exact(
     terms: dict[str, Any], settings: dict[str, Any], inputs: dict[str, Any], scheme: str
 ) -> None:
     given: Any = SimpleNamespace(
-        **{"exact_two_pass": "auto", "fused_loss": True, "use_bias_correction_kl": False, **settings}
+        **{"exact_two_pass": "auto", "use_bias_correction_kl": False, **settings}
     )
     found = scheme_of(replace(PLAIN, **terms), given, inputs, scales=False)
     assert (found.name, bool(found.why)) == (scheme, True)

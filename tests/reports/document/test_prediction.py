@@ -13,15 +13,17 @@ from memprof.reports.document.prediction import needs_table
 from memprof.reports.html.report import render_html
 from msgspec import convert
 
-from memprof.analysis.report_files import validate
 from memprof.config.catalogue import find_config
 from memprof.config.expected_error import comparisons, expected_error, stated_range
 from memprof.config.fits import MARGIN, margin_of, stated_error, wide_margin
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
 from memprof.config.trl_arguments import assumed_of
-from memprof.report.simulation import ExpectedError
+from memprof.report.codec import to_builtins
+from memprof.report.known_settings import KnownSettings
+from memprof.report.simulation import Assumed, ExpectedError
 from memprof.snapshot.validation import read_run
+from tests.report.files import validate
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import sample
 from tests.reports.typed import build_document, report_of
@@ -41,10 +43,14 @@ def _point(length: int, name: str, fits: bool, executed: bool) -> dict[str, Any]
     }
 
 
+def _known(**settings: object) -> KnownSettings:
+    return KnownSettings.of(settings)
+
+
 def _parts() -> dict[str, Any]:
     need = {"phase": "backward", "allocated_bytes": 9 * GIB, "reserved_bytes": 10 * GIB, "needed_bytes": 11 * GIB}
     return {
-        "expected_error": stated_error({"recipe": "trl", "generation": "vllm"}),
+        "expected_error": to_builtins(stated_error(_known(recipe="trl", generation="vllm"))),
         "estimated_time": {
             "step_s": 41.5,
             "phases": {"generate": 40.0, "backward": 1.5},
@@ -143,55 +149,55 @@ def test_what_is_not_as_documented_is_dropped(spoil: dict[str, Any]) -> None:
 
 
 def _errors(kind: str, *what: str) -> list[float]:
-    rows = [row for row in comparisons() if row["class"] == kind and row["what"] in what]
-    return [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
+    rows = [row for row in comparisons() if row.kind == kind and row.what in what]
+    return [row.error for row in rows]
 
 
 def test_the_expected_error_is_stated_of_the_class_of_the_run() -> None:
-    program = expected_error({})
+    program = expected_error(_known())
     low, high = stated_range(_errors("programs on GPUs", "reserved"))
-    assert (program["reserved"]["low"], program["reserved"]["high"]) == (round(low, 4), round(high, 4))
-    assert program["not_compared"] == []
-    trained = [expected_error({"recipe": recipe, "lora_r": 8}) for recipe in ("trl", "lean")]
+    assert (program.reserved.low, program.reserved.high) == (round(low, 4), round(high, 4))
+    assert program.not_compared == ()
+    trained = [expected_error(_known(recipe=recipe, lora_r=8)) for recipe in ("trl", "lean")]
     kinds = ("TRL, LoRA, on an emulated card", "lean trainer on an emulated card")
     for found, kind in zip(trained, kinds, strict=True):
-        assert [each["class"] for each in found["basis"]] == [kind, program["class"]]
-        assert found["class"] == kind
-        assert all(f"{each['comparisons']} " in found["sentence"] for each in found["basis"])
-        assert found["reserved"]["comparisons"] > program["reserved"]["comparisons"]
-        assert found["sentence"].startswith("If these settings are what runs: allocated ")
-    assert expected_error({"recipe": "trl", "device": "cpu"})["allocated"]["high"] == 0.001
+        assert [each.name for each in found.basis or ()] == [kind, program.name]
+        assert found.name == kind
+        assert all(f"{each.comparisons} " in found.sentence for each in found.basis or ())
+        assert found.reserved.comparisons > program.reserved.comparisons
+        assert found.sentence.startswith("If these settings are what runs: allocated ")
+    assert expected_error(_known(recipe="trl", device="cpu")).allocated.high == 0.001
 
 
 def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin(tmp_path: Path) -> None:
-    assert margin_of({"recipe": "trl", "lora_r": 8, "load_in_4bit": True}) == MARGIN
+    assert margin_of(_known(recipe="trl", lora_r=8, load_in_4bit=True)) == MARGIN
     lacking = [1 / (1 + error) - 1 for error in _errors("programs on GPUs", "reserved", "peak")]
     assert MARGIN < max(lacking) <= wide_margin() < max(lacking) + 0.01
     for config in (
         {"recipe": "trl", "generation": "vllm"}, {"recipe": "trl", "padding": "worst"}, {"recipe": "liger"}, {},
         {"recipe": "trl", "trainer": "dpo", "lora_r": 8, "load_in_4bit": True},
     ):  # fmt: skip
-        assert margin_of(config) == wide_margin(), config
-    assert margin_of({"recipe": "trl", "left_out": ["torch_compile"]}) > wide_margin()
-    assert expected_error({"recipe": "trl"}, card=find_gpu("MI300X"))["not_compared"] == ["AMD's cards"]
+        assert margin_of(_known(**config)) == wide_margin(), config
+    assert margin_of(_known(recipe="trl", left_out=["torch_compile"])) > wide_margin()
+    assert expected_error(_known(recipe="trl"), card=find_gpu("MI300X")).not_compared == ("AMD's cards",)
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**find_config("Qwen/Qwen3-8B"), "kv_lora_rank": 512, "qk_rope_head_dim": 64}))
-    latent = {"recipe": "trl", "model": str(config)}
-    assert (expected_error(latent)["not_compared"], margin_of(latent)) == (["latent attention"], wide_margin())
+    latent = _known(recipe="trl", model=str(config))
+    assert (expected_error(latent).not_compared, margin_of(latent)) == (("latent attention",), wide_margin())
     for model in ("Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"):
-        assert margin_of({"recipe": "trl", "model": model}) == MARGIN
+        assert margin_of(_known(recipe="trl", model=model)) == MARGIN
 
 
 def test_what_nobody_gave_is_said_with_the_value_taken() -> None:
     given = {"model": "Qwen/Qwen2.5-0.5B-Instruct", "completion_length": 64}
     settings = Settings(**given, assumed=assumed_of(given))
-    found = expected_error(settings.to_dict())
-    assert found["assumed"][0] == {"setting": "prompt_length", "value": 512}
-    assert "completion_length" not in [each["setting"] for each in found["assumed"]]
-    assert "Assumed, because nobody gave it: prompt_length 512," in found["sentence"]
-    assert "Assumed" not in expected_error(Settings(**given).to_dict())["sentence"]
-    longer = settings.with_(prompt_length=1024).to_dict()
-    assert "prompt_length" not in [each["setting"] for each in expected_error(settings.to_dict(), longer)["assumed"]]
+    found = expected_error(settings.known)
+    assert (found.assumed or ())[0] == Assumed(setting="prompt_length", value=512)
+    assert "completion_length" not in [each.setting for each in found.assumed or ()]
+    assert "Assumed, because nobody gave it: prompt_length 512," in found.sentence
+    assert "Assumed" not in expected_error(Settings(**given).known).sentence
+    longer = expected_error(settings.known, settings.with_(prompt_length=1024).known)
+    assert "prompt_length" not in [each.setting for each in longer.assumed or ()]
 
 
 def test_a_range_is_wider_where_there_are_few_comparisons() -> None:
@@ -213,8 +219,8 @@ def test_an_older_report_has_no_classes() -> None:
 
 
 def test_parts_that_were_never_compared_are_named() -> None:
-    told = expected_error({"optim": "paged_adamw_8bit", "gpus": 8, "sharding": "zero3", "generation": "vllm"})
-    assert told["not_compared"] == ["optimizer paged_adamw_8bit", "vLLM's pool", "sharding zero3"]
+    told = expected_error(_known(optim="paged_adamw_8bit", gpus=8, sharding="zero3", generation="vllm"))
+    assert told.not_compared == ("optimizer paged_adamw_8bit", "vLLM's pool", "sharding zero3")
 
 
 def test_cached_memory_is_not_said_to_be_what_a_phase_needs() -> None:

@@ -16,7 +16,9 @@ from memprof.config.fits import MARGIN
 from memprof.config.settings import Settings
 from memprof.errors import DoesNotFit, UsageError
 from memprof.plan.budget_search import CHOSEN, Tried, _piece_tokens, choose, cost_of, ladder, sentences
+from memprof.plan.simulations import SimulatedRow
 from memprof.simulate.trainer.recipes import config_of
+from tests.plan.rows import simulated_row
 from tests.simulate.conftest import TINY
 from tests.simulate.test_closed_forms import KV, LORA, PARAMETERS, ROPE, R, _analysis, _requested
 from tests.simulate.test_closed_forms import L as LAYERS
@@ -255,32 +257,33 @@ class _Known:
         self.budget, self.left_over = budget, left_over
         self.asked: list[Settings] = []
 
-    def __call__(self, wanted: list[Settings]) -> list[dict[str, Any]]:
+    def __call__(self, wanted: list[Settings]) -> list[SimulatedRow]:
         self.asked += wanted
         return [self.row(settings) for settings in wanted]
 
-    def row(self, settings: Settings) -> dict[str, Any]:
+    def row(self, settings: Settings) -> SimulatedRow:
         kept = {"none": 40, "selective": 12, "full": 8, "offloaded": 3}[settings.checkpointing]
         training = kept * GIB - (GIB if settings.tiled_mlp else 0) + (settings.max_tokens_per_piece or 2048) * 10_000
         phases = {"backward": 5 * GIB + training, "generate": 5 * GIB + 3 * GIB * (settings.generation_batch or 8)}
         room = int(self.budget / (1 + MARGIN)) - CONTEXT
         reserved = {name: held + self.left_over * (name == "generate") for name, held in phases.items()}
         need = max(reserved.values()) + CONTEXT
-        return {
-            "peak_bytes": max(phases.values()),
-            "peak_phase": max(phases, key=lambda name: phases[name]),
-            "device_peak_bytes": need,
-            "fits": max(reserved.values()) <= room,
-            "phases": phases,
-            "categories": {"weights": 5 * GIB, "activations": max(phases.values()) - 5 * GIB},
-            "verdict": {
+        return simulated_row(
+            peak_bytes=max(phases.values()),
+            peak_phase=max(phases, key=lambda name: phases[name]),
+            device_peak_bytes=need,
+            fits=max(reserved.values()) <= room,
+            phases=phases,
+            categories={"weights": 5 * GIB, "activations": max(phases.values()) - 5 * GIB},
+            verdict={
                 "limit_bytes": room + CONTEXT,
                 "non_torch_bytes": CONTEXT,
                 "phases": [
-                    {"phase": n, "allocated_bytes": phases[n], "fits": reserved[n] <= room} for n in phases
+                    {"phase": n, "allocated_bytes": phases[n], "reserved_bytes": reserved[n],
+                     "needed_bytes": reserved[n] + CONTEXT, "fits": reserved[n] <= room} for n in phases
                 ],
             },
-        }  # fmt: skip
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("left_over", [0, 2 * GIB])
@@ -290,7 +293,7 @@ def test_the_fastest_that_fits_is_chosen(gib: int, left_over: int) -> None:
     base = _base()
     known = _Known(gib * GIB, left_over)
     every = {
-        (place, batch): known.row(settings.with_(generation_batch=batch))["fits"]
+        (place, batch): known.row(settings.with_(generation_batch=batch)).fits
         for place, settings in enumerate(ladder(base))
         for batch in (8, 4, 2, 1)
     }
@@ -301,7 +304,7 @@ def test_the_fastest_that_fits_is_chosen(gib: int, left_over: int) -> None:
         return
     choice = choose(base, gib * GIB, known)
     assert choice.settings in known.asked
-    assert choice.row["fits"]
+    assert choice.row.fits
     assert choice.settings.generation_batch == max(batch for _, batch in fitting)
     best = ladder(base)[min(place for place, _ in fitting)]
     assert choice.settings.with_(generation_batch=None) == best
@@ -345,7 +348,7 @@ def test_what_cannot_fit_by_arithmetic_is_not_simulated() -> None:
     assert [t.done for t in told] == list(range(1, len(told) + 1))
     assert {t.most for t in told} == {6}
     assert 3 <= len(told) <= 6
-    assert [t.fits for t in told] == [known.row(t.settings)["fits"] for t in told]
+    assert [t.fits for t in told] == [known.row(t.settings).fits for t in told]
 
 
 @pytest.mark.parametrize(
@@ -360,12 +363,13 @@ def test_what_cannot_fit_by_arithmetic_is_not_simulated() -> None:
 def test_arithmetic_promises_no_more_than_is_held(settings_for: Callable[..., Any], changes: dict[str, Any]) -> None:
     """The bound is below the simulated peaks of training and of generation, and not far below where it decides."""
     from memprof.plan.lower_bound import least_bytes
+    from memprof.plan.simulations import Question
     from memprof.simulate.evaluate import run_row
 
     settings = settings_for(**{"recipe": "lean", "completion_length": 300, "generation_batch": 4, **changes})
     held = {
         phase: {name: n for name, n in categories.items() if name != "workspace"}
-        for phase, categories in run_row(settings.to_dict(), None)["phase_categories"].items()
+        for phase, categories in run_row(Question(settings=settings.to_dict(), gpu=None)).phase_categories.items()
     }
     training, generation = least_bytes(settings, find_config(settings.model), _piece_tokens(settings))
     assert training <= max(sum(held[phase].values()) for phase in ("forward", "backward"))

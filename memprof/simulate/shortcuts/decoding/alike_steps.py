@@ -259,7 +259,7 @@ class Steps:
 
     def _hidden(self, kernel: Any) -> list[list[int]]:
         """Return the sizes of what a kernel takes beside its results, group after group."""
-        groups = hidden_bytes(kernel.func, kernel.args, kernel.kwargs, kernel.made, self._processors)
+        groups = hidden_bytes(kernel, self._processors)
         return [[size for size in group if size] for group in groups]
 
     def _in_order(self, counts: dict[Any, tuple[int, ...]]) -> tuple[list[Operation], int]:

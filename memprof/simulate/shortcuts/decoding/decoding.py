@@ -250,7 +250,7 @@ class Player:
                 address = self._of(entry.part, own)[entry.place]
                 blocks.claim(address, entry.category, entry.detail, entry.name)
             elif isinstance(entry, Kernel):
-                kernels.run(entry.func, entry.args, entry.kwargs, entry.made)
+                kernels.run(entry)
             elif isinstance(entry, Workspace):
                 kernels.claim_workspace()
             elif isinstance(entry, _Rest):

@@ -1,4 +1,4 @@
-"""Read reports as dictionaries: a bridge to :mod:`memprof.report.files` for callers that do not read the model yet."""
+"""Read answers as dictionaries, as the tests compare them."""
 
 from __future__ import annotations
 
