@@ -27,10 +27,8 @@ _SWITCHED = {
     **optional("a history that the program turns on during memprof's recording is stopped with it", _CUDA),
     "build": "cuda",
 }
-HISTORY_SWITCHES = (
-    replaced("torch._C", "_cuda_record_memory_history", **_SWITCHED),
-    replaced("torch._C", "_cuda_record_memory_history_legacy", **_SWITCHED),
-)
+HISTORY_SWITCH = read("torch._C", "_cuda_record_memory_history", **_SWITCHED)
+OLD_HISTORY_SWITCH = read("torch._C", "_cuda_record_memory_history_legacy", **_SWITCHED)
 OOM_OBSERVER = Target(
     "torch._C", "_cuda_attach_out_of_memory_observer", optional_for=_CUDA, build="cuda",
     consequence="an out-of-memory error that is caught inside the program cannot be seen",

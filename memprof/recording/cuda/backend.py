@@ -54,7 +54,7 @@ class TorchCuda:
         """Put ``around(function)`` in the place of what every way to switch the history calls, memprof's own included;
         return what undoes it. A function that the program has imported before is on the way too."""
         patches = Patches()
-        for switch in names.HISTORY_SWITCHES:
+        for switch in (names.HISTORY_SWITCH, names.OLD_HISTORY_SWITCH):
             if function := switch.find():
                 patches.put(*switch.place(), around(function))
         return patches.restore
