@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.compat.targets import Target, assigned, read, replaced
+from memprof.compat.targets import Target, assigned, optional, read, replaced
 
 _ZERO12 = "deepspeed.runtime.zero.stage_1_and_2"
 _ZERO3 = "deepspeed.runtime.zero.stage3"
@@ -13,6 +13,10 @@ _WATCHED = ("callback", "run", "attach")
 
 MODULE_DETAILS = Target("runpy", "_get_module_details", "(mod_name)", needed_by=("run",))
 MAIN_DETAILS = Target("runpy", "_get_main_module_details", "()", needed_by=("run",))
+_STARTED = optional("operations on threads that start during the recording are not recorded", ("record.trace",))
+# What `threading.Thread.start` calls, however a program has saved or overridden that; the older name until Python 3.12.
+THREAD_START = read("threading", "_start_joinable_thread", or_else=("_start_new_thread",), **_STARTED)
+RAW_THREAD_START = read("_thread", "start_new_thread", **_STARTED)
 
 # -- hubs, for a script that is simulated ----------------------------------------------------------------------------
 

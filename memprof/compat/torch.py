@@ -22,6 +22,13 @@ SEGMENTS = Target(
     consequence="block sizes in use cannot be asked for without the whole history",
 )  # fmt: skip
 HISTORY_ENABLED = Target("torch._C", "_cuda_isHistoryEnabled", needed_by=_CUDA, build="cuda")
+# What `_record_memory_history` calls, however it was imported.
+_SWITCHED = {
+    **optional("a history that the program turns on during memprof's recording is stopped with it", _CUDA),
+    "build": "cuda",
+}
+HISTORY_SWITCH = read("torch._C", "_cuda_record_memory_history", **_SWITCHED)
+OLD_HISTORY_SWITCH = read("torch._C", "_cuda_record_memory_history_legacy", **_SWITCHED)
 OOM_OBSERVER = Target(
     "torch._C", "_cuda_attach_out_of_memory_observer", optional_for=_CUDA, build="cuda",
     consequence="an out-of-memory error that is caught inside the program cannot be seen",

@@ -40,6 +40,8 @@ SPOKEN = {
     "torch": "PyTorch",
     "deepspeed": "DeepSpeed",
     "runpy": "Python",
+    "threading": "Python",
+    "_thread": "Python",
 }
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memprof.compat import torch as torch_names
-from memprof.compat.patching import Patches
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
 from memprof.recording.guard import Door, on_stderr
@@ -30,7 +29,6 @@ class LoadWatch:
         self._ran_out = ran_out
         self._session: Session | None = None
         self._over = False
-        self._patches = Patches()
         self._door = Door("script", "what it allocates before its first forward", on_stderr)
         self._door.when_shut(self.end)
 
@@ -43,7 +41,6 @@ class LoadWatch:
     def end(self) -> None:
         """Stop, and forget what was recorded."""
         self._over = True
-        self._patches.restore()
         session, self._session = self._session, None
         if session is not None:
             session.stop()
@@ -55,6 +52,8 @@ class LoadWatch:
             return
         import torch
 
+        from memprof.recording.cuda.history import CudaHistory
+
         recorder = make_recorder(
             torch.device("cuda", _device_index()),
             Kind.CUDA.value,
@@ -64,12 +63,12 @@ class LoadWatch:
         )
         session = Session(recorder, redact=self._options.get("redact", False), door=self._door)
         session.on_oom(lambda: self._ran_out(session))
+        if isinstance(recorder, CudaHistory):
+            recorder.on_switch = self._door.hook(self.end)
         session.start()
         session.enter_phase(Phase.LOAD.value)
         self._session = session
         phases.STANDING_BY.append(self.end)
-        ended = self._door.around(torch_names.HISTORY.get(), lambda *_: self.end())
-        self._patches.put(torch.cuda.memory, torch_names.HISTORY.name, ended)
 
 
 def _device_index() -> int:

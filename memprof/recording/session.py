@@ -358,33 +358,33 @@ class Session:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def to_raw(self) -> dict[str, Any]:
-        """Return the snapshot in torch's format with the ``"memprof"`` key."""
+        """Return the snapshot in torch's format with the ``"memprof"`` key; it shares nothing with the session."""
         with self._lock:
             if self._started:
                 self._guarded(self._renew)
             raw, recorded = self.recorder.dump()
             device = self.recorder.device()
-            raw["memprof"] = {
+            facts = {
                 "schema": SCHEMA,
                 "kind": self.recorder.kind.value,
                 "versions": versions(),
-                "device": dict(vars(device)),
+                "device": vars(device),
                 "devices": self._device_rows(raw, recorded),
                 "rank": self.rank,
                 "world_size": self.world_size,
                 "node": self._node(),
                 "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "config": _plain(self.config) if self.config else None,
+                "config": self.config or None,
                 "setup": self._setup(),
                 "recorded": recorded.to_plain(),
                 "phases": self.phases.to_plain(recorded.earliest_us, recorded.stop_us),
                 "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
                 "owners": self.owners.rows(recorded.earliest_us),
                 "holders": self._holders,
-                "own_folders": [list(row) for row in own_folders()],
+                "own_folders": own_folders(),
                 "buckets": self.owners.bucket_bytes(),
                 "counters": self._counters_since(recorded.start_us),
-                "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
+                "samples": list(self._samples),  # first: the sampler may add to them
                 "switches": list(self._residency.rows),
                 "outside": None if self._outside is None else self._outside.to_plain(),
                 "host": self._host or self._host_now(),
@@ -394,6 +394,7 @@ class Session:
                 "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
                 "notes": self._all_notes(),
             }
+            raw["memprof"] = _plain(facts)
             if self._redact:
                 redact_snapshot(raw)
             return raw
@@ -407,18 +408,19 @@ class Session:
         """Describe every device that the snapshot holds something of, and how complete the others' histories are."""
         histories = {one.index: one for one in recorded.others}
         rows = []
-        for device in self._devices(raw):
+        for device in self._devices(raw, recorded):
             row = dict(vars(device))
             if (one := histories.get(device.index)) is not None:
                 row |= {"history": one.history.value, "start_us": one.start_us}
             rows.append(row)
         return rows
 
-    def _devices(self, raw: Mapping[str, Any]) -> list[DeviceInfo]:
+    def _devices(self, raw: Mapping[str, Any], recorded: Recorded) -> list[DeviceInfo]:
         """Return every device that the snapshot holds something of."""
         own, others = self.recorder.device(), getattr(self.recorder, "other_device", None)
         used = {s.get("device", 0) for s in raw.get("segments") or []}
         used |= {index for index, trace in enumerate(raw.get("device_traces") or []) if trace}
+        used |= {one.index for one in recorded.others}
         if others is None:
             return [own]
         return [own if index == own.index else others(index) for index in sorted(used | {own.index})]
@@ -445,7 +447,7 @@ class Session:
         if not self.setup:
             return None
         seen = {"batches": list(self._batches), "lengths": list(self._lengths)}
-        return {**_plain(self.setup), **{name: rows for name, rows in seen.items() if rows}}
+        return {**self.setup, **{name: rows for name, rows in seen.items() if rows}}
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the snapshot; InputError where the file cannot be written."""
@@ -489,7 +491,9 @@ def _counter(phase: str, step: int | None, start_us: int, end_us: int | None, pe
 
 
 def _plain(value: Any) -> Any:
-    """Return plain data only: what a foreign unpickler may read back."""
+    """Return a copy in plain data only: what a foreign unpickler may read back."""
+    if type(value) in (int, str):  # most are
+        return value
     if value is None or isinstance(value, (bool, int, float, str)):
         # Subclasses (enums, numpy scalars) would need a global to be unpickled.
         for kind in (bool, int, float, str):

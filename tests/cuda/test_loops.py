@@ -142,3 +142,40 @@ def test_a_compiled_region(compiled: dict[str, Any], folder: Path, row: Row) -> 
     found = report(folder, "compiled")
     balanced("torch.compile, inductor", found, compiled["counters"], row)
     closed_forms(found, compiled["facts"])
+
+
+_WHOLE, _PARTS = ["complete"] * 2, ["truncated"] * 2
+#: What the program does -> the history of the two devices, and whether torch's history is on afterwards.
+_CASES: dict[str, tuple[list[str], bool]] = {
+    "nothing": (_WHOLE, False),
+    "stops": (_PARTS, False),
+    "imported stops": (_PARTS, False),
+    "clears": (_PARTS, True),
+    "imported clears": (_PARTS, True),
+    "restarts": (_PARTS, True),
+    "shortens": (["complete", "truncated"], True),  # the first device has fewer events than the shorter ring
+    "records": (_WHOLE, True),
+    "imported records": (_WHOLE, True),
+    "own is on": (_WHOLE, True),
+    "own overflows": (["complete", "truncated"], True),
+    "own stops": (_PARTS, False),
+}
+
+
+@pytest.fixture(scope="module")
+def switched() -> Any:
+    asked = [(case, kept) for case in _CASES for kept in (0, 3)]
+    return run("switched_history", asked, env=device(devices=2))
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+@pytest.mark.parametrize("case", _CASES)
+def test_each_device_is_judged_by_its_own_trace(case: str, kept: int, switched: Any) -> None:
+    """Whether blocks stay or all are freed again; tensors of before memprof's start are freed before it begins."""
+    history, is_on = _CASES[case]
+    got = switched[f"{case} {kept}"]
+    assert (got["history"], got["is on"]) == (history, is_on)
+    seen = [note for note in got["notes"] if "memory history" in note or "_record_memory_history" in note]
+    assert len(seen) == (case != "nothing")
+    if case in ("records", "imported records"):
+        assert got["left"] > 240, "what memprof and the program recorded is left to the program"

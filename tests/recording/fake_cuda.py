@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
+
+from memprof.recording.cuda.ring import AllocationCount
 
 
 class Allocator:
@@ -18,9 +21,11 @@ class Allocator:
         self.live: dict[int, tuple[int, int, list[Any]]] = {}
         self.waiting: dict[int, tuple[int, int, list[Any]]] = {}
         self.next = 0x7F0000000000
-        self.trace: list[dict[str, Any]] = []
+        self.ring: list[dict[str, Any]] = []
+        self.oldest = 0  # where in the ring the next event goes once it is full
         self.recording: dict[str, Any] | None = None
-        self.peak = self.current = self.made = 0
+        self.peak = self.current = 0
+        self.made = self.freed = 0  # counts that a program may reset
         self.text = ""
         self.calls: list[str] = []
         self.observers = 0
@@ -41,6 +46,7 @@ class Allocator:
     def free(self, address: int, pending: bool = False) -> None:
         """Free a block; ``pending`` leaves it waiting for a stream (see :meth:`complete`)."""
         nbytes, block, frames = self.live.pop(address)
+        self.freed += 1
         self.current -= block
         self._entry("free_requested", address, nbytes, [])
         if pending:
@@ -53,15 +59,33 @@ class Allocator:
         nbytes, _, _ = self.waiting.pop(address)
         self._entry("free_completed", address, nbytes, [])
 
+    def reset_counts(self) -> None:
+        self.made = self.freed = 0
+
     def _entry(self, action: str, address: int, nbytes: int, frames: list[Any]) -> None:
         if self.recording is None or action in self.recording["skip"]:
             return
-        self.trace.append(
+        self.insert(
             {"action": action, "addr": address, "size": nbytes, "stream": 0, "time_us": time.time_ns() // 1000,
              "user_metadata": self.text, "frames": frames}
         )  # fmt: skip
-        del self.trace[: -self.recording["max_entries"]]
         time.sleep(2e-6)
+
+    def insert(self, entry: dict[str, Any]) -> None:
+        """Add an event as torch's ring does, whose size may have been changed meanwhile."""
+        assert self.recording is not None
+        if len(self.ring) < self.recording["max_entries"]:
+            self.ring.append(entry)
+            return
+        self.ring[self.oldest] = entry
+        self.oldest = (self.oldest + 1) if self.oldest + 1 < self.recording["max_entries"] else 0
+
+    @property
+    def trace(self) -> list[dict[str, Any]]:
+        return self.ring[self.oldest :] + self.ring[: self.oldest]
+
+    def clear(self) -> None:
+        self.ring, self.oldest = [], 0
 
     # what memprof asks of torch
 
@@ -72,17 +96,30 @@ class Allocator:
         self.calls.append("clear" if clear else "thin" if skip else "record")
         self.recording = {"context": context, "stacks": stacks, "max_entries": max_entries, "skip": skip}
         if clear:
-            self.trace = []
+            self.clear()
 
     def stop(self) -> None:
         self.calls.append("stop")
         self.recording = None
-        self.trace = []  # as torch does
+        self.clear()  # as torch does
+
+    def watch_switches(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+        switches = {name: around(getattr(self, name)) for name in ("record", "stop")}
+        vars(self).update(switches)
+
+        def restore() -> None:
+            for name in switches:
+                vars(self).pop(name)
+
+        return restore
+
+    def counts(self) -> dict[int, AllocationCount]:
+        return {self.index: AllocationCount(self.made, self.freed, len(self.live))}
 
     def snapshot(self) -> dict[str, Any]:
         traces: list[list[dict[str, Any]]] = [[] for _ in range(self.index + 1)]
-        traces[self.index] = list(self.trace)
-        return {"segments": self.segments(), "device_traces": traces, "allocator_settings": {}}
+        traces[self.index] = self.trace
+        return copy.deepcopy({"segments": self.segments(), "device_traces": traces, "allocator_settings": {}})
 
     def segments(self) -> list[dict[str, Any]]:
         start = 0x7F0000000000
@@ -108,7 +145,7 @@ class Allocator:
         requested = {"current": sum(b[0] for b in self.live.values()), "peak": 0}
         reserved = {"current": 2**21, "peak": 2**21}
         return {"allocated_bytes": {"all": one}, "active_bytes": {"all": one}, "reserved_bytes": {"all": reserved},
-                "requested_bytes": {"all": requested}, "allocation": {"all": {"allocated": self.made}}}  # fmt: skip
+                "requested_bytes": {"all": requested}}  # fmt: skip
 
     def reset_peaks(self, device: int) -> None:
         self.calls.append("reset")

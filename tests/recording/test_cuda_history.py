@@ -6,6 +6,7 @@ answers those calls in this way needs a GPU to see.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from memprof.recording.cuda import backend
 from memprof.recording.cuda import history as module
 from memprof.recording.cuda.backend import TorchCuda
 from memprof.recording.cuda.history import CudaHistory
+from memprof.recording.cuda.ring import AllocationCount
 from memprof.recording.recorder import DeviceInfo, Recorder, Tags
 from memprof.recording.session import Session
+from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.timeline import build_timeline
 from tests.recording.fake_cuda import Allocator
@@ -230,11 +233,18 @@ class _Two(Allocator):
         super().record(*arguments)
         self.second.record(*arguments)
 
+    def stop(self) -> None:
+        super().stop()
+        self.second.stop()
+
     def segments(self) -> list[dict[str, Any]]:
         return super().segments() + self.second.segments()
 
     def snapshot(self) -> dict[str, Any]:
-        return {**super().snapshot(), "device_traces": [list(self.trace), list(self.second.trace)]}
+        return {**super().snapshot(), "device_traces": copy.deepcopy([self.trace, self.second.trace])}
+
+    def counts(self) -> dict[int, AllocationCount]:
+        return super().counts() | self.second.counts()
 
 
 def _recorded(allocator: Allocator, **options: Any) -> Session:
@@ -305,6 +315,70 @@ def test_a_second_write_equals_the_first() -> None:
     assert first == second == third
 
 
+def _destroy(value: Any) -> None:
+    """Empty everything inside plain data."""
+    for inner in list(value.values() if isinstance(value, dict) else value):
+        if isinstance(inner, (dict, list)):
+            _destroy(inner)
+    value.clear()
+
+
+def _comparable(raw: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what a clock says of the write."""
+    raw = copy.deepcopy(raw)
+    for name in ("created", "overhead", "samples", "host"):
+        del raw["memprof"][name]
+    raw["memprof"]["recorded"].pop("stop_us")
+    for name in ("phases", "steps", "counters", "holders", "owners"):
+        raw["memprof"][name] = [list(getattr(row, "values", row.__iter__)()) for row in raw["memprof"][name]]
+        for row in raw["memprof"][name]:
+            row[:] = [value for value in row if not (isinstance(value, int) and value > 10**15)]
+    return raw
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("kind", ["cuda", "trace"])
+def test_what_is_written_is_a_copy(kind: str, is_running: bool) -> None:
+    """Whoever has it may change it, and a later write changes no earlier one."""
+    allocator = Allocator()
+    recorder = CudaHistory(torch.device("cuda", 0), backend=allocator) if kind == "cuda" else None
+    session = Session(recorder or TensorTrace(torch.device("cpu")), config={"lr": [0.1]})
+    session.setup = {"model_config": {"layers": [1]}}
+    model = torch.nn.Linear(300, 1000)
+    session.add_model(model, "policy")
+    session.start()
+    session.set_step(1)
+    session.add_batch(1, 2, 3)
+    session.add_lengths([(1, 2)])
+    mark = session.enter_phase("generate")
+    assert mark is not None
+    for _ in range(30):
+        getattr(session.recorder, "on_token", lambda _: None)(1)
+        allocator.malloc(512)
+    session.exit_phase(mark)
+    kept = [torch.ones(2**20)]
+    if allocator.observer is not None:
+        allocator.observer(0, 2**30, 24 * 10**9, 512)
+    session.set_step(2)
+    if not is_running:
+        session.stop()
+    first = session.to_raw()
+    before = _comparable(first)
+    assert first["memprof"]["counters"]
+    assert bool(first["memprof"]["holders"]) == (kind == "trace" and len(kept) == 1)
+    _destroy(first)
+    second = session.to_raw()
+    assert _comparable(second) == before
+    held = copy.deepcopy(second)
+    if is_running:
+        allocator.malloc(512)
+        torch.ones(100)
+        session.set_step(3)
+        session.stop()
+    session.to_raw()
+    assert second == held
+
+
 def test_a_redacted_write_leaves_the_recording_as_it_was(tmp_path: Path) -> None:
     allocator = Allocator()
     session = _recorded(allocator)
@@ -362,6 +436,148 @@ def test_a_users_own_history_is_judged_by_its_own_trace() -> None:
     for address in list(allocator.live):
         allocator.free(address)
     assert _history(session) == "truncated", "of six events the last four"
+
+
+@pytest.mark.parametrize("live", [0, 300])
+def test_a_users_own_history_of_a_second_device_is_judged_by_that_device_s_trace(live: int) -> None:
+    """What has been allocated was counted on the recorder's device only."""
+    two = _Two()
+    two.record("all", "python", 100, [], True)
+    session = _recorded(two)
+    two.free(two.malloc(512))
+    for _ in range(300):
+        two.second.free(two.second.malloc(512))
+    kept = [two.second.malloc(512) for _ in range(live)]
+    session.stop()
+    snapshot = snapshot_from_raw(session.to_raw())
+    assert [build_timeline(snapshot, d).history.value for d in (0, 1)] == ["complete", "truncated"]
+    assert len(kept) == live
+
+
+def _program_clears(allocator: Allocator) -> None:
+    allocator.record("all", "python", 1_000_000, [], True)
+
+
+def _program_stops(allocator: Allocator) -> None:
+    allocator.stop()
+
+
+def _program_restarts(allocator: Allocator) -> None:
+    allocator.stop()
+    allocator.record("all", "all", 1_000_000, [], False)
+
+
+def _program_shortens(allocator: Allocator) -> None:
+    allocator.record("all", "all", 10, [], False)
+
+
+_SWITCHES = (_program_clears, _program_stops, _program_restarts, _program_shortens)
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+@pytest.mark.parametrize("switch", _SWITCHES)
+def test_a_history_that_the_program_switches_meanwhile_is_not_complete(switch: Any, is_seen: bool) -> None:
+    """``is_seen``: torch's function has been called; else another way to its allocator."""
+    two = _Two()
+    record, stop = two.record, two.stop
+    session = _recorded(two)
+    for device in (two, two.second):
+        for _ in range(30):
+            device.free(device.malloc(512))
+    if not is_seen:
+        vars(two).update(record=record, stop=stop)
+    switch(two)
+    for _ in range(9):
+        two.free(two.malloc(512))
+        two.second.malloc(1024)
+    as_switched = None if two.recording is None else dict(two.recording)
+    live = session.to_raw()
+    session.stop()
+    raw = session.to_raw()
+    for one in (live, raw):
+        snapshot = snapshot_from_raw(one)
+        assert [build_timeline(snapshot, d).history.value for d in (0, 1)] == ["truncated", "truncated"]
+        wanted = "the history has been the program's since then" if is_seen else "lost events although it was not full"
+        assert len([note for note in one["memprof"]["notes"] if wanted in note]) == 1
+        for device, trace in enumerate(one["device_traces"]):
+            times = [entry["time_us"] for entry in trace]
+            assert times == sorted(times)
+            assert snapshot.device_facts(device).start_us in (None, *times, one["memprof"]["recorded"]["stop_us"])
+    if is_seen:
+        assert two.recording == as_switched
+
+
+def test_what_the_program_records_meanwhile_is_left_to_it() -> None:
+    """It switches the history on and loses nothing by it: memprof's recording is complete, and does not stop it."""
+    allocator = Allocator()
+    session = _recorded(allocator)
+    allocator.malloc(512)
+    allocator.record("all", "all", 5000, [], False)
+    assert allocator.recording is not None
+    session.recorder.set_tags(Tags("generate", 1))
+    for _ in range(100):
+        session.recorder.on_token(1)  # type: ignore[attr-defined]
+    allocator.malloc(512)
+    assert _history(session) == "complete"
+    assert allocator.recording == {"context": "all", "stacks": "all", "max_entries": 5000, "skip": []}
+    assert len(allocator.trace) == 2
+    assert session.to_raw()["memprof"]["recorded"]["max_entries"] is None
+
+
+def test_a_ring_that_the_program_enlarges_is_put_in_order() -> None:
+    allocator = Allocator()
+    allocator.record("all", "python", 100, [], True)
+    for _ in range(50):
+        allocator.free(allocator.malloc(512))
+    session = _recorded(allocator)
+    allocator.free(allocator.malloc(512))
+    allocator.record("all", "python", 1000, [], False)
+    blocks = [allocator.malloc(512) for _ in range(20)]
+    assert [e["time_us"] for e in allocator.trace] != sorted(e["time_us"] for e in allocator.trace)
+    assert _history(session) == "complete"
+    trace = session.to_raw()["device_traces"][0]
+    assert [e["addr"] for e in trace[-20:]] == blocks
+
+
+def test_a_shortened_ring_keeps_its_newest_events() -> None:
+    allocator = Allocator()
+    session = _recorded(allocator)
+    first = [allocator.malloc(512) for _ in range(40)]
+    allocator.record("all", "python", 10, [], False)
+    second = [allocator.malloc(512) for _ in range(25)]
+    session.stop()
+    trace = session.to_raw()["device_traces"][0]
+    # Of the ring's first ten places five have been overwritten twice; events 11 to 40 of before still lie behind them.
+    assert [e["addr"] for e in trace] == second[-5:]
+    assert {e["addr"] for e in trace}.isdisjoint(first)
+
+
+def test_counts_that_the_program_resets_are_not_believed() -> None:
+    allocator, session = _users(100)
+    kept = allocator.malloc(512)
+    for _ in range(300):
+        allocator.free(allocator.malloc(512))
+    allocator.reset_counts()
+    for _ in range(60):
+        allocator.free(allocator.malloc(512))
+    assert _history(session) == "truncated"
+    assert kept in allocator.live
+
+
+def test_a_failed_last_look_leaves_nothing_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = _Fractions()
+    allocator = _Limited(cuda)
+    recorder = started(allocator, capacity=6 * 10**9)
+    recorder.set_tags(Tags("forward", 1))
+
+    def full() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(allocator, "snapshot", full)
+    with pytest.raises(MemoryError):
+        recorder.stop()
+    assert (allocator.recording, allocator.text, cuda.value) == (None, "", 0.5)
+    assert "record" not in vars(allocator)
 
 
 class _Fractions:
@@ -449,7 +665,7 @@ def test_an_error_that_was_caught_is_not_why_a_later_step_ends(tmp_path: Path) -
     mark = session.enter_phase("forward")
     assert mark is not None
     assert allocator.observer is not None
-    allocator.trace.append({"action": "oom", "device_free": 512, "size": 2**30, "stream": 0,
+    allocator.insert({"action": "oom", "device_free": 512, "size": 2**30, "stream": 0,
                             "time_us": session.recorder.now_us(), "frames": []})  # fmt: skip
     allocator.observer(0, 2**30, 24 * 10**9, 512)
     at_once = report_of(session, tmp_path / "3.pickle")

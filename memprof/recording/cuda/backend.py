@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from memprof.compat import torch as names
+from memprof.compat.patching import Patches
+from memprof.recording.cuda.ring import AllocationCount
 
 # What this process's torch tells of failed allocations: it takes observers and never gives them back.
 _observers: set[Callable[[int, int, int, int], None]] = set()
@@ -48,6 +50,15 @@ class TorchCuda:
     def stop(self) -> None:
         self._record(None)
 
+    def watch_switches(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+        """Put ``around(function)`` in the place of what every way to switch the history calls, memprof's own included;
+        return what undoes it. A function that the program has imported before is on the way too."""
+        patches = Patches()
+        for switch in (names.HISTORY_SWITCH, names.OLD_HISTORY_SWITCH):
+            if function := switch.find():
+                patches.put(*switch.place(), around(function))
+        return patches.restore
+
     def snapshot(self) -> dict[str, Any]:
         return dict(self._snapshot())
 
@@ -58,6 +69,14 @@ class TorchCuda:
 
     def stats(self, device: int) -> dict[str, Any]:
         return dict(self._torch.cuda.memory_stats_as_nested_dict(device))
+
+    def counts(self) -> dict[int, AllocationCount]:
+        """Return by device what the allocator has counted."""
+        found = {}
+        for device in range(self._torch.cuda.device_count()):
+            counted = self.stats(device).get("allocation", {}).get("all", {})
+            found[device] = AllocationCount(*(counted.get(name, 0) for name in ("allocated", "freed", "current")))
+        return found
 
     def reset_peaks(self, device: int) -> None:
         self._torch.cuda.reset_peak_memory_stats(device)
@@ -97,4 +116,3 @@ class TorchCuda:
 
     def total_bytes(self, device: int) -> int:
         return int(self._torch.cuda.get_device_properties(device).total_memory)
-

@@ -7,14 +7,15 @@ What is done here beside switching torch's history on:
 * steady decoding, which would push everything else out of the ring, is thinned: after the first tokens only some
   are recorded, at growing distances, and what changed meanwhile is written in at the end of each gap, so that
   totals are exact outside the gaps;
-* a user's own history is left as it is: it is read, never restarted, cleared or stopped, and what it lost is judged by
-  its own events (:mod:`memprof.recording.cuda.ring`).
+* a user's own history is left as it is: it is read, never restarted, cleared or stopped. So is memprof's from when the
+  program switches it. What a history lost is judged by its own events (:mod:`memprof.recording.cuda.ring`).
 """
 
 from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,11 +23,12 @@ import torch
 
 from memprof.emulate.notes import emulation_notes, uncomputed_notes
 from memprof.recording.cuda.backend import TorchCuda
-from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
-from memprof.recording.cuda.ring import blocks_in_use, copied, history_of
+from memprof.recording.cuda.copying import copied
+from memprof.recording.cuda.history_gaps import Gap, block_changes
+from memprof.recording.cuda.ring import AllocationCount, Evidence, Judged, blocks_in_use, judge
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.guard import Door
-from memprof.recording.recorder import DeviceHistory, DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.vocabulary import Kind, Phase
 
 DEFAULT_ENTRIES = 1_000_000
@@ -40,6 +42,15 @@ _STATS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"
 _NO_LIMIT = (
     "capacity was not applied: this torch cannot report the process's memory fraction, which memprof would have to "
     "restore at the end (torch.cuda.get_per_process_memory_fraction)"
+)
+
+_SWITCHED = (
+    "the program called torch.cuda.memory._record_memory_history while memprof recorded: the history has been the "
+    "program's since then, as it was switched, and memprof does not stop it"
+)
+_DISTURBED = (
+    "the memory history lost events although it was not full, as when the program stops, clears or shortens it while "
+    "memprof records"
 )
 
 # torch keeps observers for ever: one is attached a process (TorchCuda sees to it), and tells whoever records.
@@ -76,6 +87,7 @@ class CudaHistory:
         self.notes: list[str] = emulation_notes()
         self._uncomputed: list[str] = []
         self.on_oom: Callable[[], None] | None = None
+        self.on_switch: Callable[[], None] | None = None  # when the program is about to switch the history
         self.index = device.index or 0
         self._backend: TorchCuda = TorchCuda() if backend is None else backend
         self._entries = max_entries or DEFAULT_ENTRIES
@@ -85,17 +97,20 @@ class CudaHistory:
         self._reset_peaks = reset_peaks
         self._capacity = capacity
         self._thin = thin and self._backend.can_skip
-        self._foreign = False
+        self._foreign = False  # whether the history is the program's
+        self._is_switching = False  # whether memprof itself switches it now
+        self._unwatch: Callable[[], None] | None = None
         self._tagging = False
         self._tags = Tags()
         self._windows: list[dict[str, int]] = []
         self._gaps: list[Gap] = []
-        self._gap_begin: tuple[int, list[dict[str, Any]]] | None = None
+        self._gap_begin: tuple[int, list[dict[str, Any]], dict[int, AllocationCount]] | None = None
         self._decoded = 0
         self._next_token = _FIRST_TOKENS + 2
         self._start_us = self._stop_us = 0
         self._in_use: dict[int, set[int]] = {}  # addresses by device, when recording began
-        self._made = 0  # allocations that torch had counted then
+        self._counts: dict[int, AllocationCount] = {}  # by device, then
+        self._skipped: Counter[int] = Counter()  # allocations in gaps, by device
         self._unlimit: Callable[[], None] | None = None
         self._final: tuple[dict[str, Any], Recorded] | None = None
         self._oom: dict[str, Any] | None = None
@@ -108,10 +123,11 @@ class CudaHistory:
         self._foreign = self._backend.history_enabled()
         if self._foreign:
             self._thin = False
-            self._made = self._allocations()
             self.notes.append("the memory history was already on when memprof began; it was read and left as it was")
         else:
-            self._backend.record(self._context, self._stacks, self._entries, [], True)
+            self._switch([], clear=True)
+            self._unwatch = self._backend.watch_switches(lambda switch: self.door.around(switch, self._switched))
+        self._counts = self._backend.counts()
         if self._capacity is not None:
             self._unlimit = self._backend.limit(self.index, self._capacity)
             if self._unlimit is None:
@@ -123,18 +139,45 @@ class CudaHistory:
     def stop(self) -> None:
         if self._stop_us:
             return
-        self._resume()
-        # Stopping torch's history also clears it: what it holds is taken first, and every later dump is a copy of that.
-        raw = self._backend.snapshot()
-        self._stop_us = self.now_us()
-        self._final = (raw, self._filled(raw))
+        try:
+            self._resume()
+            # Stopping torch's history also clears it: what it holds is taken first, and every later dump is a copy.
+            counts, raw = self._backend.counts(), self._backend.snapshot()
+            self._stop_us = self.now_us()
+            self._final = (raw, self._filled(raw, counts))
+        finally:
+            self._stop_us = self._stop_us or self.now_us()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Put back what was changed of torch."""
         _recording.discard(self)
+        if self._unwatch is not None:
+            self._unwatch()
         if self._unlimit is not None:
             self._unlimit()
         if self._tagging and self._has_own_tag():
             self._backend.tag("")
         if not self._foreign:
             self._backend.stop()
+
+    def _switch(self, skip: list[str], clear: bool = False) -> None:
+        self._is_switching = True
+        try:
+            self._backend.record(self._context if not skip else None, self._stacks, self._entries, skip, clear)
+        finally:
+            self._is_switching = False
+
+    def _switched(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Leave the history to the program, which is about to switch it."""
+        if self._is_switching or self._foreign or self._stop_us:
+            return
+        if self.on_switch is not None:
+            self.on_switch()
+        else:
+            self._resume()
+            self._foreign, self._thin = True, False
+            self.notes.append(_SWITCHED)
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
@@ -238,17 +281,19 @@ class CudaHistory:
 
     def _suspend(self) -> None:
         if self._gap_begin is None:
-            self._gap_begin = (self.now_us(), self._backend.segments())
-            self._backend.record(None, self._stacks, self._entries, _SKIPPED, False)
+            self._gap_begin = (self.now_us(), self._backend.segments(), self._backend.counts())
+            self._switch(_SKIPPED)
 
     def _resume(self) -> None:
         if self._gap_begin is None:
             return
-        begin, before = self._gap_begin
+        begin, before, counted = self._gap_begin
         self._gap_begin = None
-        self._backend.record(self._context, self._stacks, self._entries, [], False)
+        self._switch([])
         end = self.now_us()
         self._gaps.append(Gap(begin, end, block_changes(before, self._backend.segments())))
+        counts, none = self._backend.counts(), AllocationCount()
+        self._skipped.update({device: now.since(counted.get(device, none)) for device, now in counts.items()})
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -259,39 +304,31 @@ class CudaHistory:
             raw, recorded = self._final
             return copied(raw), recorded
         self._resume()
-        raw = self._backend.snapshot()
-        return raw, self._filled(raw)
+        counts, raw = self._backend.counts(), self._backend.snapshot()
+        return raw, self._filled(raw, counts)
 
-    def _filled(self, raw: dict[str, Any]) -> Recorded:
-        """Write the gaps into a snapshot's traces; return how complete each device's trace is."""
-        traces = raw.get("device_traces") or []
-        own = self._history(raw, self.index)
-        others = [self._history(raw, d) for d, trace in enumerate(traces) if trace and d != self.index]
-        stop_us = self._stop_us or self.now_us()
-        recorded = Recorded(own.start_us, stop_us, own.history.value, 0, self._entries, [], tuple(others))
+    def _filled(self, raw: dict[str, Any], counts: dict[int, AllocationCount]) -> Recorded:
+        """Take the holes out of a snapshot's traces and fill their gaps; return how complete each device's is."""
+        traces: list[list[dict[str, Any]]] = raw.setdefault("device_traces", [])
+        in_use, stop_us = blocks_in_use(raw.get("segments") or []), self._stop_us or self.now_us()
+        entries, none = None if self._foreign else self._entries, AllocationCount()
+        judged: dict[int, Judged] = {}
+        for device in sorted({self.index, *range(len(traces)), *in_use, *self._in_use, *counts}):
+            allocations = counts.get(device, none).since(self._counts.get(device, none)) - self._skipped[device]
+            before, after = self._in_use.get(device, set()), in_use.get(device, set())
+            trace = traces[device] if device < len(traces) else []
+            if device == self.index or trace or before or after or allocations > 0:
+                known = Evidence(device, self._start_us, stop_us, before, after, allocations, entries)
+                judged[device] = judge(trace, self._gaps, known)
+            if device < len(traces) and device in judged:
+                traces[device] = judged[device].trace
+        if any(one.is_disturbed for one in judged.values()) and not self._foreign and _DISTURBED not in self.notes:
+            self.notes.append(_DISTURBED)
+        own = judged.pop(self.index)
+        thinned, others = [[gap.begin_us, gap.end_us] for gap in own.gaps], [one.history for one in judged.values()]
+        recorded = Recorded(own.history.start_us, stop_us, own.history.history.value, 0, entries, thinned, others)
         self._gaps = [gap for gap in self._gaps if gap.end_us >= recorded.earliest_us]
-        for one in (own, *others):
-            gaps = [gap for gap in self._gaps if gap.end_us >= one.start_us]
-            if one.index < len(traces):
-                traces[one.index] = fill_gaps(traces[one.index], gaps, one.index)
-            if one is own:
-                recorded.thinned.extend([gap.begin_us, gap.end_us] for gap in gaps)
         return recorded
-
-    def _history(self, raw: dict[str, Any], device: int) -> DeviceHistory:
-        """Return how much of a device's history its trace holds."""
-        return history_of(
-            raw,
-            device,
-            start_us=self._start_us,
-            in_use=self._in_use.get(device, set()),
-            max_entries=None if self._foreign else self._entries,
-            made=self._allocations() - self._made if self._foreign and device == self.index else 0,
-        )
-
-    def _allocations(self) -> int:
-        """Return how many allocations torch has counted on the recorder's device."""
-        return _of(self._backend.stats(self.index), "allocation", "allocated")
 
     def failed(self, device: int, requested: int, allowed: int, device_free: int) -> None:
         """Record a failed allocation, before the allocator raises; runs on the thread that asked for memory.

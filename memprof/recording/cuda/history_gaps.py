@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from memprof.recording.cuda.copying import copied
+
 _HELD = "active_allocated"
 # Freed by the program, and kept until a stream has done with it; torch has two names for it.
 _PENDING = ("active_pending_free", "active_awaiting_free")
@@ -50,7 +52,7 @@ def fill_gaps(trace: list[dict[str, Any]], gaps: list[Gap], device: int) -> list
         while position < len(trace) and trace[position].get("time_us", 0) <= gap.end_us:
             position += 1
         out += trace[start:position]
-        out += [{**event, "time_us": gap.end_us} for event in gap.events.get(device, [])]
+        out += [{**event, "time_us": gap.end_us} for event in copied(gap.events.get(device, []))]
     return out + trace[position:]
 
 

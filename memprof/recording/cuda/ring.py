@@ -1,59 +1,123 @@
-"""Tell how much of a device's history its trace holds, from the trace itself and what was in use before it."""
+"""Judge by device how much of the history a trace holds: from the trace, the allocator's counts, and what was in use.
+
+torch keeps a ring of events for each device. A full one overwrites its oldest events, and so does one that the program
+shortens. One that the program clears or stops loses all; one that it enlarges is no longer in the order of time.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+from memprof.recording.cuda.history_gaps import Gap, fill_gaps
 from memprof.recording.recorder import DeviceHistory
 from memprof.vocabulary import History
 
 #: States of blocks that are not free.
 ACTIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
+# Microseconds by which torch's clock, read off the processor's, may differ from this process's.
+_CLOCK = 1000
+
+Trace = list[dict[str, Any]]
 
 
-def history_of(
-    raw: dict[str, Any], device: int, *, start_us: int, in_use: set[int], max_entries: int | None, made: int
-) -> DeviceHistory:
-    """Return how much of a device's history its trace in a snapshot holds.
+class AllocationCount(NamedTuple):
+    """Hold what the allocator has counted on a device: blocks allocated and freed so far, and those in use."""
 
-    Args:
-        raw: the snapshot, as torch returns it.
-        device: whose trace.
+    allocated: int = 0
+    freed: int = 0
+    current: int = 0
+
+    def since(self, start: AllocationCount) -> int:
+        """Return the allocations since ``start``; a part of them if the program has reset the counts meanwhile."""
+        is_reset = self.current - (self.allocated - self.freed) != start.current - (start.allocated - start.freed)
+        return self.allocated if is_reset else max(0, self.allocated - start.allocated)
+
+
+class Evidence(NamedTuple):
+    """Hold what is known of a device's history from elsewhere than its trace.
+
+    Attributes:
+        device: its index.
         start_us: when memprof began to record.
-        in_use: addresses of the device's blocks that were in use then.
-        max_entries: how many events torch keeps for each device; None for a history that somebody else has switched on.
-        made: allocations that torch has counted on the device since then; only asked for somebody else's history.
+        stop_us: when the trace was read.
+        before: addresses of the blocks in use at ``start_us``.
+        after: addresses of the blocks in use at ``stop_us``.
+        allocations: how many the trace must show; those in the gaps of a thinned history are not counted.
+        max_entries: size of the ring; None if the program has chosen it.
     """
-    traces = raw.get("device_traces") or []
-    trace: list[dict[str, Any]] = traces[device] if device < len(traces) else []
-    oldest = trace[0].get("time_us", start_us) if trace else start_us
-    full = max_entries is not None and len(trace) >= max_entries
-    if full or (max_entries is None and _lost(raw, trace, device, start_us, in_use, made)):
-        return DeviceHistory(device, max(start_us, oldest), History.TRUNCATED)
-    return DeviceHistory(device, start_us, History.STARTED_LATE if in_use else History.COMPLETE)
+
+    device: int
+    start_us: int
+    stop_us: int
+    before: set[int]
+    after: set[int]
+    allocations: int
+    max_entries: int | None
 
 
-def _lost(
-    raw: dict[str, Any], trace: list[dict[str, Any]], device: int, start_us: int, in_use: set[int], made: int
-) -> bool:
-    """Tell whether a history of unknown length has lost events since ``start_us``.
+class Judged(NamedTuple):
+    """Hold the part of a device's trace that has no holes, with its gaps filled.
 
-    It has if it does not lead from the blocks in use at the start to those in use at the end, or if torch has counted
-    more allocations than it shows, as after a loop whose blocks have all been freed again.
+    Attributes:
+        trace: the events.
+        gaps: the gaps that lie in it.
+        history: how much of the device's history it is.
+        is_disturbed: whether events are missing that no full ring explains.
     """
-    if trace and trace[0].get("time_us", start_us) <= start_us:
-        return False  # it reaches back further
-    known, seen = set(in_use), 0
-    for entry in trace:
+
+    trace: Trace
+    gaps: list[Gap]
+    history: DeviceHistory
+    is_disturbed: bool
+
+
+def judge(trace: Trace, gaps: Sequence[Gap], known: Evidence) -> Judged:
+    """Judge a device's trace, as torch returns it; ``gaps`` are those of a thinned history, in the order of time."""
+    is_full = known.max_entries is not None and len(trace) >= known.max_entries
+    if all(_time(a) <= _time(b) for a, b in pairwise(trace)):
+        is_whole = _is_whole(trace, gaps, known)
+    else:
+        order = sorted(range(len(trace)), key=lambda i: _time(trace[i]))
+        trace = [trace[i] for i in order]
+        is_whole = _is_whole(trace, gaps, known)
+        trace = trace if is_whole else trace[_newest_run(order) :]
+    start_us, extent = known.start_us, History.STARTED_LATE if known.before else History.COMPLETE
+    if is_full or not is_whole:
+        start_us, extent = max(start_us, _time(trace[0]) if trace else known.stop_us), History.TRUNCATED
+    inside = [gap for gap in gaps if gap.end_us >= start_us]
+    filled = fill_gaps(trace, inside, known.device)
+    return Judged(filled, inside, DeviceHistory(known.device, start_us, extent), not is_whole and not is_full)
+
+
+def _is_whole(trace: Trace, gaps: Sequence[Gap], known: Evidence) -> bool:
+    """Tell whether a trace leads from the blocks in use at the start to those in use at the end, and shows as many
+    allocations as torch has counted: a loop whose blocks have all been freed again leaves no other sign."""
+    first = known.start_us - _CLOCK  # a history of the program's may reach further back
+    if sum(entry["action"] == "alloc" for entry in trace if _time(entry) >= first) < known.allocations:
+        return False
+    in_use = set(known.before)
+    for entry in fill_gaps(trace, list(gaps), known.device):
+        if _time(entry) < first:
+            continue
         if entry["action"] == "alloc":
-            known.add(entry["addr"])
-            seen += 1
+            in_use.add(entry["addr"])
         elif entry["action"] == "free_completed":
-            if entry["addr"] not in known:
-                return True
-            known.discard(entry["addr"])
-    left = blocks_in_use(raw.get("segments") or []).get(device, set())
-    return left != known or seen < made
+            if entry["addr"] not in in_use and _time(entry) > known.start_us + _CLOCK:
+                return False
+            in_use.discard(entry["addr"])
+    return in_use == known.after
+
+
+def _newest_run(order: list[int]) -> int:
+    """Return where the newest events begin that lie next to each other in the ring, given the events' places there in
+    the order of time."""
+    return max((i + 1 for i, (a, b) in enumerate(pairwise(order)) if b != a + 1), default=0)
+
+
+def _time(entry: dict[str, Any]) -> int:
+    return int(entry["time_us"])
 
 
 def blocks_in_use(segments: list[dict[str, Any]]) -> dict[int, set[int]]:
@@ -66,23 +130,3 @@ def blocks_in_use(segments: list[dict[str, Any]]) -> dict[int, set[int]]:
                 found.setdefault(segment.get("device", 0), set()).add(block.get("address", address))
             address += block["size"]
     return found
-
-
-def copied(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy that shares nothing with a snapshot. What events share in it, such as stacks, they share in the
-    copy."""
-    copies: dict[int, Any] = {}
-
-    def copy(value: Any) -> Any:
-        if not isinstance(value, (dict, list)):
-            return value
-        made = copies.get(id(value))
-        if made is None:
-            made = copies[id(value)] = (
-                {name: copy(inner) for name, inner in value.items()}
-                if isinstance(value, dict)
-                else [copy(inner) for inner in value]
-            )
-        return made
-
-    return {name: copy(value) for name, value in raw.items()}

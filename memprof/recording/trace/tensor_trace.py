@@ -42,9 +42,10 @@ _FROZEN = (
     "gc.freeze() was called: tensors made before it that only local variables hold are counted from their first use, "
     "or not at all"
 )
-_UNSEEN = (
-    "Threads were running before the recording began, whose operations are not recorded: {} that are alive at the end "
-    "were never seen, and what came and went on those threads is not counted"
+_NAMED = 3
+_EARLIER = (
+    "Threads were running before the recording began ({}), whose operations are not recorded: {}what came and went on "
+    "them is not counted"
 )
 
 
@@ -153,8 +154,9 @@ class TensorTrace:
         return self._mode is not None
 
     def _note_unseen(self) -> None:
-        """Note how much is alive that was never seen, if it may be of threads that ran before the recording began."""
-        if not any(thread.is_alive() for thread in self._threads.running_before):
+        """Note which threads of before the recording worked during it, and how much is alive that was never seen."""
+        earlier = self._threads.earlier()
+        if not earlier:
             return
         unseen: dict[int, int] = {}
         for tensor in _visible_tensors():
@@ -162,8 +164,11 @@ class TensorTrace:
                 storage = tensor.untyped_storage()
                 if storage_key(storage) not in self._live and self._ours(storage):
                     unseen[storage_key(storage)] = storage.nbytes()
-        if any(unseen.values()):
-            self.notes.append(_UNSEEN.format(size(sum(unseen.values()))))
+        nbytes, names = sum(unseen.values()), [name for name, has_worked in earlier if has_worked or unseen]
+        if nbytes or any(has_worked for _, has_worked in earlier):
+            alive = f"{size(nbytes)} that are alive at the end were never seen, and " if nbytes else ""
+            shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+            self.notes.append(_EARLIER.format(shown, alive))
 
     def now_us(self) -> int:
         return self._clock.tick()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import itertools
 import subprocess
@@ -303,27 +304,87 @@ def test_work_on_threads_adds_up_to_what_the_same_work_takes_alone() -> None:
     assert int(line.allocated[-1]) == int(line.allocated[0])
 
 
-def test_a_thread_from_before_the_recording_is_told_of() -> None:
-    """It can't be watched: what is alive at the end and was never seen is said."""
-    begin, done, made = threading.Event(), threading.Event(), []
+def test_threads_are_counted_however_they_are_started() -> None:
+    """Below ``threading``, by a method that was saved before or overridden, with a ``run`` of the user's own."""
+    saved = threading.Thread.start
+
+    class Overridden(threading.Thread):
+        def start(self) -> None:
+            saved(self)
+
+    own = threading.Thread()
+
+    def run() -> None:
+        torch.ones(4000)
+
+    own.run = run  # type: ignore[method-assign]
+
+    def work() -> None:
+        done = _thread.allocate_lock()
+        done.acquire()
+
+        def raw(count: int, *, release: Callable[[], None]) -> None:
+            torch.ones(count)
+            release()
+
+        _thread.start_new_thread(raw, (1000,), {"release": done.release})
+        done.acquire()
+        threads = [threading.Thread(target=torch.ones, args=(2000,)), Overridden(target=torch.ones, args=(3000,)), own]
+        for thread in threads:
+            saved(thread) if type(thread) is threading.Thread else thread.start()
+        for thread in threads:
+            thread.join()
+        assert [thread.name for thread in threading.enumerate() if "Dummy" in thread.name] == before
+
+    before = [thread.name for thread in threading.enumerate() if "Dummy" in thread.name]
+    starts = _thread.start_new_thread
+    raw = trace(work)
+    assert sorted(e["size"] // 4 for e in events(raw)) == [1000, 2000, 3000, 4000]
+    assert own.run is run
+    assert _thread.start_new_thread is starts
+
+
+def _beside_a_thread(work: Callable[[], Any]) -> list[str]:
+    """The notes of a recording during which a thread of before it does some work."""
+    begin, done, end = threading.Event(), threading.Event(), threading.Event()
+    made: list[Any] = []
 
     def loop() -> None:
         begin.wait(30)
-        made.append(torch.ones(12345))
+        made.append(work())
         done.set()
-        begin.clear()
+        end.wait(30)
 
-    early = threading.Thread(target=lambda: (loop(), begin.wait(30)))
+    early = threading.Thread(target=loop, name="early bird")
     early.start()
     recorder = TensorTrace(torch.device("cpu"))
     recorder.start()
     begin.set()
     done.wait(30)
     recorder.stop()
-    begin.set()
+    end.set()
     early.join()
     assert len(made) == 1
-    assert any("Threads were running before the recording began" in note for note in recorder.notes), recorder.notes
+    return [note for note in recorder.notes if "running before the recording began" in note and "early bird" in note]
+
+
+def test_a_thread_from_before_the_recording_is_told_of() -> None:
+    """It can't be watched: what is alive at the end and was never seen is said, and that it worked where nothing is."""
+
+    def temporaries() -> None:
+        for _ in range(50):
+            torch.ones(100_000)
+
+    (alive,) = _beside_a_thread(lambda: torch.ones(2**20))
+    assert "4.00 MiB that are alive at the end were never seen" in alive
+    (gone,) = _beside_a_thread(temporaries)
+    assert "were never seen" not in gone
+    assert "what came and went on them is not counted" in gone
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="threads' CPU times are Linux's")
+def test_an_idle_thread_from_before_the_recording_is_not_told_of() -> None:
+    assert _beside_a_thread(lambda: None) == []
 
 
 def test_a_thread_that_outlives_the_recording_is_recorded_no_more() -> None:
