@@ -95,7 +95,7 @@ class CudaHistory:
         self._next_token = _FIRST_TOKENS + 2
         self._start_us = self._stop_us = 0
         self._in_use: dict[int, set[int]] = {}  # addresses by device, when recording began
-        self._made = 0  # allocations that torch had counted then
+        self._made: dict[int, int] = {}  # allocations counted then by device, for a history that was on already
         self._unlimit: Callable[[], None] | None = None
         self._final: tuple[dict[str, Any], Recorded] | None = None
         self._oom: dict[str, Any] | None = None
@@ -104,11 +104,12 @@ class CudaHistory:
 
     def start(self) -> None:
         self._start_us = self.now_us()
-        self._in_use = blocks_in_use(self._backend.segments())
+        self._in_use = blocks_in_use(segments := self._backend.segments())
         self._foreign = self._backend.history_enabled()
         if self._foreign:
             self._thin = False
-            self._made = self._allocations()
+            devices = {self.index, *(segment.get("device", 0) for segment in segments)}
+            self._made = {device: self._allocations(device) for device in devices}
             self.notes.append("the memory history was already on when memprof began; it was read and left as it was")
         else:
             self._backend.record(self._context, self._stacks, self._entries, [], True)
@@ -286,12 +287,12 @@ class CudaHistory:
             start_us=self._start_us,
             in_use=self._in_use.get(device, set()),
             max_entries=None if self._foreign else self._entries,
-            made=self._allocations() - self._made if self._foreign and device == self.index else 0,
+            made=self._allocations(device) - self._made[device] if device in self._made else 0,
         )
 
-    def _allocations(self) -> int:
-        """Return how many allocations torch has counted on the recorder's device."""
-        return _of(self._backend.stats(self.index), "allocation", "allocated")
+    def _allocations(self, device: int) -> int:
+        """Return how many allocations torch has counted on a device."""
+        return _of(self._backend.stats(device), "allocation", "allocated")
 
     def failed(self, device: int, requested: int, allowed: int, device_free: int) -> None:
         """Record a failed allocation, before the allocator raises; runs on the thread that asked for memory.
