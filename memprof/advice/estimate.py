@@ -13,6 +13,7 @@ from memprof.advice.candidates import candidates_for
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
 from memprof.advice.recorded_run import Effect, Made, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
+from memprof.allocator.model import OutOfMemory
 from memprof.allocator.native import reserved_within
 from memprof.allocator.settings import settings_of
 from memprof.analysis.allocations.places import places_at_peak, without_folders
@@ -172,11 +173,15 @@ def saved_by_growing(analysis: Views) -> int | None:
     timeline = analysis.timeline
     if timeline.reserved is None or not timeline.n_events:
         return None
-    recorded = settings_of(analysis.snapshot.settings)
+    device = analysis.snapshot.device_facts(timeline.device)
+    recorded = settings_of(analysis.snapshot.settings).on_device(device.total_bytes)
     if recorded.expandable_segments:
         return None
     settings = replace(recorded, expandable_segments=True)
-    needed = max(reserved_within(timeline.program(), settings, None), int(timeline.reserved[0]))
+    try:
+        needed = max(reserved_within(timeline.program(), settings, None), int(timeline.reserved[0]))
+    except OutOfMemory:  # of what the process's memory fraction allows
+        return None
     return int(timeline.reserved.max()) - needed
 
 

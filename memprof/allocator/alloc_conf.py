@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import NoReturn
 
 from memprof.errors import UsageError
@@ -142,17 +143,15 @@ class _Parser:
 
     def real(self, name: str, text: str) -> float:
         """Read a number as C++'s ``stod``; what follows it is passed over."""
-        if match := re.match(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?[0-9]+)?", text):
-            try:
-                number = float.fromhex(match[0])
-            except OverflowError:
-                self.refuse(name, text)
-        elif match := re.match(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", text):
-            number = float(match[0])
-        else:
+        match = _HEXADECIMAL.match(text) or _DECIMAL.match(text)
+        if match is None:
             self.refuse(name, text)
-        # Beyond the range of normal numbers, stod raises.
-        if abs(number) == float("inf") or (abs(number) < 2.0**-1022 and re.search(r"[1-9a-fA-F]", _mantissa(match[0]))):
+        base = 16 if match.re is _HEXADECIMAL else 10
+        try:
+            number = float(match[0]) if base == 10 else float.fromhex(match[0])
+        except OverflowError:
+            self.refuse(name, text)
+        if abs(number) == float("inf") or _underflows(abs(number), match, base):
             self.refuse(name, text)
         return number
 
@@ -263,9 +262,24 @@ def _mib(number: int) -> int:
     return min(number, LARGEST // MIB) * MIB
 
 
-def _mantissa(text: str) -> str:
-    hexadecimal = text.lstrip("+-")[:2].lower() == "0x"
-    return re.split("[pP]", text)[0][2:] if hexadecimal else re.split("[eE]", text)[0]
+def _underflows(number: float, match: re.Match[str], base: int) -> bool:
+    """Tell whether stod raises as this is no normal number, and was rounded: exact ones are taken.
+
+    glibc calls a number normal if 53 bits of it would be, at any exponent.
+    """
+    if number > 2.0**-1022 or not re.search(r"[1-9a-fA-F]", match[1]):
+        return False
+    if not number:
+        return True
+    whole, _, rest = match[1].partition(".")
+    power = Fraction(2 if base == 16 else 10) ** int(match[2] or 0)
+    exact = Fraction(int(whole + rest, base), base ** len(rest)) * power
+    return exact != Fraction(number) and exact < Fraction(2) ** -1022 - Fraction(2) ** -1076
+
+
+# Numbers as C's strtod reads them: the digits, and the exponent.
+_HEXADECIMAL = re.compile(r"[+-]?0[xX]([0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP]([+-]?[0-9]+))?")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]([+-]?[0-9]+))?")
 
 
 _PINNED = "the host's pinned buffers are counted as torch keeps them by default"

@@ -18,7 +18,7 @@ from memprof.allocator.rounding import (
 )
 from memprof.errors import UsageError
 
-#: The environment variables that torch reads the settings from; the first one that is set wins.
+#: The environment variables that torch reads the settings from; the first one that is set wins, even if it is empty.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -107,7 +107,7 @@ def parse_settings(text: str) -> AllocatorSettings:
         UsageError: the string is malformed, torch has no such option, or a value is out of range.
     """
     conf = parse_alloc_conf(text)
-    notes = [f"The allocator setting {name}:{value} is not simulated: {why}." for name, value, why in conf.unmodelled]
+    notes = _unmodelled(conf)
     if conf.garbage_collection_threshold and conf.memory_fraction == 1:
         notes.append(
             f"The allocator setting garbage_collection_threshold:{conf.garbage_collection_threshold:g} has no effect: "
@@ -126,11 +126,11 @@ def settings_of(recorded: Mapping[str, object]) -> AllocatorSettings:
     text = conf_text(recorded) or ""
     try:
         conf = parse_alloc_conf(text, skip_unknown=True)
-        notes = tuple(
+        notes = _unmodelled(conf) + [
             f"memprof does not know the recording's allocator setting {name}: block sizes are derived without it."
             for name in conf.unknown
-        )
-        settings = _settings(text, conf, notes)
+        ]
+        settings = _settings(text, conf, tuple(notes))
     except UsageError as error:
         note = f"The recording's allocator settings cannot be read, and only those with their own key are used: {error}"
         settings = AllocatorSettings(text=text, notes=(note,))
@@ -150,8 +150,11 @@ def settings_of(recorded: Mapping[str, object]) -> AllocatorSettings:
 
 def conf_text(recorded: Mapping[str, object]) -> str | None:
     """Return the text of the settings that a snapshot holds; None where it holds none."""
-    found = [text for name in VARIABLES if isinstance(text := recorded.get(name), str)]
-    return next(filter(None, found), found[0] if found else None)
+    return next((text for name in VARIABLES if isinstance(text := recorded.get(name), str)), None)
+
+
+def _unmodelled(conf: AllocConf) -> list[str]:
+    return [f"The allocator setting {name}:{value} is not modelled: {why}." for name, value, why in conf.unmodelled]
 
 
 def _is_integer(value: object) -> TypeGuard[int]:

@@ -289,10 +289,11 @@ def _fatal_event(analysis: Views) -> int | None:
     return None if analysis.snapshot.survived(int(line.event_us[event])) else event
 
 
-def _survived_notes(survived: Iterable[SurvivedFailure]) -> Iterator[str]:
-    """Say which allocations failed in a run that went on."""
+def _survived_notes(survived: Iterable[SurvivedFailure], device: int) -> Iterator[str]:
+    """Say which allocations failed in a run that went on, and on which device if it is not the report's."""
     for failure in survived:
         where = f"{failure.phase or 'an unknown phase'}{'' if failure.step is None else f' of step {failure.step}'}"
+        where += "" if failure.device in (None, device) else f" on device {failure.device}"
         yield (
             f"An allocation of {format_bytes(failure.requested_bytes)} failed in {where}; the error was caught and the "
             "run went on"
@@ -308,7 +309,7 @@ def _notes(analysis: Views) -> list[str]:
     notes = [*analysis.snapshot.notes, *analysis.timeline.notes, *analysis.attribution.notes]
     if analysis.unseen is not None:
         notes.insert(0, unseen_note(analysis.unseen, analysis.snapshot, analysis.timeline))
-    notes += _survived_notes(analysis.snapshot.run.survived)
+    notes += _survived_notes(analysis.snapshot.run.survived, analysis.timeline.device)
     if analysis.snapshot.kind is Kind.TRACE:
         notes.append(
             "CPU runs track tensors, not allocator blocks, so allocated, active and requested bytes are equal."

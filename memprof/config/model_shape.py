@@ -60,48 +60,88 @@ class Family:
     """What the code of a model type adds to Llama's layers without its config saying so.
 
     Args:
+        attention_bias: the config's field of this name is read; the code of some families has no such biases, whatever
+            their config says.
+        mlp_bias: the same for this field.
         qkv_bias: q, k and v have biases, the attention's output has none.
         head_norms: q and k are normalised: ``"head"`` with weights of one head's width, ``"all"`` of all heads'.
         norms: norms of the residual stream's width in one layer.
         one_qkv: q, k and v are one linear layer, and so are gate and up.
-        tied: the head shares the embeddings where the config does not say.
         full_every: where a config has a window and names no layer types, one layer in so many sees everything; 0: none.
         optional_head_norms: the same as ``head_norms``, where the config has ``use_qk_norm``.
         some_sparse: only some layers are mixtures of experts, by ``decoder_sparse_step`` and ``mlp_only_layers``.
+        defaults: what transformers takes for a field that a ``config.json`` leaves out; without one here the value
+            follows from the others. A field that is ``null`` is not left out.
     """
 
+    attention_bias: bool = True
+    mlp_bias: bool = False
     qkv_bias: bool = False
     head_norms: str = ""
     norms: int = 2
     one_qkv: bool = False
-    tied: bool = False
     full_every: int = 0
     optional_head_norms: str = ""
     some_sparse: bool = False
+    defaults: Mapping[str, int] = field(default_factory=dict)
 
 
-_LLAMA = Family()
+_LLAMA = Family(mlp_bias=True)  # and what is counted like it, where the type is not known
+
+
+def _defaults(intermediate_size: int, tie_word_embeddings: bool = False, **others: int) -> dict[str, int]:
+    return {"intermediate_size": intermediate_size, "tie_word_embeddings": tie_word_embeddings, **others}
+
+
+_MISTRAL = _defaults(14336, num_key_value_heads=8)
+_COHERE = _defaults(22528, True)
+_WINDOW = {"sliding_window": 4096}
+_NO_WINDOW = {"use_sliding_window": False}
+
 #: Families whose parameter count is exact, by ``model_type``.
 FAMILIES: dict[str, Family] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "ministral3": _LLAMA,
-    "mixtral": _LLAMA,
-    "granite": _LLAMA,
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(head_norms="head"),
-    "qwen3_moe": Family(head_norms="head", some_sparse=True),
-    "olmo2": Family(head_norms="all"),
-    "olmo3": Family(head_norms="all", full_every=4),
-    "exaone4": Family(head_norms="head"),
-    "hunyuan_v1_dense": Family(head_norms="head"),
-    "phi3": Family(one_qkv=True),
-    "smollm3": Family(tied=True),
-    "cohere": Family(norms=1, tied=True, optional_head_norms="all"),
-    "cohere2": Family(norms=1, tied=True, full_every=4),
-    "gemma": Family(tied=True),
-    "gemma2": Family(norms=4, tied=True, full_every=2),
-    "gemma3_text": Family(norms=4, head_norms="head", tied=True, full_every=6),
+    "llama": Family(mlp_bias=True, defaults=_defaults(11008)),
+    "mistral": Family(attention_bias=False, defaults={**_MISTRAL, **_WINDOW}),
+    "ministral3": Family(attention_bias=False, defaults={**_MISTRAL, "head_dim": 128}),
+    "mixtral": Family(attention_bias=False, defaults={**_MISTRAL, "num_local_experts": 8}),
+    "granite": Family(mlp_bias=True, defaults=_defaults(11008)),
+    "qwen2": Family(
+        attention_bias=False, qkv_bias=True, defaults={**_defaults(22016, num_key_value_heads=32), **_NO_WINDOW}
+    ),
+    "qwen3": Family(
+        head_norms="head", defaults={**_defaults(22016, num_key_value_heads=32, head_dim=128), **_NO_WINDOW}
+    ),
+    "qwen3_moe": Family(
+        head_norms="head",
+        some_sparse=True,
+        defaults={
+            **_defaults(6144, num_key_value_heads=4, num_local_experts=128, moe_intermediate_size=768),
+            **_NO_WINDOW,
+        },
+    ),
+    "olmo2": Family(head_norms="all", defaults=_defaults(11008)),
+    "olmo3": Family(head_norms="all", full_every=4, defaults={**_defaults(11008), **_WINDOW}),
+    "exaone4": Family(
+        attention_bias=False,
+        head_norms="head",
+        full_every=4,
+        defaults={**_defaults(16384, num_key_value_heads=32), **_WINDOW},
+    ),
+    "hunyuan_v1_dense": Family(head_norms="head", defaults=_defaults(11008)),
+    "phi3": Family(attention_bias=False, one_qkv=True, defaults=_defaults(8192)),
+    "smollm3": Family(mlp_bias=True, defaults={**_defaults(11008, True, num_key_value_heads=4), **_NO_WINDOW}),
+    "cohere": Family(norms=1, optional_head_norms="all", defaults=_COHERE),
+    "cohere2": Family(norms=1, full_every=4, defaults={**_COHERE, **_WINDOW}),
+    "gemma": Family(defaults=_defaults(24576, True, num_key_value_heads=16, head_dim=256)),
+    "gemma2": Family(
+        norms=4, full_every=2, defaults={**_defaults(9216, True, num_key_value_heads=4, head_dim=256), **_WINDOW}
+    ),
+    "gemma3_text": Family(
+        norms=4,
+        head_norms="head",
+        full_every=6,
+        defaults={**_defaults(9216, True, num_key_value_heads=4, head_dim=256), **_WINDOW},
+    ),
 }
 
 
@@ -177,7 +217,6 @@ class ModelShape:
         value_dim = int((heads and read("v_head_dim")) or head_dim)
         kv_heads = _kv_heads(read, heads)
         kinds = kinds_of(read, family.full_every, layers)
-        tied = read("tie_word_embeddings")
         experts = next((int(n) for n in map(read, _EXPERTS) if n), 0)
         return cls(
             model_type=kind,
@@ -189,14 +228,14 @@ class ModelShape:
             head_dim=head_dim,
             value_dim=value_dim,
             vocabulary=_count(read, "vocab_size"),
-            tied=family.tied if tied is None else bool(tied),
+            tied=bool(read("tie_word_embeddings")),
             experts=experts,
             dense_layers=_dense_layers(read, layers) if experts and family.some_sparse else 0,
             expert_intermediate=int(read("moe_intermediate_size") or intermediate),
             layer_kinds=kinds,
             window=read("sliding_window"),
-            attention_bias=bool(read("attention_bias")),
-            mlp_bias=bool(read("mlp_bias")),
+            attention_bias=family.attention_bias and bool(read("attention_bias")),
+            mlp_bias=family.mlp_bias and bool(read("mlp_bias")),
             head_norms=(family.optional_head_norms if read("use_qk_norm") else "") or family.head_norms,
             latent=latent,
             counted=counted,
@@ -317,9 +356,12 @@ def _reader(config: Any) -> Callable[[str], Any]:
 
 
 def _values_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+    kind = values.get("model_type")
+    left_out = FAMILIES.get(kind, _LLAMA).defaults if isinstance(kind, str) else {}
+
     def read(name: str) -> Any:
-        known = (values.get(each) for each in (name, *_OLDER.get(name, ())))
-        found = next((value for value in known if value is not None), None)
+        known = [values[each] for each in (name, *_OLDER.get(name, ())) if each in values]
+        found = next((value for value in known if value is not None), None if known else left_out.get(name))
         return None if found is None else _sound(name, found)
 
     return read

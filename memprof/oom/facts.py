@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 
 Value = str | int | float | bool | None
 
-# The allocator's settings if the log shows them, in a command line, a script or a list of the environment.
-_CONF = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?\]?\s{0,3}[=:,]\s{0,3}['\"]?([\w:.,\[\]>]{3,400})")
+# The allocator's settings if the log shows them, in a command line, a script or a list of the environment: between
+# quotes any text, else options in a row. Set to nothing, a variable hides those that torch reads after it.
+_OPTION = r"\w{1,60}[ \t]?:[ \t]?(?:\[[^\]\n]{0,200}\]|[\w.+-]{1,60})"
+_CONF = re.compile(
+    rf"(PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF)(?:\\?['\"])?\]?\s{{0,3}}(?:[:,]|(=))\s{{0,3}}"
+    r"(?:(?P<quote>\\?['\"])(?P<quoted>[^'\"\\\n]{0,400})(?P=quote)"
+    rf"|(?P<plain>{_OPTION}(?:[ \t]?,[ \t]?{_OPTION}){{0,20}})"
+    r"|(?(2)(?<==)(?=[\s;]|$)|(?!)))"
+)
 _NEAR, _INNER = 12, 6
 _LONGEST_CODE = 90
 # What torch's own message proposes is not what was set.
@@ -236,8 +243,10 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
 
 def _allocator_in(text: str) -> AllocatorSettings:
     """Return the allocator's settings that a log shows; torch's defaults if it shows none."""
-    found = _CONF.search(text)
-    return settings_of({"PYTORCH_CUDA_ALLOC_CONF": found[1].rstrip(".,")} if found else {})
+    found: dict[str, str] = {}
+    for match in _CONF.finditer(text):
+        found.setdefault(match[1], match["quoted"] or match["plain"] or "")
+    return settings_of(found)
 
 
 def _numbers(failure: Failure, parts: Parts, allocator: AllocatorSettings) -> dict[str, Value]:

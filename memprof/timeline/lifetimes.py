@@ -105,9 +105,15 @@ def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, 
     orphan = freed[~(is_alloc[freed - 1] & (ends.address[freed - 1] == ends.address[freed]))]
     twice = ends.address[orphan - 1] == ends.address[orphan]
     # A trace that begins between a request and its completion shows a block that was pending, no longer allocated. A
-    # trace without any request, such as one with skipped actions, does not show when blocks were freed.
-    tells_requests = bool(np.any(every.action == Action.FREE_REQUESTED))
+    # trace whose recorder skipped the requests does not show when blocks were freed: blocks made in it go without one.
+    any_request = bool(np.any(every.action == Action.FREE_REQUESTED))
+    tells_requests = any_request or not np.any(completed)
     unrequested = np.where(tells_requests & ~twice, -1, ends.event[orphan])
+    if tells_requests and not any_request and (pending := np.count_nonzero(~twice)):
+        notes.append(
+            f"the trace completes {pending} frees and shows no request to free: these blocks count as pending from its "
+            "start, and were allocated until then if its recorder skipped the requests"
+        )
     index = ends.event[np.concatenate([born, orphan])]
     known = np.arange(len(index)) < len(born)
     rows = Rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,11 @@ Program = Callable[[CachingAllocator], Any]
 
 
 def recorded(program: Program, before: Program | None = None, text: str = "") -> Any:
+    """A program's snapshot, read."""
+    return snapshot_from_raw(recorded_raw(program, before, text))
+
+
+def recorded_raw(program: Program, before: Program | None = None, text: str = "") -> dict[str, Any]:
     """A program's snapshot, as torch would write it: events with addresses, and the final segments."""
     events: list[dict[str, Any]] = []
     allocator = CachingAllocator(parse_settings(text))
@@ -35,8 +41,7 @@ def recorded(program: Program, before: Program | None = None, text: str = "") ->
     allocator.on_event = note
     program(allocator)
     settings = {"expandable_segments": allocator.settings.expandable_segments}
-    raw = {"segments": allocator.segments(), "device_traces": [events], "allocator_settings": settings}
-    return snapshot_from_raw(raw)
+    return {"segments": allocator.segments(), "device_traces": [events], "allocator_settings": settings}
 
 
 def growing(*programs: Program) -> int:
@@ -125,6 +130,30 @@ def test_idle_memory_alone_promises_nothing() -> None:
     assert growing(a_small_run_on_many_streams) > reserved
     assert saves is None
     assert report["device_peak"]["reserved_bytes"] == reserved
+
+
+def test_growing_segments_are_judged_within_the_memory_fraction_of_their_own_device() -> None:
+    """Half of 8 GiB on device 1, the one recorded, not half of device 0's 400 MiB."""
+    text = "per_process_memory_fraction:0.5,garbage_collection_threshold:0.4"
+    raw = recorded_raw(lengths_that_grow)
+    raw["device_traces"] = [[], raw["device_traces"][0]]
+    for segment in raw["segments"]:
+        segment["device"] = 1
+    raw["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = text
+    sizes = {0: 400 * MIB, 1: 8192 * MIB}
+    raw["memprof"] = {
+        "device": {"index": 0, "total_bytes": sizes[0]},
+        "devices": [{"index": index, "total_bytes": total} for index, total in sizes.items()],
+    }
+    analysis = analyze(snapshot_from_raw(raw))
+    allocator = CachingAllocator(replace(parse_settings(f"{text},{GROWING}"), allowed_bytes=4096 * MIB))
+    lengths_that_grow(allocator)
+    assert analysis.timeline.reserved is not None
+    assert saved_by_growing(analysis) == int(analysis.timeline.reserved.max()) - allocator.max_reserved > 0
+
+    for device in raw["memprof"]["devices"]:
+        device["total_bytes"] = sizes[0]
+    assert saved_by_growing(analyze(snapshot_from_raw(raw))) is None, "what a limit does not allow cannot be promised"
 
 
 def test_segments_that_grow_already_are_left_alone() -> None:

@@ -1,8 +1,9 @@
-"""Parse allocator settings with the installed torch's own parser, one process for each string.
+"""Parse allocator settings with the installed torch's own parser, one process for each environment.
 
-``python -m tests.allocator.libc10_parser`` reads a JSON list of strings and prints what ``libc10.so`` makes of each: a
-list of fields, or None where it refuses the string. The parser is a C++ singleton that reads the environment once and
-ends the process on an error, so each string gets a fork. torch itself is not imported.
+``python -m tests.allocator.libc10_parser`` reads a JSON list of environments (the values of allocator settings by the
+variable's name) and prints what ``libc10.so`` makes of each: a list of fields, or None where it refuses the settings.
+The parser is a C++ singleton that reads the environment once and ends the process on an error, so each environment gets
+a fork. torch itself is not imported.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ def main() -> None:
     library = ctypes.CDLL(str(Path(spec.submodule_search_locations[0], "lib", "libc10.so")))
     instance = library[_INSTANCE]
     instance.restype = ctypes.c_void_p
-    print(json.dumps([_parsed(instance, text) for text in json.load(sys.stdin)]))
+    print(json.dumps([_parsed(instance, environment) for environment in json.load(sys.stdin)]))
 
 
-def _parsed(instance: Any, text: str) -> list[Any] | None:
+def _parsed(instance: Any, environment: dict[str, str]) -> list[Any] | None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch's message
-        os.environ.pop("PYTORCH_ALLOC_CONF", None)
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = text
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            os.environ.pop(name, None)
+        os.environ.update(environment)
         os.write(write, json.dumps(_fields(instance())).encode())
         os._exit(0)
     os.close(write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 
 from memprof.allocator.alloc_conf import AllocConf, parse_alloc_conf
 from memprof.allocator.rounding import MIB, UNLIMITED
-from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
+from memprof.allocator.settings import AllocatorSettings, conf_text, parse_settings, settings_of
+from memprof.analysis.analysis import analyze
 from memprof.errors import UsageError
+from memprof.snapshot.reader import snapshot_from_raw
+from tests.snapshot.programs import Program
 
 # The fields are read from the object's memory, which another release may lay out in another way.
 like_torch = pytest.mark.skipif(
@@ -67,10 +71,10 @@ def _ours(text: str) -> list[object] | None:
     ]  # fmt: skip
 
 
-def _torchs(texts: list[str]) -> list[list[object] | None]:
+def _torchs(environments: list[dict[str, str]]) -> list[list[object] | None]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.allocator.libc10_parser"],
-        input=json.dumps(texts), capture_output=True, text=True, check=True, timeout=300,
+        input=json.dumps(environments), capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     found: list[list[object] | None] = json.loads(done.stdout)
     return found
@@ -88,11 +92,46 @@ def test_generated_strings_are_read_as_the_installed_torch_reads_them() -> None:
         texts.append(text)
 
     collect()
-    told = _torchs(texts)
+    told = _torchs([{"PYTORCH_CUDA_ALLOC_CONF": text} for text in texts])
     assert len(set(texts)) > 500
     assert sum(fields is None for fields in told) > 100, "some have to be refused"
     assert sum(fields is not None and fields != _ours("") for fields in told) > 100, "and some have to set something"
     assert {text: _ours(text) for text in texts} == dict(zip(texts, told, strict=True))
+
+
+# At the edge of what a double can be: exact subnormal numbers are taken, rounded ones are refused.
+_TINIEST = f"{2**-1074:.1074f}"
+_EDGES = (
+    "0x1p-1074", "0x3p-1074", "0x1p-1075", "0x1.8p-1074", "0x1p-1022", "0x0.8p-1021", "0x0.fffffffffffffp-1022",
+    "0x0.fffffffffffff8p-1022", "0x0.fffffffffffffcp-1022", "0x0.fffffffffffffbp-1022",
+    "0x0.fffffffffffff7p-1022", "0x1p-1030", "0x1.123p-1060", "0x1.123p-1070", "0x0p-9999",
+    "0x", "0x.p3", "0x1p", "0x1p+", "0X1P-1", "1e-310", "1e-323", "4.9406564584124654e-324", "2.2250738585072014e-308",
+    "2.2250738585072011e-308", "0e-999", "1e-999", "1e999", "1e", ".5e+", "5.e-1", ".", "+.5", _TINIEST, _TINIEST[:-1],
+)  # fmt: skip
+
+
+@like_torch
+def test_numbers_at_the_edge_are_read_as_strtod_reads_them() -> None:
+    """``0x1p-1074`` used to be refused."""
+    texts = [f"garbage_collection_threshold:{number}" for number in _EDGES]
+    told = _torchs([{"PYTORCH_CUDA_ALLOC_CONF": text} for text in texts])
+    assert dict(zip(_EDGES, map(_ours, texts), strict=True)) == dict(zip(_EDGES, told, strict=True))
+    assert told[0] is not None
+    assert told[2] is None
+
+
+@like_torch
+def test_of_several_variables_the_first_that_is_set_counts_as_in_torch() -> None:
+    """Even if it is empty: an empty PYTORCH_CUDA_ALLOC_CONF used to give way to PYTORCH_ALLOC_CONF."""
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    cases = [
+        {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+        for texts in itertools.product((None, "", "max_split_size_mb:64", "expandable_segments:True"), repeat=3)
+    ]
+    found = [_ours(conf_text(case) or "") for case in cases]
+    assert found == _torchs(cases)
+    empty_first = settings_of({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "max_split_size_mb:64"})
+    assert (empty_first.max_split_size, empty_first.text) == (UNLIMITED, "")
 
 
 def test_an_option_that_torch_does_not_have_is_refused_where_a_user_gives_it() -> None:
@@ -137,6 +176,19 @@ def test_a_key_of_a_recording_wins_over_its_text() -> None:
     """torch writes under the key what is in effect: a platform may not have what the text asks for."""
     recorded = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64", "max_split_size": -1}
     assert settings_of({**recorded, "expandable_segments": False}) == AllocatorSettings(oldest_first=False)
+
+
+def test_what_is_not_modelled_in_a_recording_is_a_note_where_the_reader_looks() -> None:
+    text = "pinned_reserve_segment_size_mb:64,max_split_size_mb:64,backend:cudaMallocAsync"
+    notes = settings_of({"PYTORCH_CUDA_ALLOC_CONF": text}).notes
+    assert [note.partition(" is not modelled: ")[0] for note in notes] == [
+        "The allocator setting pinned_reserve_segment_size_mb:64",
+        "The allocator setting backend:cudaMallocAsync",
+    ]
+    raw = Program(AllocatorSettings()).run([("malloc", 512, 0, 0)]).raw()
+    raw["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": text}
+    told = analyze(snapshot_from_raw(raw)).report.notes
+    assert [note for note in told if "is not modelled" in note] == list(notes)
 
 
 def test_what_cannot_be_read_in_a_recording_is_a_note() -> None:

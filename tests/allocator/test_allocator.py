@@ -252,7 +252,7 @@ def test_a_setting_that_changes_memory_and_is_not_modelled_is_a_note() -> None:
     quiet = "backend:native,pinned_use_background_threads:True,per_process_memory_fraction:0.5,max_split_size_mb:32"
     assert parse_settings(quiet).notes == ()
     notes = parse_settings("pinned_max_cached_size_mb:64,backend:cudaMallocAsync").notes
-    assert [note.partition(" is not simulated: ")[0] for note in notes] == [
+    assert [note.partition(" is not modelled: ")[0] for note in notes] == [
         "The allocator setting pinned_max_cached_size_mb:64",
         "The allocator setting backend:cudaMallocAsync",
     ]

@@ -74,6 +74,18 @@ CAUSES: dict[str, tuple[str, str, str]] = {
         "PYTORCH_CUDA_ALLOC_CONF=large_segment_size_mb:64 python train.py\n"
         + message("2.00 MiB", "10.00 GiB", "80.00 GiB", allocated="5.00 GiB", cached="2.95 GiB", allowed="8.00 GiB"),
     ),
+    "a limit counts the segment of the size that was set in a text with spaces": (
+        "limit",
+        "limit",
+        "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'max_split_size_mb:128, large_segment_size_mb: 64'\n"
+        + message("2.00 MiB", "10.00 GiB", "80.00 GiB", allocated="5.00 GiB", cached="2.95 GiB", allowed="8.00 GiB"),
+    ),
+    "settings after a variable that is set to nothing do not count": (
+        "refused",
+        "refused",
+        "export PYTORCH_CUDA_ALLOC_CONF=\nexport PYTORCH_ALLOC_CONF=large_segment_size_mb:64\n"
+        + message("2.00 MiB", "10.00 GiB", "80.00 GiB", allocated="5.00 GiB", cached="2.95 GiB", allowed="8.00 GiB"),
+    ),
     "within a limit": (
         "refused",
         "refused",

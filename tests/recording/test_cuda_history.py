@@ -246,6 +246,9 @@ class _Two(Allocator):
     def counts(self) -> dict[int, AllocationCount]:
         return super().counts() | self.second.counts()
 
+    def stats(self, device: int) -> dict[str, Any]:
+        return self.second.stats(device) if device else super().stats(device)
+
 
 def _recorded(allocator: Allocator, **options: Any) -> Session:
     session = Session(CudaHistory(torch.device("cuda", 0), backend=allocator, **options))
@@ -277,6 +280,19 @@ def test_each_device_has_a_history_of_its_own() -> None:
     session.stop()
     snapshot = snapshot_from_raw(session.to_raw())
     assert [build_timeline(snapshot, d).history.value for d in (0, 1)] == ["truncated", "started_late"]
+
+
+def test_each_device_of_a_user_s_own_history_is_judged_by_its_own_count() -> None:
+    """The second device's ring lost a loop whose blocks are all freed again: only torch's count shows that."""
+    two = _Two()
+    two.record("all", "python", 200, [], True)  # the user's own
+    session = _recorded(two)
+    two.malloc(512)
+    for _ in range(300):
+        two.second.free(two.second.malloc(512))
+    session.stop()
+    snapshot = snapshot_from_raw(session.to_raw())
+    assert [build_timeline(snapshot, d).history.value for d in (0, 1)] == ["complete", "truncated"]
 
 
 def test_phases_are_kept_from_where_any_device_s_history_begins() -> None:

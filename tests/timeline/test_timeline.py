@@ -250,20 +250,34 @@ def test_a_recording_that_begins_anywhere_has_torch_s_totals(steps: list[tuple[s
         gain = {"alloc": (1, 1), "free_requested": (-1, 0), "free_completed": (0, -1)}.get(event["action"], (0, 0))
         allocated.append(allocated[-1] + gain[0] * event["size"])
         active.append(active[-1] + gain[1] * event["size"])
-    start = cut % (len(program.events) + 1)
-    if not any(event["action"] == "free_requested" for event in program.events[start:]):
+    if not program.events:
         return
+    start = cut % (len(program.events) + 1)
     timeline = build_timeline(snapshot_from_raw(program.raw(start)), 0)
     assert timeline.active.tolist() == active[start:]
     assert timeline.allocated.tolist() == allocated[start:]
 
 
 def test_a_trace_without_requests_does_not_show_pending_blocks() -> None:
-    """Its recorder left them out: a block counts as allocated until its free has completed."""
-    program = Program(AllocatorSettings()).run([("malloc", 512, 0, 0), ("malloc", 512, 0, 0), ("free", 0, 0, 0)])
+    """Its recorder skipped them, as a block made in it shows: a block is allocated until its free has completed."""
+    program = Program(AllocatorSettings()).run(
+        [("malloc", 512, 0, 0), ("malloc", 512, 0, 0), ("free", 0, 0, 0), ("malloc", MIB, 0, 0), ("free", 1, 0, 0)]
+    )
     raw = program.raw(3)
     raw["device_traces"][0] = [e for e in raw["device_traces"][0] if e["action"] != "free_requested"]
-    assert build_timeline(snapshot_from_raw(raw), 0).allocated.tolist() == [1024, 512]
+    timeline = build_timeline(snapshot_from_raw(raw), 0)
+    assert timeline.allocated.tolist() == [1024, 512, MIB + 512, 512]
+    assert not any("request to free" in note for note in timeline.notes)
+
+
+def test_frees_of_which_no_request_is_seen_are_pending_with_a_note() -> None:
+    """A ring that kept nothing but two completions, as of blocks that other streams used until then."""
+    steps = [("malloc", 512, 0, 0), ("malloc", 512, 0, 0), ("pend", 0, 0, 0), ("pend", 0, 0, 0)]
+    program = Program(AllocatorSettings()).run([*steps, ("done", 0, 0, 0), ("done", 0, 0, 0)])
+    timeline = build_timeline(snapshot_from_raw(program.raw(len(program.events) - 2)), 0)
+    assert timeline.allocated.tolist() == [0, 0, 0]
+    assert timeline.active.tolist() == [1024, 512, 0]
+    assert sum("completes 2 frees and shows no request to free" in note for note in timeline.notes) == 1
 
 
 @relaxed

@@ -132,6 +132,17 @@ def test_a_gap_is_closed_on_every_device(tmp_path: Path, monkeypatch: pytest.Mon
     assert [n for n in line.notes if "contradict" in n or "although" in n or "missing from" in n] == []
 
 
+def test_a_failure_that_the_run_survived_names_another_device_than_the_report_s() -> None:
+    builder = SnapshotBuilder(device=0, n_devices=2)
+    builder.alloc(64 * MIB, "forward")
+    raw = builder.raw({"schema": "memprof.snapshot/1", "kind": "cuda"})
+    failure = {"requested_bytes": 1024 * MIB, "time_us": 1, "went_on_us": 2, "step": 3, "phase": "forward"}
+    raw["memprof"]["survived"] = [{**failure, "device": device} for device in (0, 1)]
+    own, other = (n for n in analyze(snapshot_from_raw(raw)).to_dict()["notes"] if "1.00 GiB" in n)
+    assert "failed in forward of step 3; the error" in own
+    assert "failed in forward of step 3 on device 1; the error" in other
+
+
 def test_a_device_that_holds_nothing_beside_one_whose_tensors_have_owners() -> None:
     """As one of two ranks leaves it, each on its own card with both in sight."""
     builder = SnapshotBuilder(device=0, n_devices=2)
