@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from memprof.analysis.allocations.places import place_of, without_folders
+from memprof.analysis.allocations.places import bytes_by_line, stacks_at_peak, without_folders
 from memprof.analysis.peaks.next_step import phases_of_next_step
 from memprof.errors import InputError
 from memprof.oom.framework_settings import PLAIN, Names, names_in, plain_in
@@ -20,6 +20,7 @@ from memprof.report.run import Source
 from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
+    from memprof.analysis.views import Views
     from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings
 
@@ -120,8 +121,13 @@ def highest(rows: Iterable[Peak]) -> tuple[Peak, ...]:
 # -- read from a report ------------------------------------------------------------------------------------------------
 
 
-def run_of(report: Report) -> Run:
-    """Read a run from its report; settings and shape where they can be known."""
+def run_of(report: Report, analysis: Views | None = None) -> Run:
+    """Read a run from its report; settings and shape where they can be known.
+
+    Args:
+        analysis: what the report is of: lines are then added up over all allocations, not over the largest that the
+            report lists.
+    """
     source, peak = report.source, report.peak
     phases = [*report.phases, *phases_of_next_step(report)]
     rows = [Peak(p.phase, p.peak_bytes, p.categories) for p in phases]
@@ -134,7 +140,7 @@ def run_of(report: Report) -> Run:
         details=peak.details,
         idle_bytes=_idle(report),
         alloc_conf=source.alloc_conf or "",
-        made=_made(report),
+        made=_made(report, analysis),
         names=_names(report),
         engine=_engine(report),
         lasting=_lasting(report),
@@ -201,17 +207,23 @@ def _whole_step(report: Report) -> bool:
     return generates and any({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP} <= p for p in seen.values())
 
 
-def _made(report: Report) -> dict[Category, tuple[Made, ...]]:
-    """Add up by category and line what the largest allocations hold, the largest sums first."""
-    sums: dict[Category, dict[str, int]] = {}
-    for group in _groups(report):
-        if site := without_folders(place_of(group.stack)):
-            of = sums.setdefault(group.category, {})
-            of[site] = of.get(site, 0) + group.bytes
-    return {
-        category: tuple(Made(n, site) for site, n in sorted(of.items(), key=lambda row: -row[1]))
-        for category, of in sums.items()
-    }
+def _made(report: Report, analysis: Views | None) -> dict[Category, tuple[Made, ...]]:
+    """Add up by category and line what the allocations hold, the largest sums first."""
+    by_category: dict[Category, list[tuple[Sequence[str], int]]] = {}
+    if analysis is not None:
+        by_category = {c: stacks_at_peak(analysis, c) for c, n in report.peak.categories.items() if n}
+    else:
+        for group in _groups(report):
+            by_category.setdefault(group.category, []).append((group.stack, group.bytes))
+    return {category: _lines(found) for category, found in by_category.items()}
+
+
+def _lines(found: Iterable[tuple[Sequence[str], int]]) -> tuple[Made, ...]:
+    sums: dict[str, int] = {}
+    for frame, n in bytes_by_line(found).items():
+        site = without_folders(frame)
+        sums[site] = sums.get(site, 0) + n
+    return tuple(Made(n, site) for site, n in sorted(sums.items(), key=lambda row: -row[1]))
 
 
 def _lasting(report: Report) -> dict[Category, float]:
