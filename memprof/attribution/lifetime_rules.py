@@ -87,7 +87,35 @@ def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> 
         later = bisect_left(starts, span[1])
         until = working[later][1] if later < len(working) else t.n_events - 1
         born = facts.born_in(span)
+        _inherit(facts, draft, born[t.free_event[born] > until], span)
         draft.decide(born[t.free_event[born] > until], Category.OPTIMIZER_STATE, "optimizer.outlives-step")
+
+
+def _inherit(facts: Facts, draft: Draft, kept: Ints, span: tuple[int, int]) -> None:
+    """Give parameters that a step makes anew the category of those that it frees for them.
+
+    ``p.data = p.data - ...`` and ``m[i] = beta * m[i] + ...`` store the new tensor, and the old one of the same size is
+    freed next: in the order of their births, for each size.
+    """
+    t = facts.timeline
+    dying = np.flatnonzero(
+        (t.free_event >= span[0]) & (t.free_event < span[1]) & (t.alloc_event < span[0]) & ~facts.ghost
+    )
+    dying = dying[draft.category[dying] != Category.GRADIENTS.code]
+    dying = dying[np.argsort(t.free_event[dying], kind="stable")]
+    waiting: dict[int, list[int]] = {}
+    for row in dying.tolist():
+        waiting.setdefault(int(facts.size[row]), []).append(row)
+    for row in kept[np.argsort(t.alloc_event[kept], kind="stable")].tolist():
+        old = next((o for o in waiting.get(int(facts.size[row]), ()) if t.free_event[o] > t.alloc_event[row]), None)
+        if old is None:
+            continue
+        waiting[int(facts.size[row])].remove(old)
+        again = np.array([row], np.int64)
+        if draft.category[old] == Category.WEIGHTS.code:
+            draft.decide(again, Category.WEIGHTS, "optimizer.replaces-parameter")
+        elif draft.category[old] == Category.ADAPTERS.code:
+            draft.decide(again, Category.ADAPTERS, "optimizer.replaces-parameter")
 
 
 def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:

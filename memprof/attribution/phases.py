@@ -16,9 +16,9 @@ import numpy as np
 
 from memprof.attribution.call_sites import PASS, RUN, Codes, resolve_passes, resolve_runs
 from memprof.attribution.result import PhaseSpan, PhaseTrack
-from memprof.attribution.stack_index import StackIndex
+from memprof.attribution.stack_index import StackIndex, named_frame
 from memprof.attribution.tags import Tags
-from memprof.snapshot.model import Action, Snapshot, Trace
+from memprof.snapshot.model import Action, Snapshot, Trace, distinct, is_among
 from memprof.snapshot.recorded_run import PhaseMark
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Phase
@@ -102,6 +102,7 @@ def _from_stacks(
     code = _fill_silent(code)
     code = resolve_passes(code, births, trace, stacks, timeline)
     code = resolve_runs(code, births, trace, stacks, timeline)
+    code = _own_steps(code, births, trace, stacks, timeline)
     # Each event takes the phase of the last allocation before it; events before the first take the first's.
     return code[np.maximum(np.cumsum(is_birth) - 1, 0)], "stacks"
 
@@ -160,6 +161,48 @@ def _fill_silent(code: Codes) -> Codes:
     if len(ahead) and ahead[0] in (_BACKWARD, _OPTIMIZER):
         answer = np.where(before < 0, _BACKWARD, answer)
     return np.where(silent, answer, code)
+
+
+def _own_steps(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, timeline: Timeline) -> Codes:
+    """Find the steps of a loop's own optimizer, where no name shows a step.
+
+    Its lines allocate only between a backward and the next pass, mostly blocks of the gradients' sizes.
+    """
+    if (code == _OPTIMIZER).any() or not (code == _BACKWARD).any() or not (code == _OTHER).any():
+        return code
+    position = np.arange(len(code))
+    solid = np.maximum.accumulate(np.where(code == _OTHER, -1, position))
+    after_backward = (code == _OTHER) & (solid >= 0) & (code[np.maximum(solid, 0)] == _BACKWARD)
+    sizes = trace.size[births]
+    like_gradient = is_among(sizes, _gradient_sizes(code, births, timeline))
+    line = named_frame(stacks)[trace.stack[births]]
+    out: Codes = code.copy()
+    for frame in distinct(line[after_backward & like_gradient & (line >= 0)]):
+        mine = line == frame
+        if after_backward[mine].all() and sizes[mine & like_gradient].sum() > 0.5 * sizes[mine].sum():
+            out[mine] = _OPTIMIZER
+    # Between two such lines of one step lie its scalars.
+    found = np.where(out == _OPTIMIZER, position, -1)
+    before = np.maximum.accumulate(found)
+    after = np.minimum.accumulate(np.where(found < 0, len(code), found)[::-1])[::-1]
+    between = after_backward & (before > solid) & (after < len(code))
+    between &= solid[np.minimum(after, len(code) - 1)] == solid
+    out[between] = _OPTIMIZER
+    return out
+
+
+def _gradient_sizes(code: Codes, births: Codes, timeline: Timeline) -> Codes:
+    """Return the sizes of what backwards leave behind."""
+    row_of_event = np.full(timeline.n_events, -1, np.int64)
+    born = timeline.alloc_event >= 0
+    row_of_event[timeline.alloc_event[born]] = np.flatnonzero(born)
+    backward = np.flatnonzero(code == _BACKWARD)
+    last = backward[np.flatnonzero(np.diff(backward, append=len(code) + 1) > 1)]
+    ends = last[np.searchsorted(last, backward)]
+    following = births[np.minimum(ends + 1, len(births) - 1)]
+    rows = row_of_event[births[backward]]
+    kept = (rows >= 0) & (timeline.free_event[rows] > following) & (ends + 1 < len(births))
+    return distinct(timeline.requested[rows[kept]])
 
 
 # ------------------------------------------------------------------------------------ steps and spans

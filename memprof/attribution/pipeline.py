@@ -11,6 +11,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from memprof.attribution.early_tensors import apply_early_tensors
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
 from memprof.attribution.gradients import apply_buckets, apply_gradients, apply_unfinished_gradients, trained_sizes
 from memprof.attribution.lifetime_rules import (
@@ -86,6 +87,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     _apply_matched(facts, draft, fused)
     apply_tags(facts, draft, parameters)
     apply_unfinished_gradients(facts, draft, trained or parameters)
+    apply_early_tensors(facts, draft, _built_by_modules(facts, resolve), trained, parameters)
     apply_loaded_models(facts, draft, resolve, trained)
     _apply_matched(facts, draft, np.where(_with_role(facts, specific, "resolve") >= 0, -1, specific))
     apply_optimizer_state(facts, draft, trained)
@@ -190,6 +192,12 @@ def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, co
             here = rows & (facts.phase == phase)
             draft.fill(here & known, rule.category, Evidence.STACK, rule.name, detail, others)
             draft.fill(here, rule.category, Evidence.LIFETIME, rule.name, detail, others)
+
+
+def _built_by_modules(facts: Facts, resolve: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Flag rows that loaders and torch's modules make, and not a constructor of the program's own."""
+    own = np.array([r.name == "fused.parameter-init" for r in facts.stacks.rules.rules] + [False], bool)
+    return (resolve >= 0) & ~own[resolve]
 
 
 # --------------------------------------------------------------------------------- parameter sizes
