@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from memprof.attribution.early_tensors import apply_early_tensors
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
-from memprof.attribution.gradients import apply_buckets, apply_gradients, apply_unfinished_gradients, trained_sizes
+from memprof.attribution.gradients import (
+    apply_buckets,
+    apply_gradients,
+    apply_gradients_in_flight,
+    apply_unfinished_gradients,
+    trained_sizes,
+)
 from memprof.attribution.lifetime_rules import (
     apply_early_parameters,
     apply_kv_cache,
@@ -25,7 +31,7 @@ from memprof.attribution.loaded_models import apply_loaded_models
 from memprof.attribution.logits import apply_fused_logprobs, apply_logits, find_vocabulary
 from memprof.attribution.older_allocations import apply_ghost_gradients, apply_ghosts, replaced_by_step
 from memprof.attribution.phases import phase_track
-from memprof.attribution.recorded_owners import apply_owners, apply_tags
+from memprof.attribution.recorded_owners import apply_owners, apply_roles, apply_tags
 from memprof.attribution.result import Attribution
 from memprof.attribution.rules import RuleSet, load_rules
 from memprof.attribution.stack_index import StackIndex
@@ -69,6 +75,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     )
     resolve = _with_role(facts, specific, "resolve")
     apply_owners(facts, draft)
+    apply_roles(facts, draft)
     apply_gradients(facts, draft)
     apply_ghost_gradients(facts, draft)
     _apply_matched(facts, draft, _with_role(facts, specific, "sharding"))
@@ -82,6 +89,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     fused = np.maximum(_with_role(facts, specific, "logprob-backward"), _with_role(facts, specific, "logprob-forward"))
     fused[facts.raw_bytes] = -1  # kernels take scratch there too
     apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
+    apply_gradients_in_flight(facts, draft, parameters if not trained else trained)
     apply_logits(facts, draft, parameters, vocabulary)
     # What is neither the head's gradient nor a hidden state there is a tile of logits, whatever else its tag says.
     _apply_matched(facts, draft, fused)
