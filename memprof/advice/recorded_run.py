@@ -28,6 +28,8 @@ _ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 # Look at changes of the allocator from this idle share of reserved memory at the device's peak on.
 _FRAGMENTED = 0.05
 _COPIES = re.compile(r" (?:load|torch_load|load_state_dict|_load_from_state_dict|load_file|deepcopy|__deepcopy__)$")
+_LINEAR = re.compile(r"torch[/\\]nn[/\\]modules[/\\]linear\.py|transformers[/\\]|bitsandbytes[/\\]|peft[/\\]")
+_FORWARD = re.compile(r" forward$")
 # Functions that only infer: what they run needs no gradients.
 _INFERS = re.compile(r" (?:generate|inference_mode|no_grad|eval|evaluate|evaluation_loop|infer|inference|predict)$")
 
@@ -65,8 +67,8 @@ class Run:
     category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
     out, ``whole_step`` that all phases of a step before were seen. ``over_batches``: a layer normalises over the batch,
     so that results depend on its size. ``copies``: weights were loaded or copied from others. ``only_infers``: a pass
-    was seen to return and no backward followed, or functions that infer are on the stacks. ``findings`` and
-    ``weights_bits`` are the report's.
+    was seen to return and no backward followed, or functions that infer are on the stacks. ``has_linear_layers``: layers that PEFT
+    finds were seen, or no layer was. ``findings`` and ``weights_bits`` are the report's.
     """
 
     peaks: tuple[Peak, ...]
@@ -88,6 +90,7 @@ class Run:
     weights_bits: int | None = None
     only_infers: bool = False
     copies: bool = False
+    has_linear_layers: bool = True
 
     @property
     def peak(self) -> Peak:
@@ -150,6 +153,7 @@ def run_of(report: Report, analysis: Views | None = None) -> Run:
         weights_bits=peak.weights_bits,
         copies=any(_COPIES.search(frame) for frame in frames),
         only_infers=peak.pass_returned or any(_INFERS.search(frame) for frame in frames),
+        has_linear_layers=_has_linear_layers(frames),
         over_batches=any("batchnorm.py" in frame for frame in frames),
     )
     return _configured(run, source) if source.config else run
@@ -245,6 +249,11 @@ def _groups(report: Report) -> Sequence[Allocation]:
 def _frames(report: Report) -> list[str]:
     """Return the frames of the largest allocations' stacks."""
     return [frame for group in _groups(report) for frame in group.stack]
+
+
+def _has_linear_layers(frames: Sequence[str]) -> bool:
+    """Tell whether layers of the classes that PEFT's "all-linear" finds run; also where no layer was seen to run."""
+    return any(_LINEAR.search(frame) for frame in frames) or not any(_FORWARD.search(frame) for frame in frames)
 
 
 def _engine(report: Report) -> bool:

@@ -21,7 +21,7 @@ _CACHE_BYTES = 64 << 10  # equal blocks smaller than this may be token ids
 _POOL_BYTES = 16 << 20  # a single block larger than this is not token ids
 _NEXT_PARAMETERS = 12  # births: after so many the step works on other parameters
 _BIAS_BYTES = 64 << 10
-_LAYERS = 3  # while a cache entry lives, the same code runs for at least so many other layers
+LAYERS = 3  # while a cache entry lives, the same code runs for at least so many other layers
 
 
 def apply_workspaces(facts: Facts, draft: Draft) -> None:
@@ -151,7 +151,7 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
     generating = (facts.phase == Phase.GENERATE.code) & draft.open
     rows = np.flatnonzero(generating & facts.module)
     if len(rows):
-        outlives = _same_stack_births(facts, rows) >= _LAYERS
+        outlives = same_stack_births(facts, rows) >= LAYERS
         # The last layers of the last step see no other layer run; they follow the majority of their stack.
         like = np.unique(
             np.stack([facts.timeline.stack[rows].astype(np.int64), facts.size[rows]]), axis=1, return_inverse=True
@@ -163,7 +163,7 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
         _preallocated(facts, draft, span)
 
 
-def _same_stack_births(facts: Facts, rows: Ints) -> Ints:
+def same_stack_births(facts: Facts, rows: Ints) -> Ints:
     """Count for each row the rows of its stack that are born while it lives.
 
     What its own call makes in a row counts once: attention in full makes several copies of a layer's keys and values.
@@ -198,7 +198,7 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
     held = rows[(t.alloc_event[rows] < start) & (t.free_event[rows] > start + length // 2)]
     held = held[draft.open[held]]
     sizes, counts = np.unique(facts.size[held], return_counts=True)
-    repeated = sizes[((counts >= 2 * _LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
+    repeated = sizes[((counts >= 2 * LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
     cached = held[is_among(facts.size[held], repeated)]
     draft.decide(cached, Category.KV_CACHE, "cache.preallocated-layers")
 

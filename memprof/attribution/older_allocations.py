@@ -349,7 +349,9 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     forward_or_back = np.isin(facts.death, codes_of(Phase.BACKWARD, Phase.FORWARD))
     opens = _opening_phase(facts)
     in_training = opens in codes_of(Phase.FORWARD, Phase.BACKWARD)
-    if in_training:
+    if in_training and not facts.has_phase(Phase.BACKWARD):
+        draft.decide(dead & (facts.death == opens), Category.ACTIVATIONS, "ghost.previous-graph")
+    elif in_training:
         draft.decide(dead & forward_or_back, Category.ACTIVATIONS, "ghost.dies-in-backward")
     if opens == Phase.GENERATE.code:
         large = _repeated(facts, dead, 6)

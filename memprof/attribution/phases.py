@@ -28,6 +28,7 @@ _OTHER, _LOAD, _FORWARD, _BACKWARD = (_CODES[n] for n in ("other", "load", "forw
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
 _SILENT = -1  # no Python frame: the allocations around it decide
+_GRADIENT_BYTES = 1 << 16  # smaller blocks that reach a step may be inputs
 _STRAY = 4  # fewer allocations without frames than this, in the middle of a forward, are no backward
 
 
@@ -96,9 +97,12 @@ def _from_stacks(
     if np.any(tags.phase >= 0):
         tagged = tags.phase[trace.metadata[births]]
         code = np.where(tagged >= 0, tagged, code)
-    code = _annotated(code, births, snapshot, timeline)
+    steps = _annotated_steps(snapshot, timeline)
+    code = _annotated(code, births, steps, timeline)
     if (code == _SILENT).all():
         return np.full(n, _OTHER), "none"
+    if np.isin(code, (_SILENT, _OPTIMIZER)).all() and not stacks.has_python[trace.stack[births]].any():
+        code = _around_steps(code, births, steps, timeline)
     code = _fill_silent(code)
     code = resolve_passes(code, births, trace, stacks, timeline)
     code = resolve_runs(code, births, trace, stacks, timeline)
@@ -119,21 +123,57 @@ def _said(stacks: StackIndex) -> Codes:
     return said
 
 
-def _annotated(code: Codes, births: Codes, snapshot: Snapshot, timeline: Timeline) -> Codes:
-    """Place allocations whose stacks show no phase by ``Optimizer.step#...`` annotations."""
-    code = code.copy()
-    times = timeline.event_us[births]
+def _annotated_steps(snapshot: Snapshot, timeline: Timeline) -> list[tuple[int, int]]:
+    """Return the start and end time of each annotated optimizer step."""
     starts: list[int] = []
+    found = []
     for note in snapshot.annotations:
         if not note.name.startswith("Optimizer.step#") or note.device not in (timeline.device, -1, None):
             continue
         if note.stage == "START":
             starts.append(note.time_us)
         elif note.stage == "END" and starts:
-            first = np.searchsorted(times, starts.pop())
-            last = np.searchsorted(times, note.time_us, side="right")
-            here = code[first:last]
-            here[(here == _SILENT) | (here == _OTHER)] = _OPTIMIZER
+            found.append((starts.pop(), note.time_us))
+    return found
+
+
+def _annotated(code: Codes, births: Codes, steps: Sequence[tuple[int, int]], timeline: Timeline) -> Codes:
+    """Place allocations whose stacks show no phase by ``Optimizer.step#...`` annotations."""
+    code = code.copy()
+    times = timeline.event_us[births]
+    for start, end in steps:
+        here = code[np.searchsorted(times, start) : np.searchsorted(times, end, side="right")]
+        here[(here == _SILENT) | (here == _OTHER)] = _OPTIMIZER
+    return code
+
+
+def _around_steps(code: Codes, births: Codes, steps: Sequence[tuple[int, int]], timeline: Timeline) -> Codes:
+    """Find forward and backward between annotated optimizer steps by lifetimes, where no stack was recorded.
+
+    What is made first and lives to the end is the model. A forward makes what dies before the step; the first block
+    that reaches the step is a gradient, and in front of it stands the gradient of the forward's last output.
+    """
+    code = code.copy()
+    row_of_event = np.full(timeline.n_events, -1, np.int64)
+    born = timeline.alloc_event >= 0
+    row_of_event[timeline.alloc_event[born]] = np.flatnonzero(born)
+    rows = row_of_event[births]
+    death, size = timeline.free_event[rows], timeline.requested[rows]
+    times = timeline.event_us[births]
+    first = 0
+    for number, (start, end) in enumerate([*sorted(steps), (np.iinfo(np.int64).max, 0)]):
+        last = int(np.searchsorted(times, start))
+        if number == 0:
+            ends = np.flatnonzero(death[first:last] < timeline.n_events)
+            code[first : first + (int(ends[0]) if len(ends) else 0)] = _OTHER
+            first += int(ends[0]) if len(ends) else 0
+        step_event = int(np.searchsorted(timeline.event_us, start))
+        reaching = np.flatnonzero((death[first:last] >= step_event) & (size[first:last] >= _GRADIENT_BYTES))
+        turn = first + int(reaching[0]) if len(reaching) else last
+        while turn - 1 > first and size[turn - 1] == size[turn - 2]:
+            turn -= 1
+        code[first:turn], code[turn:last] = _FORWARD, _BACKWARD
+        first = int(np.searchsorted(times, end, side="right"))
     return code
 
 

@@ -21,11 +21,13 @@ from memprof.attribution.gradients import (
     trained_sizes,
 )
 from memprof.attribution.lifetime_rules import (
+    LAYERS,
     apply_early_parameters,
     apply_kv_cache,
     apply_optimizer_state,
     apply_weight_casts,
     apply_workspaces,
+    same_stack_births,
 )
 from memprof.attribution.loaded_models import apply_loaded_models
 from memprof.attribution.logits import apply_fused_logprobs, apply_logits, find_vocabulary
@@ -93,7 +95,8 @@ def _decide(facts: Facts, draft: Draft) -> None:
     apply_logits(facts, draft, parameters, vocabulary)
     # What is neither the head's gradient nor a hidden state there is a tile of logits, whatever else its tag says.
     _apply_matched(facts, draft, fused)
-    apply_tags(facts, draft, parameters)
+    _apply_matched(facts, draft, _with_role(facts, specific, "engine"))
+    apply_tags(facts, draft, parameters, specific >= 0)
     apply_unfinished_gradients(facts, draft, trained or parameters)
     apply_early_tensors(facts, draft, _built_by_modules(facts, resolve), trained, parameters)
     apply_loaded_models(facts, draft, resolve, trained)
@@ -102,6 +105,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     apply_kv_cache(facts, draft)
     apply_ghosts(facts, draft, trained, parameters)
     apply_early_parameters(facts, draft)
+    _apply_without_stacks(facts, draft)
     _apply_context(facts, draft)
     _apply_rest(facts, draft)
     _activation_details(facts, draft)
@@ -152,6 +156,14 @@ def _apply_context(facts: Facts, draft: Draft) -> None:
     else:
         matched = np.where(loss, -1, matched)  # a loss follows a model's output, and no model ran
     _apply_matched(facts, draft, matched, context=True)
+
+
+def _apply_without_stacks(facts: Facts, draft: Draft) -> None:
+    """Decide what a forward makes and its backward frees, where no stack was recorded."""
+    if facts.stacks.has_python.any() or facts.module.any() or facts.track.source == "marks":
+        return
+    saved = (facts.phase == Phase.FORWARD.code) & (facts.death == Phase.BACKWARD.code)
+    draft.decide(saved, Category.ACTIVATIONS, "lifetime.dies-in-backward")
 
 
 def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) -> None:
@@ -275,6 +287,10 @@ def _activation_details(facts: Facts, draft: Draft) -> None:
     draft.detail[saved & checkpointed] = draft.intern(draft.details, kept)
     draft.detail[saved & ~checkpointed] = draft.intern(draft.details, "saved")
     held = forward & ~saved & (t.free_event >= t.n_events)
+    if not facts.has_phase(Phase.BACKWARD):
+        # A pass without gradients frees what a layer makes when the next layers have run.
+        rows = np.flatnonzero(forward)
+        held[rows] |= same_stack_births(facts, rows) >= LAYERS
     draft.detail[held] = draft.intern(draft.details, "kept")
     draft.detail[forward & ~saved & ~held] = draft.intern(draft.details, "transient")
 
@@ -297,7 +313,9 @@ def _retained(facts: Facts, draft: Draft) -> NDArray[np.bool_]:
 
 def _finish(facts: Facts, draft: Draft) -> Attribution:
     notes = []
-    if facts.track.source == "stacks":
+    if facts.track.source == "stacks" and not facts.stacks.has_python.any():
+        notes.append("Phases are inferred from lifetimes and annotations: no stacks and no phase marks were recorded.")
+    elif facts.track.source == "stacks":
         notes.append("Phases are inferred from stacks; no phase marks were recorded.")
     elif facts.track.source == "none" and facts.timeline.n_events:
         notes.append("Phases are not known: the file has no phase marks, and no stack that shows a phase.")

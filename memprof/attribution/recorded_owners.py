@@ -153,8 +153,12 @@ _LOSS = codes_of(Phase.FORWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
 _MODEL_BYTES = 1 << 12
 
 
-def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
-    """Decide rows by their tag; rows whose tag fits several categories stay open."""
+def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int], by_stack: Bools) -> None:
+    """Decide rows by their tag; rows whose tag fits several categories stay open.
+
+    Caches, weights and optimizer state of whole numbers exist, so where a stack rule (``by_stack``) says what an
+    allocation is, a dtype of whole numbers is no evidence of an input.
+    """
     if not facts.tags.present:
         return
     said = _said(facts)
@@ -173,12 +177,14 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
     draft.decide(scratch, Category.TEMPORARIES, "tag.raw-bytes")
     scratch = facts.raw_bytes & region["backward"]
     draft.decide(scratch, Category.ACTIVATION_GRADIENTS, "tag.raw-bytes")
-    draft.decide(facts.whole_numbers & ~region["optimizer"] & ~inside, Category.INPUTS, "tag.whole-numbers")
+    numbers = facts.whole_numbers & ~region["optimizer"] & ~inside & ~by_stack
+    draft.decide(numbers, Category.INPUTS, "tag.whole-numbers")
     draft.decide(region["recompute"], Category.ACTIVATIONS, "tag.recompute")
     draft.decide(inside & ~generating, Category.ACTIVATIONS, "tag.module-forward")
     draft.decide(region["backward"], Category.ACTIVATION_GRADIENTS, "tag.backward")
     draft.decide(region["optimizer"] & brief, Category.TEMPORARIES, "tag.optimizer")
-    draft.decide(region["outside"] & np.isin(facts.phase, _LOSS), Category.LOSS_LOGITS, "tag.loss")
+    loss = region["outside"] & np.isin(facts.phase, _LOSS) & ~(by_stack & facts.whole_numbers)
+    draft.decide(loss, Category.LOSS_LOGITS, "tag.loss")
 
 
 def _said(facts: Facts) -> Any:

@@ -13,6 +13,7 @@ RIGHT: dict[str, dict[str, float]] = {
     "min_loop_tied_head.pickle.gz": {"weights": 18.6, "gradients": 42.6, "loss_logits": 5.9, "temporaries": 0},
     "min_loop_unfrozen_reference.pickle.gz": {"weights": 13.4, "reference_model": 13.4, "gradients": 13.4},
     "min_loop_passes_in_one_backward.pickle.gz": {"weights": 11.2, "gradients": 24.4, "activation_gradients": 0},
+    "min_no_stacks.pickle": {"weights": 100, "activations": 296, "optimizer_state": 200, "temporaries": 0},
     "min_old_graph_called_weights.pickle": {"weights": 150, "activations": 608},
     "min_state_made_in_init_inplace.pickle": {"weights": 100, "optimizer_state": 200, "activations": 296},
 }
