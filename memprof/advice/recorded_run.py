@@ -67,8 +67,8 @@ class Run:
     category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
     out, ``whole_step`` that all phases of a step before were seen. ``over_batches``: a layer normalises over the batch,
     so that results depend on its size. ``copies``: weights were loaded or copied from others. ``only_infers``: a pass
-    was seen to return and no backward followed, or functions that infer are on the stacks. ``has_linear_layers``: layers that PEFT
-    finds were seen, or no layer was. ``findings`` and ``weights_bits`` are the report's.
+    was seen to return and no backward followed, or functions that infer are on the stacks. ``has_linear_layers``:
+    layers that PEFT finds were seen, or no layer was. ``findings`` and ``weights_bits`` are the report's.
     """
 
     peaks: tuple[Peak, ...]

@@ -316,8 +316,8 @@ def _idle_pool_notes(analysis: Views) -> Iterator[str]:
         if free >= _IDLE_POOL * int(line.reserved[at]):
             owner, number = analysis.snapshot.pools[pool]
             yield (
-                f"{format_bytes(free)} of the {format_bytes(total)} in the private pool ({owner}, {number}) are idle at "
-                "the peak: only the CUDA graphs or the engine that the pool belongs to can use them"
+                f"{format_bytes(free)} of the {format_bytes(total)} in the private pool ({owner}, {number}) are idle "
+                "at the peak: only the CUDA graphs or the engine that the pool belongs to can use them"
             )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memprof.attribution.facts import WORKSPACE_BYTES, Draft, Facts, Ints, multiset
 from memprof.snapshot.model import distinct, is_among
@@ -106,7 +107,8 @@ def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[i
 def apply_gradients_in_flight(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
     """Decide the gradients of parameters that one backward makes and adds to others before it ends.
 
-    Several passes before one backward, a tied head or a cast make more than one for each parameter. They have a
+    Several passes before one backward, a tied head or a cast make more than one for each parameter; one alone is added
+    to its ``.grad`` at once, and is that backward's scratch. They have a
     parameter's shape (or its transpose), which no activation of the passes has; without recorded shapes, its size.
     """
     rank, shape = facts.tags.rank[facts.timeline.metadata], np.array(facts.tags.column("shape"))
@@ -124,12 +126,25 @@ def apply_gradients_in_flight(facts: Facts, draft: Draft, parameters: Counter[in
     activations = {_flat(text) for text in shape[distinct(facts.timeline.metadata[made])].tolist() if text}
     of_leaf = np.array([text in leaves and text not in activations for text in shape.tolist()], bool)
     tagged = born & (rank > 0) & of_leaf[facts.timeline.metadata]
+    tagged = _more_than_parameters(facts, tagged, parameters)
     untagged = born & (rank == 0) & ~is_among(facts.size, distinct(facts.size[made])) & (not leaves) & ~facts.survivor
     t, waiting = facts.timeline, np.flatnonzero(untagged)
     births = np.sort(t.alloc_event[facts.birth_order])
     age = np.searchsorted(births, t.free_event[waiting]) - np.searchsorted(births, t.alloc_event[waiting])
     untagged[waiting[age < _SETTLED]] = False  # added at once to what is there
     draft.decide(tagged | untagged, Category.GRADIENTS, "gradient.in-flight")
+
+
+def _more_than_parameters(facts: Facts, rows: NDArray[np.bool_], parameters: Counter[int]) -> NDArray[np.bool_]:
+    """Keep those of ``rows`` of whose size one backward makes more than there are parameters."""
+    kept = np.zeros(len(rows), bool)
+    for span in facts.spans_of(Phase.BACKWARD):
+        born = facts.born_in(span)
+        born = born[rows[born]]
+        for size, count in multiset(facts.size[born]).items():
+            if count > max(parameters[s] for s in (size, size * 2, size // 2)):
+                kept[born[facts.size[born] == size]] = True
+    return kept
 
 
 def _flat(shape: str) -> str:

@@ -191,7 +191,12 @@ def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
 
 
 def _is_small_part(facts: Facts, trained: Counter[int]) -> bool:
-    """Tell whether the trained part is small beside all ghosts but cuBLAS's: adapters, not the model."""
+    """Tell whether the trained part is small beside all ghosts but cuBLAS's: adapters, not the model.
+
+    Layers with an embedding are a whole model, however much an engine or other models have beside it.
+    """
+    if is_language_model(trained):
+        return False
     kept = facts.ghost & facts.survivor & ~is_among(facts.size, WORKSPACE_BYTES)
     return sum(s * c for s, c in trained.items()) < 0.15 * int(facts.size[kept].sum())
 

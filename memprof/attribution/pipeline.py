@@ -91,7 +91,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     fused = np.maximum(_with_role(facts, specific, "logprob-backward"), _with_role(facts, specific, "logprob-forward"))
     fused[facts.raw_bytes] = -1  # kernels take scratch there too
     apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
-    apply_gradients_in_flight(facts, draft, parameters if not trained else trained)
+    apply_gradients_in_flight(facts, draft, trained or parameters)
     apply_logits(facts, draft, parameters, vocabulary)
     # What is neither the head's gradient nor a hidden state there is a tile of logits, whatever else its tag says.
     _apply_matched(facts, draft, fused)

@@ -37,7 +37,9 @@ def apply_owners(facts: Facts, draft: Draft) -> None:
 
 
 # The last part of the name of a buffer that keeps keys and values.
-_CACHE_NAME = re.compile(r"(?:^|[._])(?:(?:k|v|kv|key|value)s?_?(?:cache|buf(?:fer)?|mem(?:ory)?)s?|cached?_?\w*|past_\w+)$")
+_CACHE_NAME = re.compile(
+    r"(?:^|[._])(?:keys|values|kv|(?:k|v|kv|key|value)s?_?(?:cache|buf(?:fer)?|mem(?:ory)?)s?|cached?_?\w*|past_\w+)$"
+)
 _SECOND = 0.9  # the share of a second model's bytes whose names and sizes are the first one's
 
 

@@ -38,7 +38,11 @@ TRAINED = {
     "r2_full_bf16_tied.normal": ("checkpointing", "gradients stay the same"),
     "r7_nano_loop.normal": ("checkpointing", "gradients stay the same"),
 }
-CASES = {"min_report_vs_advise": ("made_here", "It saves 2.09 GiB")}
+CASES = {
+    "min_report_vs_advise": ("made_here", "It saves 2.09 GiB"),
+    "min_forward_only_rebound": ("no_grad", "run the forward without gradients"),
+    "min_foreach_scratch_advice": ("fused_step", "fused=True"),
+}
 SETTINGS = {"flexgen-opt-oom-t20": "--compress-weight", "cs336-2.7b-fwd-ctx512-t26": "torch.inference_mode()"}
 
 

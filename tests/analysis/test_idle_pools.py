@@ -23,7 +23,8 @@ def test_a_pool_that_is_mostly_free_has_a_note() -> None:
     report = analyze(snapshot_from_raw(raw)).report
     assert not [n for n in report.notes if "private pool" in n]  # the peak itself is full
     held = [note for note in analyze(snapshot_from_raw(_after(raw, run))).report.notes if "private pool" in note]
-    assert held and "(0, 1)" in held[0] and "500.00 MiB" in held[0]
+    assert "(0, 1)" in held[0]
+    assert "500.00 MiB" in held[0]
 
 
 def _after(raw: dict[str, object], run: SnapshotBuilder) -> dict[str, object]:

@@ -25,7 +25,7 @@ def raw() -> dict[str, object]:
 def page(data: bytes) -> str:
     padded = data + b"\x00" * (3 - len(data) % 3)
     files = json.dumps([{"name": "snapshot.pickle", "base64": b64encode(padded).decode()}])
-    return f'\n<!DOCTYPE html>\n<script type="module">\nconst local_files = {files}\nadd_local_files(local_files)\n</script>'
+    return f'\n<!DOCTYPE html>\n<script type="module">\nconst local_files = {files}\n</script>'
 
 
 def saved(data: bytes, entry: str = "archive/data.pkl") -> bytes:

@@ -24,7 +24,7 @@ class InPlaceAdam:
 
     @torch.no_grad()
     def step(self):
-        for p, m, v in zip(self.params, self.m, self.v):
+        for p, m, v in zip(self.params, self.m, self.v, strict=True):
             m.mul_(0.9).add_(p.grad, alpha=0.1)
             v.mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
             p.sub_(self.lr * m / (v.sqrt() + 1e-8))
