@@ -37,11 +37,20 @@ class Case:
     about: str = ""
     full_logits: bool = False
     nano: dict[str, Any] | None = field(default=None)
+    plain: dict[str, Any] | None = field(default=None)
 
     def batches(self) -> set[int]:
         per_step = int(self.grpo.get("per_device_train_batch_size", 8))
         several = int(self.grpo.get("steps_per_generation", 1))
         return {2**i for i in range((per_step * several).bit_length())} | {per_step, per_step * several}
+
+
+PLAIN = Shapes("plain decoder", "plain", 6, 8, 8, 64, 1024, 4096, 50257, False, tiny_head_dim=46)
+
+
+def _plain(name: str, about: str, **loop: Any) -> Case:
+    """Return a case of ``scripts/plain_loops.py``."""
+    return Case(name, PLAIN, {}, prompt=12, completion=int(loop.get("new_tokens", 0)), about=about, plain=loop)
 
 
 LORA = {"r": 19, "lora_alpha": 32, "target_modules": "all-linear"}
@@ -91,4 +100,22 @@ CASES: dict[str, Case] = {c.name: c for c in (
     Case("c8_full_logits", QWEN2_05B, {
         "per_device_train_batch_size": 8, "num_generations": 8, "beta": 0.04}, tokens=64, completion=4,
         full_logits=True, about="whole logits in a subclass as older TRL had them, fp32 autocast, reference copy"),
+    _plain("l1_own_adam", "an optimizer with its state in __init__, updated in place", optimizer="in_place"),
+    _plain("l2_own_adam_anew", "an optimizer that makes its moments anew", optimizer="out_of_place"),
+    _plain("l3_adagrad", "Adagrad, whose state is made in its __init__", optimizer="adagrad"),
+    _plain("l4_tied_matmul", "a tied head by matmul", head="matmul", optimizer="foreach"),
+    _plain("l5_unfrozen_reference", "an unfrozen reference copy, caches in buffers", reference="copy", new_tokens=4),
+    _plain("l6_three_passes", "three passes in one backward", passes=3, optimizer="fused"),
+    _plain("l7_direct_forward", "forward() called directly, caches in buffers", direct=True, new_tokens=4),
+    _plain("l8_rebound", "the loss stays bound until the next step's", rebinds=True),
+    # The rules were not written with these at hand; see the README.
+    _plain("u1_momentum_direct", "sign descent with state in __init__, forward() called directly, tied head",
+           optimizer="momentum", direct=True, head="functional"),
+    _plain("u2_second_reference", "a second model as reference, caches in buffers, two passes in one backward",
+           optimizer="foreach", reference="second", new_tokens=5, passes=2, head="matmul"),
+    _plain("u3_adagrad_rebound", "Adagrad, the loss bound, two passes", optimizer="adagrad", rebinds=True, passes=2),
+    _plain("u4_anew_reference", "moments made anew beside an unfrozen reference, tied head", optimizer="out_of_place",
+           reference="copy", head="functional", direct=True, new_tokens=3),
+    _plain("u5_fused_cache", "fused AdamW, caches in buffers, tied head", optimizer="fused", new_tokens=6,
+           head="matmul", rebinds=True),
 )}

@@ -24,6 +24,8 @@ def run_case(case: Case, layers: int | None = None) -> tuple[Stream, dict[str, A
     import torch
 
     torch.set_num_threads(1)
+    if case.plain is not None:
+        return _run_plain(case, layers)
     return _run_trl(case, layers) if case.nano is None else _run_nano(case, layers)
 
 
@@ -79,6 +81,26 @@ def _run_nano(case: Case, layers: int | None) -> tuple[Stream, dict[str, Any]]:
     batches = {2**i for i in range(8) if 2**i <= int(config["batch"])} | {int(config["micro"])}
     wide = replace(shapes, extra={**shapes.extra, 3 * width: 3 * shapes.heads * shapes.head_dim})
     scale = scale_for([wide], case.tokens, case.prompt, case.completion, batches)
+    return build_stream(tracer, scale), _about(case, scale, ("torch",))
+
+
+def _run_plain(case: Case, layers: int | None) -> tuple[Stream, dict[str, Any]]:
+    """Run one of the plain loops."""
+    from benchmarks.truth.scripts import plain_loops
+    from benchmarks.truth.trace.harness import trace_nano
+    from benchmarks.truth.trace.plain import preparing
+
+    assert case.plain is not None
+    shapes = replace(case.model, layers=layers) if layers else case.model
+    config = {
+        "model": {"vocab": shapes.tiny_vocab, "dim": shapes.tiny_hidden, "layers": shapes.layers,
+                  "heads": shapes.heads, "head_dim": shapes.tiny_head_dim, "hidden": shapes.tiny_ffn},
+        "head": "linear", "direct": False, "new_tokens": 0, "passes": 1, "reference": None, "optimizer": "adamw",
+        "steps": 3, "batch": 6, "prompt": case.prompt, "rebinds": False, **case.plain,
+    }
+    tracer = trace_nano(lambda: plain_loops.main(config), preparing(plain_loops))  # type: ignore[no-untyped-call]
+    batches = {1, 2, 3, 6}
+    scale = scale_for([shapes], case.tokens, case.prompt, case.completion, batches)
     return build_stream(tracer, scale), _about(case, scale, ("torch",))
 
 

@@ -26,6 +26,7 @@ from memprof.report.advice import Combination, CombinedChange
 from memprof.vocabulary import History, Phase
 
 if TYPE_CHECKING:
+    from memprof.analysis.views import Views
     from memprof.plan.simulations import SimulatedRow
     from memprof.plan.subprocess_runner import Runner
 
@@ -219,12 +220,12 @@ def _sentence(found: Combination, unseen: str) -> str:
     return f"{many} it fit: {what} instead of {before} GiB, {how}.{more}"
 
 
-def combine_estimates(report: Report, gpu: str) -> Combination:
+def combine_estimates(report: Report, gpu: str, analysis: Views | None = None) -> Combination:
     """Add estimated changes until the recorded run fits a card with a margin, for a run that cannot be simulated.
 
     Gaps between blocks and memory outside torch are assumed to stay as recorded; a request that failed is added.
     """
-    card, run = find_gpu(gpu), run_of(report)
+    card, run = find_gpu(gpu), run_of(report, analysis)
     outside = report.device_peak.non_torch_bytes
     outside = card.context_bytes if outside is None else outside
     reserved = max(report.peak.reserved_bytes or 0, report.device_peak.reserved_bytes or 0)

@@ -11,12 +11,11 @@ import msgspec
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
-from memprof.advice.recorded_run import Effect, Made, Peak, Run, bounded, run_of
+from memprof.advice.recorded_run import Effect, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
 from memprof.allocator.model import OutOfMemory
 from memprof.allocator.native import reserved_within
 from memprof.allocator.settings import settings_of
-from memprof.analysis.allocations.places import places_at_peak, without_folders
 from memprof.errors import UsageError
 from memprof.report import Report
 from memprof.report.advice import Advice
@@ -59,17 +58,11 @@ def estimated_advice(report: Report, analysis: Views | None = None) -> tuple[Adv
         analysis: what the report is of, whose allocations can be replayed under other settings of the allocator.
             Without it the result of such a replay comes from the report's own ``advice``.
     """
-    run = run_of(report)
-    if analysis is not None:  # of all allocations, not of the largest that the report lists
-        run = replace(run, made={c: _made(analysis, c) for c in run.made if report.peak.categories.get(c)})
+    run = run_of(report, analysis)
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
     found += idle_estimates(report, run, analysis)
     rows = [_with_promise(with_time(entry(e, run), report), e, found, run, report) for e in found]
     return tuple(with_words(ranked(rows, report)[:MOST], report))
-
-
-def _made(analysis: Views, category: Category) -> tuple[Made, ...]:
-    return tuple(Made(place.bytes, without_folders(place.frame)) for place in places_at_peak(analysis, category))
 
 
 def _with_promise(advice: Advice, of: Estimate, others: Sequence[Estimate], run: Run, report: Report) -> Advice:

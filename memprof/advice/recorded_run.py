@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from memprof.analysis.allocations.places import place_of, without_folders
+from memprof.analysis.allocations.places import bytes_by_line, stacks_at_peak, without_folders
 from memprof.analysis.peaks.next_step import phases_of_next_step
 from memprof.errors import InputError
 from memprof.oom.framework_settings import PLAIN, Names, names_in, plain_in
@@ -20,6 +20,7 @@ from memprof.report.run import Source
 from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
+    from memprof.analysis.views import Views
     from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings
 
@@ -27,6 +28,8 @@ _ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 # Look at changes of the allocator from this idle share of reserved memory at the device's peak on.
 _FRAGMENTED = 0.05
 _COPIES = re.compile(r" (?:load|torch_load|load_state_dict|_load_from_state_dict|load_file|deepcopy|__deepcopy__)$")
+_LINEAR = re.compile(r"torch[/\\]nn[/\\]modules[/\\]linear\.py|transformers[/\\]|bitsandbytes[/\\]|peft[/\\]")
+_FORWARD = re.compile(r" forward$")
 # Functions that only infer: what they run needs no gradients.
 _INFERS = re.compile(r" (?:generate|inference_mode|no_grad|eval|evaluate|evaluation_loop|infer|inference|predict)$")
 
@@ -64,8 +67,8 @@ class Run:
     category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
     out, ``whole_step`` that all phases of a step before were seen. ``over_batches``: a layer normalises over the batch,
     so that results depend on its size. ``copies``: weights were loaded or copied from others. ``only_infers``: a pass
-    was seen to return and no backward followed, or functions that infer are on the stacks. ``findings`` and
-    ``weights_bits`` are the report's.
+    was seen to return and no backward followed, or functions that infer are on the stacks. ``has_linear_layers``:
+    layers that PEFT finds were seen, or no layer was. ``findings`` and ``weights_bits`` are the report's.
     """
 
     peaks: tuple[Peak, ...]
@@ -87,6 +90,7 @@ class Run:
     weights_bits: int | None = None
     only_infers: bool = False
     copies: bool = False
+    has_linear_layers: bool = True
 
     @property
     def peak(self) -> Peak:
@@ -120,8 +124,13 @@ def highest(rows: Iterable[Peak]) -> tuple[Peak, ...]:
 # -- read from a report ------------------------------------------------------------------------------------------------
 
 
-def run_of(report: Report) -> Run:
-    """Read a run from its report; settings and shape where they can be known."""
+def run_of(report: Report, analysis: Views | None = None) -> Run:
+    """Read a run from its report; settings and shape where they can be known.
+
+    Args:
+        analysis: what the report is of: lines are then added up over all allocations, not over the largest that the
+            report lists.
+    """
     source, peak = report.source, report.peak
     phases = [*report.phases, *phases_of_next_step(report)]
     rows = [Peak(p.phase, p.peak_bytes, p.categories) for p in phases]
@@ -134,7 +143,7 @@ def run_of(report: Report) -> Run:
         details=peak.details,
         idle_bytes=_idle(report),
         alloc_conf=source.alloc_conf or "",
-        made=_made(report),
+        made=_made(report, analysis),
         names=_names(report),
         engine=_engine(report),
         lasting=_lasting(report),
@@ -144,6 +153,7 @@ def run_of(report: Report) -> Run:
         weights_bits=peak.weights_bits,
         copies=any(_COPIES.search(frame) for frame in frames),
         only_infers=peak.pass_returned or any(_INFERS.search(frame) for frame in frames),
+        has_linear_layers=_has_linear_layers(frames),
         over_batches=any("batchnorm.py" in frame for frame in frames),
     )
     return _configured(run, source) if source.config else run
@@ -201,17 +211,23 @@ def _whole_step(report: Report) -> bool:
     return generates and any({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP} <= p for p in seen.values())
 
 
-def _made(report: Report) -> dict[Category, tuple[Made, ...]]:
-    """Add up by category and line what the largest allocations hold, the largest sums first."""
-    sums: dict[Category, dict[str, int]] = {}
-    for group in _groups(report):
-        if site := without_folders(place_of(group.stack)):
-            of = sums.setdefault(group.category, {})
-            of[site] = of.get(site, 0) + group.bytes
-    return {
-        category: tuple(Made(n, site) for site, n in sorted(of.items(), key=lambda row: -row[1]))
-        for category, of in sums.items()
-    }
+def _made(report: Report, analysis: Views | None) -> dict[Category, tuple[Made, ...]]:
+    """Add up by category and line what the allocations hold, the largest sums first."""
+    by_category: dict[Category, list[tuple[Sequence[str], int]]] = {}
+    if analysis is not None:
+        by_category = {c: stacks_at_peak(analysis, c) for c, n in report.peak.categories.items() if n}
+    else:
+        for group in _groups(report):
+            by_category.setdefault(group.category, []).append((group.stack, group.bytes))
+    return {category: _lines(found) for category, found in by_category.items()}
+
+
+def _lines(found: Iterable[tuple[Sequence[str], int]]) -> tuple[Made, ...]:
+    sums: dict[str, int] = {}
+    for frame, n in bytes_by_line(found).items():
+        site = without_folders(frame)
+        sums[site] = sums.get(site, 0) + n
+    return tuple(Made(n, site) for site, n in sorted(sums.items(), key=lambda row: -row[1]))
 
 
 def _lasting(report: Report) -> dict[Category, float]:
@@ -233,6 +249,11 @@ def _groups(report: Report) -> Sequence[Allocation]:
 def _frames(report: Report) -> list[str]:
     """Return the frames of the largest allocations' stacks."""
     return [frame for group in _groups(report) for frame in group.stack]
+
+
+def _has_linear_layers(frames: Sequence[str]) -> bool:
+    """Tell whether layers of the classes that PEFT's "all-linear" finds run; also where no layer was seen to run."""
+    return any(_LINEAR.search(frame) for frame in frames) or not any(_FORWARD.search(frame) for frame in frames)
 
 
 def _engine(report: Report) -> bool:

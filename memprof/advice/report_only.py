@@ -6,6 +6,7 @@ frameworks can make it: they are the remedies that a text's explanation ranks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,9 @@ _LARGE = 0.1
 # So much of the activations is never freed where autograd keeps them; a forward without gradients keeps one layer's.
 _MOST = 0.5
 _TRANSIENT = 0.1
+# A step's scratch is worth a change from this share of the peak on.
+_SCRATCH = 0.05
+_FOREACH = re.compile(r" _(?:multi_tensor|foreach)_\w+$")
 # Of logits that are computed in chunks, forward and backward, at least two chunks of eight stay.
 _CHUNKS_LEFT = 0.25
 _MADE = (Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.TEMPORARIES)
@@ -35,7 +39,9 @@ _LABELS = {category: label.lower() for category, label in CATEGORY_LABELS.items(
 
 def candidates_by_category(run: Run) -> Iterator[Candidate]:
     """List changes by the categories alone, where the file does not say how the run was configured."""
-    for make in (_less_cache, _without_gradients, _less_made, _less_kept, _less_state, _smaller_weights):
+    for make in (
+        _less_cache, _without_gradients, _without_scratch, _less_made, _less_kept, _less_state, _smaller_weights
+    ):  # fmt: skip
         yield from (candidate for candidate in make(run) if candidate is not None)
 
 
@@ -138,9 +144,23 @@ def _less_cache(run: Run) -> Iterator[Candidate | None]:
         yield _candidate("engine_sleep", scope, effects.asleep)
 
 
+def _without_scratch(run: Run) -> Iterator[Candidate | None]:
+    """Suggest a step without the scratch of torch's foreach optimizers, which is as large as the parameters."""
+    made = sum(place.bytes for place in run.made.get(Category.TEMPORARIES, ()) if _FOREACH.search(place.site))
+    if run.peak.phase != Phase.OPTIMIZER_STEP or made < _SCRATCH * run.peak.bytes:
+        return
+
+    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+        return {Category.TEMPORARIES: made} if peak.phase == Phase.OPTIMIZER_STEP else {}
+
+    yield _candidate("fused_step", _scope(run, made), effect)
+
+
 def _less_made(run: Run) -> Iterator[Candidate | None]:
     """Name the lines that make most of what comes and goes."""
-    category = max(_MADE, key=run.peak.of)
+    # An optimizer's scratch is as large as the parameters, whatever the batch.
+    stepping = run.peak.phase == Phase.OPTIMIZER_STEP
+    category = max((c for c in _MADE if not (stepping and c == Category.TEMPORARIES)), key=run.peak.of)
     whole = run.peak.of(category)
     made = run.made.get(category, ())
     if whole < _LARGE * run.peak.bytes or not made:
@@ -162,7 +182,9 @@ def _less_made(run: Run) -> Iterator[Candidate | None]:
 
 def _without_gradients(run: Run) -> Iterator[Candidate | None]:
     """Find forwards that end without a backward and never free what they made: autograd may hold it for nothing."""
-    kept = run.lasting.get(Category.ACTIVATIONS, 0.0)
+    # Rebinding a name frees a pass's graph when the next has returned: until then both are there.
+    outlive = run.details.get(Category.ACTIVATIONS, {}).get("kept", 0) / max(1, run.peak.of(Category.ACTIVATIONS))
+    kept = max(run.lasting.get(Category.ACTIVATIONS, 0.0), outlive)
     if {p.phase for p in run.peaks} & {Phase.BACKWARD, Phase.OPTIMIZER_STEP} or run.own_peaks.get(
         Category.GRADIENTS, 0
     ):
@@ -219,7 +241,8 @@ def _less_state(run: Run) -> Iterator[Candidate | None]:
     if trained and peak.of(Category.OPTIMIZER_STATE) > 1.5 * trained:
         yield _candidate("adamw_8bit", _scope(run), effects.coarser_state("adamw_8bit"))
     # Batch norms tell a convolutional network, which is trained whole.
-    if trained > 0.5 * peak.of(Category.WEIGHTS) > 0 and not peak.of(Category.ADAPTERS) and not run.over_batches:
+    whole = trained > 0.5 * peak.of(Category.WEIGHTS) > 0 and not peak.of(Category.ADAPTERS)
+    if whole and not run.over_batches and run.has_linear_layers:
         yield _candidate("lora", _scope(run), effects.low_rank(RANK))
 
 

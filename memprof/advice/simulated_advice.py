@@ -20,6 +20,7 @@ from memprof.report.codec import to_builtins
 from memprof.vocabulary import Kind
 
 if TYPE_CHECKING:
+    from memprof.analysis.views import Views
     from memprof.plan.simulations import SimulatedRow
 
 # Beyond what the list of changes may take, looking for a set may take this many times as long.
@@ -35,6 +36,7 @@ def with_simulated_advice(
     workers: int | None = None,
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    analysis: Views | None = None,
 ) -> Report:
     """Return the report with simulated ``advice``, ``unchanged``, ``notes`` and, for a GPU, ``combination``.
 
@@ -45,6 +47,7 @@ def with_simulated_advice(
         gpu: name or size of a card that the run is to fit.
         seconds: when to stop starting simulations.
         workers, use_cache, progress: see :class:`memprof.plan.subprocess_runner.Runner`.
+        analysis: what the report is of, for estimates where it cannot be simulated.
     """
     from memprof.advice.evaluate import evaluate_advice
     from memprof.plan.subprocess_runner import runner
@@ -64,7 +67,7 @@ def with_simulated_advice(
                 time = _SET_TAKES * max(seconds, 60.0)
                 together = combine(on_card, gpu, machine, run_of(report), shift=shift, seconds=time)
     except (InputError, UsageError) as error:
-        return with_estimated_combination(report, gpu, str(error))
+        return with_estimated_combination(report, gpu, str(error), analysis)
     notes = [f"Not simulated: {name.replace('_', ' ')}, {why.rstrip('.')}." for name, why in found.refused.items()]
     unchanged = Unchanged(
         measured_bytes=report.peak.allocated_bytes,
@@ -80,10 +83,12 @@ def with_simulated_advice(
     )
 
 
-def with_estimated_combination(report: Report, gpu: str | None, why: str = "") -> Report:
+def with_estimated_combination(
+    report: Report, gpu: str | None, why: str = "", analysis: Views | None = None
+) -> Report:
     """Return the report with what estimates say of a ``gpu``, and a note of ``why`` nothing is simulated."""
     notes = (f"{why.rstrip('.')}; savings are estimates.", *report.notes) if why else report.notes
-    together = report.combination if gpu is None else combine_estimates(report, gpu)
+    together = report.combination if gpu is None else combine_estimates(report, gpu, analysis)
     return replace(report, notes=notes, combination=together)
 
 

@@ -26,6 +26,7 @@ from memprof.report.run import Capacity, OutOfMemory, Source, StepGrowth
 from memprof.snapshot.recorded_run import Device as RecordedDevice
 from memprof.snapshot.recorded_run import FailedAllocation, SurvivedFailure
 from memprof.timeline.block_sizes import segment_for
+from memprof.timeline.idle_memory import idle_pools
 from memprof.units import format_bytes
 from memprof.vocabulary import Kind, Phase
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from memprof.analysis.breakdown import Breakdown
     from memprof.analysis.views import Views
 
+_IDLE_POOL = 0.1  # a private pool's free bytes are worth a note from this share of reserved memory on
 _MAX_GROWTH = 50
 _MAX_LARGEST = 30
 _MAX_SEEN = {"batches": 64, "lengths": 256}
@@ -305,10 +307,26 @@ def _growth(analysis: Views) -> StepGrowth:
     return growth(analysis.timeline, analysis.attribution, tokens, analysis.stacks.of, analysis.holders)
 
 
+def _idle_pool_notes(analysis: Views) -> Iterator[str]:
+    """Say how much of each private pool lies idle at the peak, where that is much."""
+    line = analysis.timeline
+    if line.reserved is None:
+        return
+    at = analysis.peak.instant
+    for pool, (total, free) in sorted(idle_pools(line, at).items(), key=lambda item: -item[1][1]):
+        if free >= _IDLE_POOL * int(line.reserved[at]):
+            owner, number = analysis.snapshot.pools[pool]
+            yield (
+                f"{format_bytes(free)} of the {format_bytes(total)} in the private pool ({owner}, {number}) are idle "
+                "at the peak: only the CUDA graphs or the engine that the pool belongs to can use them"
+            )
+
+
 def _notes(analysis: Views) -> list[str]:
     notes = [*analysis.snapshot.notes, *analysis.timeline.notes, *analysis.attribution.notes]
     if analysis.unseen is not None:
         notes.insert(0, unseen_note(analysis.unseen, analysis.snapshot, analysis.timeline))
+    notes += _idle_pool_notes(analysis)
     notes += _survived_notes(analysis.snapshot.run.survived, analysis.timeline.device)
     if analysis.snapshot.kind is Kind.TRACE:
         notes.append(

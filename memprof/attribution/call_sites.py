@@ -19,8 +19,9 @@ RUN = -3  # a model runs for an unknown purpose; its call site decides the phase
 _OTHER, _FORWARD, _BACKWARD = Phase.OTHER.code, Phase.FORWARD.code, Phase.BACKWARD.code
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
-_DECODES = 5  # decoding runs the model at least so many times in a row without a backward
+_DECODES = 3  # decoding runs the model at least so many times in a row without a backward
 _PREFILL = 4  # and its longest input (the prompt's) is at least so many times the median one
+_EMBEDS = ("torch/nn/modules/sparse.py:forward", "torch/nn/functional.py:embedding", "*:*embed*", "*embed*.py:*")
 _WRAPPERS = "torch/nn/parallel/"
 _PARAMETER_BYTES = 4096  # smaller blocks do not show a second copy of a model
 
@@ -52,9 +53,10 @@ def resolve_runs(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, t
     runs = code == RUN
     if not runs.any():
         return code
-    of_stack, callers = caller_path(stacks, stacks.rules.sets.get("module", ()))
+    # Some programs call a model's forward by name: the outermost forward is the model's.
+    of_stack, paths = caller_path(stacks, (*stacks.rules.sets.get("module", ()), "*:forward"))
     site = of_stack[trace.stack[births]]
-    code = _find_decoding(code, runs, site, births, trace, stacks, callers)
+    code = _find_decoding(code, runs, site, births, trace, stacks, paths)
     runs = code == RUN
     trained, order = _sites(code, site, runs)
     named = np.isin(code, (_OLD, _REFERENCE)).any()
@@ -75,9 +77,11 @@ def _find_decoding(
     births: Codes,
     trace: Trace,
     stacks: StackIndex,
-    callers: list[str],
+    paths: list[list[str]],
 ) -> Codes:
     """Find unnamed generation: one call site runs the model again and again on far shorter inputs than others do.
+
+    Each of these passes begins with the embedding of its token ids; images or states are no tokens.
 
     All that its function allocates outside the model is generation too: caches made up front, sampling.
     """
@@ -90,6 +94,7 @@ def _find_decoding(
         mine = np.flatnonzero(runs & (site == where))
         # The first stack to allocate (the embedding) does so once per call.
         calls[where] = mine[trace.stack[births[mine]] == trace.stack[births[mine[0]]]]
+    trained = _sites(code, site, runs)[0]
     longest = max((trace.size[births[c]].max() for c in calls.values()), default=0)
     for where, mine in calls.items():
         in_a_row = np.unique(backwards[mine], return_counts=True)[1].max()
@@ -97,13 +102,18 @@ def _find_decoding(
             continue
         # A decoding step is one token a sequence, so its inputs are alike; batches of graphs or images are not. And a
         # wrapper of torch's own is no function that generates.
-        alike = np.unique(trace.size[births[mine]], return_counts=True)[1].max() >= len(mine) / 2
-        if not alike or _WRAPPERS in callers[int(where)]:
+        embeds = stacks.having(stacks.frames_matching(_EMBEDS))[trace.stack[births[mine[0]]]]
+        alike = embeds and np.unique(trace.size[births[mine]], return_counts=True)[1].max() >= len(mine) / 2
+        if not alike or _WRAPPERS in paths[int(where)][0]:
             continue
         mine = np.flatnonzero(runs & (site == where))
-        own = with_function(stacks, callers[int(where)])[trace.stack[births]]
         out[mine] = _GENERATE
-        out[own & np.isin(code, (_OTHER, RUN))] = _GENERATE
+        # A function that training passes are made in too does not generate: the first that is decoding's own does.
+        shared = {name for other in trained if other != where for name in paths[other]}
+        function = next((name for name in paths[int(where)] if name not in shared), None)
+        if function is not None:
+            own = with_function(stacks, function)[trace.stack[births]]
+            out[own & np.isin(code, (_OTHER, RUN))] = _GENERATE
     return out
 
 
@@ -212,19 +222,19 @@ def call_site(stacks: StackIndex, patterns: tuple[str, ...]) -> Codes:
     return out
 
 
-def caller_path(stacks: StackIndex, patterns: tuple[str, ...]) -> tuple[Codes, list[str]]:
+def caller_path(stacks: StackIndex, patterns: tuple[str, ...]) -> tuple[Codes, list[list[str]]]:
     """Number the distinct call paths to the outermost match of ``patterns``, transparent frames left out.
 
     Returns:
-        A number for each stack (-1 without a match or a caller), and for each number the file and function of the
-        nearest caller.
+        A number for each stack (-1 without a match or a caller), and for each number the ``file:function`` of its
+        callers, the nearest first.
     """
     ids: dict[tuple[int, ...], int] = {}
     out = np.full(stacks.n, -1, np.int64)
     for number, callers in _callers(stacks, patterns):
         out[number] = ids.setdefault(callers, len(ids)) if callers else -1
     frames = stacks.table.frames
-    return out, [f"{frames[path[0]].file}:{frames[path[0]].function}" for path in ids]
+    return out, [[f"{frames[f].file}:{frames[f].function}" for f in path] for path in ids]
 
 
 def _callers(stacks: StackIndex, patterns: tuple[str, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:

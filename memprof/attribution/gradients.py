@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memprof.attribution.facts import WORKSPACE_BYTES, Draft, Facts, Ints, multiset
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
+_SMALLEST_MATRIX = 1 << 16  # bytes; vectors share their size with much else
 _SETTLED = 24  # births: backward's scratch rarely outlives so many
 
 
@@ -100,6 +102,60 @@ def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[i
             seen[size] += 1
             chosen.append(row)
     draft.decide(np.array(chosen, np.int64), Category.GRADIENTS, "gradient.unfinished-backward")
+
+
+def apply_gradients_in_flight(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
+    """Decide the gradients of parameters that one backward makes and adds to others before it ends.
+
+    Several passes before one backward, a tied head or a cast make more than one for each parameter; one alone is added
+    to its ``.grad`` at once, and is that backward's scratch. They have a
+    parameter's shape (or its transpose), which no activation of the passes has; without recorded shapes, its size.
+    """
+    rank, shape = facts.tags.rank[facts.timeline.metadata], np.array(facts.tags.column("shape"))
+    born = draft.open & (facts.phase == Phase.BACKWARD.code) & ~facts.module & ~facts.raw_bytes & ~facts.whole_numbers
+    sizes = np.array([s for s in sorted(parameters) if s >= _SMALLEST_MATRIX], np.int64)
+    born &= is_among(facts.size, np.concatenate([sizes, sizes // 2, sizes * 2]))
+    if not born.any():
+        return
+    grads = draft.category == Category.GRADIENTS.code
+    leaves = {text for text in shape[distinct(facts.timeline.metadata[grads])].tolist() if text}
+    leaves |= {"x".join(reversed(text.split("x"))) for text in leaves if text.count("x") == 1}
+    # A cast inside a module may be the weight's own.
+    cast = np.array(["_to_copy" in op for op in facts.tags.column("op")], bool)[facts.timeline.metadata]
+    made = facts.module & ~facts.ghost & ~cast
+    activations = {_flat(text) for text in shape[distinct(facts.timeline.metadata[made])].tolist() if text}
+    of_leaf = np.array([text in leaves and text not in activations for text in shape.tolist()], bool)
+    tagged = born & (rank > 0) & of_leaf[facts.timeline.metadata]
+    tagged = _more_than_parameters(facts, tagged, parameters)
+    untagged = born & (rank == 0) & ~is_among(facts.size, distinct(facts.size[made])) & (not leaves) & ~facts.survivor
+    t, waiting = facts.timeline, np.flatnonzero(untagged)
+    births = np.sort(t.alloc_event[facts.birth_order])
+    age = np.searchsorted(births, t.free_event[waiting]) - np.searchsorted(births, t.alloc_event[waiting])
+    untagged[waiting[age < _SETTLED]] = False  # added at once to what is there
+    draft.decide(tagged | untagged, Category.GRADIENTS, "gradient.in-flight")
+
+
+def _more_than_parameters(facts: Facts, rows: NDArray[np.bool_], parameters: Counter[int]) -> NDArray[np.bool_]:
+    """Keep those of ``rows`` of whose size one backward makes more than there are parameters."""
+    kept = np.zeros(len(rows), bool)
+    for span in facts.spans_of(Phase.BACKWARD):
+        born = facts.born_in(span)
+        born = born[rows[born]]
+        for size, count in multiset(facts.size[born]).items():
+            if count > max(parameters[s] for s in (size, size * 2, size // 2)):
+                kept[born[facts.size[born] == size]] = True
+    return kept
+
+
+def _flat(shape: str) -> str:
+    """Return a shape as a matrix of its last extent, as products see it."""
+    extents = shape.split("x")
+    if len(extents) < 3:
+        return shape
+    rows = 1
+    for extent in extents[:-1]:
+        rows *= int(extent) if extent.isdigit() else 0
+    return f"{rows}x{extents[-1]}"
 
 
 _BLOCK = 512

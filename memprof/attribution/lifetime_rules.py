@@ -21,7 +21,7 @@ _CACHE_BYTES = 64 << 10  # equal blocks smaller than this may be token ids
 _POOL_BYTES = 16 << 20  # a single block larger than this is not token ids
 _NEXT_PARAMETERS = 12  # births: after so many the step works on other parameters
 _BIAS_BYTES = 64 << 10
-_LAYERS = 3  # while a cache entry lives, the same code runs for at least so many other layers
+LAYERS = 3  # while a cache entry lives, the same code runs for at least so many other layers
 
 
 def apply_workspaces(facts: Facts, draft: Draft) -> None:
@@ -87,7 +87,35 @@ def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> 
         later = bisect_left(starts, span[1])
         until = working[later][1] if later < len(working) else t.n_events - 1
         born = facts.born_in(span)
+        _inherit(facts, draft, born[t.free_event[born] > until], span)
         draft.decide(born[t.free_event[born] > until], Category.OPTIMIZER_STATE, "optimizer.outlives-step")
+
+
+def _inherit(facts: Facts, draft: Draft, kept: Ints, span: tuple[int, int]) -> None:
+    """Give parameters that a step makes anew the category of those that it frees for them.
+
+    ``p.data = p.data - ...`` and ``m[i] = beta * m[i] + ...`` store the new tensor, and the old one of the same size is
+    freed next: in the order of their births, for each size.
+    """
+    t = facts.timeline
+    dying = np.flatnonzero(
+        (t.free_event >= span[0]) & (t.free_event < span[1]) & (t.alloc_event < span[0]) & ~facts.ghost
+    )
+    dying = dying[draft.category[dying] != Category.GRADIENTS.code]
+    dying = dying[np.argsort(t.free_event[dying], kind="stable")]
+    waiting: dict[int, list[int]] = {}
+    for row in dying.tolist():
+        waiting.setdefault(int(facts.size[row]), []).append(row)
+    for row in kept[np.argsort(t.alloc_event[kept], kind="stable")].tolist():
+        old = next((o for o in waiting.get(int(facts.size[row]), ()) if t.free_event[o] > t.alloc_event[row]), None)
+        if old is None:
+            continue
+        waiting[int(facts.size[row])].remove(old)
+        again = np.array([row], np.int64)
+        if draft.category[old] == Category.WEIGHTS.code:
+            draft.decide(again, Category.WEIGHTS, "optimizer.replaces-parameter")
+        elif draft.category[old] == Category.ADAPTERS.code:
+            draft.decide(again, Category.ADAPTERS, "optimizer.replaces-parameter")
 
 
 def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
@@ -123,7 +151,7 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
     generating = (facts.phase == Phase.GENERATE.code) & draft.open
     rows = np.flatnonzero(generating & facts.module)
     if len(rows):
-        outlives = _same_stack_births(facts, rows) >= _LAYERS
+        outlives = same_stack_births(facts, rows) >= LAYERS
         # The last layers of the last step see no other layer run; they follow the majority of their stack.
         like = np.unique(
             np.stack([facts.timeline.stack[rows].astype(np.int64), facts.size[rows]]), axis=1, return_inverse=True
@@ -135,7 +163,7 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
         _preallocated(facts, draft, span)
 
 
-def _same_stack_births(facts: Facts, rows: Ints) -> Ints:
+def same_stack_births(facts: Facts, rows: Ints) -> Ints:
     """Count for each row the rows of its stack that are born while it lives.
 
     What its own call makes in a row counts once: attention in full makes several copies of a layer's keys and values.
@@ -170,7 +198,7 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
     held = rows[(t.alloc_event[rows] < start) & (t.free_event[rows] > start + length // 2)]
     held = held[draft.open[held]]
     sizes, counts = np.unique(facts.size[held], return_counts=True)
-    repeated = sizes[((counts >= 2 * _LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
+    repeated = sizes[((counts >= 2 * LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
     cached = held[is_among(facts.size[held], repeated)]
     draft.decide(cached, Category.KV_CACHE, "cache.preallocated-layers")
 

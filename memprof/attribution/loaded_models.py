@@ -80,13 +80,30 @@ def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
 
 
 def _models(facts: Facts, rows: Ints, trained: Counter[int]) -> list[LoadedModel]:
-    keys = facts.stacks.caller_key()[facts.timeline.stack[rows]]
+    keys = _builders(facts, rows, trained)
     _, first = np.unique(keys, return_index=True)
     models = []
     for key in keys[np.sort(first)]:
         for part in _split_copies(facts, rows[keys == key], trained):
             models.append(LoadedModel(part, multiset(facts.size[part])))
     return [m for m in models if len(m.rows)]
+
+
+def _builders(facts: Facts, rows: Ints, trained: Counter[int]) -> Ints:
+    """Number the rows by the call that built their model.
+
+    A constructor makes the parts of a model at many lines, so what calls the outermost constructor counts. Where one
+    such call makes more than the trained parameters (a trainer's constructor builds several models), its lines count.
+    """
+    stack = facts.timeline.stack[rows]
+    outer, inner = facts.stacks.builder_keys()
+    keys = outer[stack]
+    wanted = sum(s * c for s, c in trained.items())
+    for key in distinct(keys):
+        mine = keys == key
+        if int(facts.size[rows[mine]].sum()) > (1 + _MINOR) * wanted > 0:
+            keys[mine] = inner[stack[mine]]
+    return keys
 
 
 def _split_copies(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:

@@ -44,19 +44,20 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
     """Decide rows with a vocabulary extent. ``parameters`` are sizes in bytes that are no logits."""
     if vocabulary < 2:
         return
-    wide = _wide_by_tag(facts, vocabulary) | (
-        _wide_by_size(facts, parameters, vocabulary) & (facts.tags.rank[facts.timeline.metadata] == 0)
-    )
-    place = np.isin(facts.phase, _WHERE)
+    tagged = _wide_by_tag(facts, parameters, vocabulary)
+    wide = tagged | (_wide_by_size(facts, parameters, vocabulary) & (facts.tags.rank[facts.timeline.metadata] == 0))
+    place = np.isin(facts.phase, _WHERE) | _between_passes(facts)
     outside = place & ~facts.module & _after_a_model_ran(facts)
     head = place & facts.module & (facts.module_depth <= _head_depth(facts)) & _rare_or_tagged(facts, vocabulary)
-    forward = wide & (outside | head) & draft.open
+    # A recorded shape [batch, tokens, vocabulary] needs no place: whatever made it, these are logits.
+    shaped = tagged & place & (facts.tags.rank[facts.timeline.metadata] >= 3)
+    forward = wide & (outside | head | shaped) & draft.open
     known = distinct(facts.size[forward & (facts.size >= vocabulary * 16)])
     related = distinct(np.concatenate([known, known * 2, known // 2]))
     # A size alone says nothing of bytes and whole numbers: logits are floating point.
     backward = (facts.phase == Phase.BACKWARD.code) & is_among(facts.size, related) & ~facts.whole_numbers
     backward &= _not_parameters(facts, parameters)
-    backward |= (facts.phase == Phase.BACKWARD.code) & _wide_by_tag(facts, vocabulary)
+    backward |= (facts.phase == Phase.BACKWARD.code) & tagged
     for phase in distinct(facts.phase[forward | backward]):
         rows = (forward | backward) & (facts.phase == phase)
         draft.fill(rows, Category.LOSS_LOGITS, Evidence.SHAPE, RULE, _DETAIL.get(int(phase), ""))
@@ -119,14 +120,24 @@ def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
     return out
 
 
-def _wide_by_tag(facts: Facts, vocabulary: int) -> Bools:
-    """Flag rows with a recorded shape [.., vocabulary] of at least two extents.
+def _wide_by_tag(facts: Facts, parameters: Counter[int], vocabulary: int) -> Bools:
+    """Flag rows of floating-point numbers with a recorded shape [.., vocabulary] of at least two extents.
 
-    Gradients of embeddings are [vocabulary, hidden]; their last extent tells them apart.
+    Gradients of embeddings are [vocabulary, hidden]; their last extent tells them apart. [hidden, vocabulary], of a
+    parameter's size, is a transposed embedding or its gradient where nothing computes logits of that very shape.
     """
     hits = (facts.tags.last_extent == vocabulary) & (facts.tags.rank >= 2)
-    wide: Bools = hits[facts.timeline.metadata]
-    return wide
+    wide: Bools = hits[facts.timeline.metadata] & ~facts.whole_numbers
+    matrix = (facts.tags.rank == 2)[facts.timeline.metadata] & ~_not_parameters(facts, parameters)
+    return wide & ~matrix
+
+
+def _between_passes(facts: Facts) -> Bools:
+    """Flag rows outside every phase, after a model has run: a loop's loss in its own main function."""
+    t = facts.timeline
+    first = int(t.alloc_event[facts.module & ~facts.ghost].min(initial=t.n_events))
+    rows: Bools = (facts.phase == Phase.OTHER.code) & (t.alloc_event > first)
+    return rows
 
 
 def _wide_by_size(facts: Facts, parameters: Counter[int], vocabulary: int) -> Bools:

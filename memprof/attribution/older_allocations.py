@@ -20,6 +20,7 @@ _COPY = "fingerprint.parameter-copy"
 _STATE_DTYPES = (1.0, 2.0, 0.5)
 _SMALL = 4096
 _LARGE = 1 << 16
+_NEARLY_ALL = 0.9
 _CLEAR = 0.1  # a smaller difference between two shares is not evidence
 
 
@@ -190,7 +191,12 @@ def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
 
 
 def _is_small_part(facts: Facts, trained: Counter[int]) -> bool:
-    """Tell whether the trained part is small beside all ghosts but cuBLAS's: adapters, not the model."""
+    """Tell whether the trained part is small beside all ghosts but cuBLAS's: adapters, not the model.
+
+    Layers with an embedding are a whole model, however much an engine or other models have beside it.
+    """
+    if is_language_model(trained):
+        return False
     kept = facts.ghost & facts.survivor & ~is_among(facts.size, WORKSPACE_BYTES)
     return sum(s * c for s, c in trained.items()) < 0.15 * int(facts.size[kept].sum())
 
@@ -248,7 +254,8 @@ def _accumulates(facts: Facts, draft: Draft, sizes: Mapping[int, int]) -> bool:
     """
     wanted = sum(s * c for s, c in sizes.items())
     # The last of what is added may be alive where the history ends.
-    if int(facts.size[draft.category == Category.GRADIENTS.code].sum()) > max(sizes, default=0):
+    kept = (draft.category == Category.GRADIENTS.code) & ((facts.death != Phase.BACKWARD.code) | facts.survivor)
+    if int(facts.size[kept].sum()) > max(sizes, default=0):
         return False
     spans = facts.spans_of(Phase.BACKWARD)
     if any(end < facts.timeline.n_events for _, end in spans):
@@ -275,6 +282,7 @@ def _roles_without_gradients(facts: Facts, copies: int, accumulates: bool) -> li
     }[copies]
 
 
+_PASSES = codes_of(Phase.FORWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.EVALUATE, Phase.REWARD)
 _NO_GRAD = codes_of(Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.REWARD, Phase.EVALUATE)
 
 
@@ -287,6 +295,7 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
     # Blocks keep the stack of their birth: what a module's forward made is no weight.
     made = facts.ghost & draft.open & facts.module & facts.stacks.has_python[facts.timeline.stack]
     draft.decide(made, Category.ACTIVATIONS, "ghost.made-in-forward")
+    _previous_graph(facts, draft)
     if trained:
         copies_of_trained(facts, draft, trained)
     else:
@@ -296,8 +305,29 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
         return  # the recording named every parameter, so other ghosts are no parameters, and nothing else is known
     rest = facts.ghost & draft.open
     sizes = facts.size
-    draft.decide(rest & (sizes < _SMALL), Category.WEIGHTS, "ghost.small")
-    draft.decide(rest, Category.WEIGHTS, "ghost.base-weights")
+    # What the program frees while it goes on working is no weight that its passes read.
+    lasting = facts.survivor
+    draft.decide(rest & lasting & (sizes < _SMALL), Category.WEIGHTS, "ghost.small")
+    draft.decide(rest & lasting, Category.WEIGHTS, "ghost.base-weights")
+
+
+def _previous_graph(facts: Facts, draft: Draft) -> None:
+    """Decide what an earlier pass saved, which a name held until the next pass returned.
+
+    It is freed in the recording, while the model stays, and the recording's own passes make blocks of the same sizes.
+    Where blocks that stay have such a size too, nearly all that is freed must look like that.
+    """
+    t = facts.timeline
+    passes = facts.module & ~facts.ghost & np.isin(facts.phase, _PASSES)
+    stays = facts.ghost & (t.free_event >= t.n_events)
+    freed = facts.ghost & draft.open & ~stays & (facts.size >= _SMALL)
+    # An optimizer's step and zero_grad free state and gradients.
+    freed[freed] = facts.track.phase[t.free_event[freed]] != Phase.OPTIMIZER_STEP.code
+    alike = freed & is_among(facts.size, distinct(facts.size[passes]))
+    if int(facts.size[alike].sum()) < _NEARLY_ALL * int(facts.size[freed].sum()):
+        alike &= ~is_among(facts.size, distinct(facts.size[stays]))
+    if stays.any():
+        draft.decide(alike, Category.ACTIVATIONS, "ghost.previous-graph")
 
 
 def apply_ghost_gradients(facts: Facts, draft: Draft) -> None:
@@ -324,7 +354,9 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     forward_or_back = np.isin(facts.death, codes_of(Phase.BACKWARD, Phase.FORWARD))
     opens = _opening_phase(facts)
     in_training = opens in codes_of(Phase.FORWARD, Phase.BACKWARD)
-    if in_training:
+    if in_training and not facts.has_phase(Phase.BACKWARD):
+        draft.decide(dead & (facts.death == opens), Category.ACTIVATIONS, "ghost.previous-graph")
+    elif in_training:
         draft.decide(dead & forward_or_back, Category.ACTIVATIONS, "ghost.dies-in-backward")
     if opens == Phase.GENERATE.code:
         large = _repeated(facts, dead, 6)

@@ -16,9 +16,9 @@ import numpy as np
 
 from memprof.attribution.call_sites import PASS, RUN, Codes, resolve_passes, resolve_runs
 from memprof.attribution.result import PhaseSpan, PhaseTrack
-from memprof.attribution.stack_index import StackIndex
+from memprof.attribution.stack_index import StackIndex, named_frame
 from memprof.attribution.tags import Tags
-from memprof.snapshot.model import Action, Snapshot, Trace
+from memprof.snapshot.model import Action, Snapshot, Trace, distinct, is_among
 from memprof.snapshot.recorded_run import PhaseMark
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Phase
@@ -28,6 +28,7 @@ _OTHER, _LOAD, _FORWARD, _BACKWARD = (_CODES[n] for n in ("other", "load", "forw
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
 _SILENT = -1  # no Python frame: the allocations around it decide
+_GRADIENT_BYTES = 1 << 16  # smaller blocks that reach a step may be inputs
 _STRAY = 4  # fewer allocations without frames than this, in the middle of a forward, are no backward
 
 
@@ -96,12 +97,16 @@ def _from_stacks(
     if np.any(tags.phase >= 0):
         tagged = tags.phase[trace.metadata[births]]
         code = np.where(tagged >= 0, tagged, code)
-    code = _annotated(code, births, snapshot, timeline)
+    steps = _annotated_steps(snapshot, timeline)
+    code = _annotated(code, births, steps, timeline)
     if (code == _SILENT).all():
         return np.full(n, _OTHER), "none"
+    if np.isin(code, (_SILENT, _OPTIMIZER)).all() and not stacks.has_python[trace.stack[births]].any():
+        code = _around_steps(code, births, steps, timeline)
     code = _fill_silent(code)
     code = resolve_passes(code, births, trace, stacks, timeline)
     code = resolve_runs(code, births, trace, stacks, timeline)
+    code = _own_steps(code, births, trace, stacks, timeline)
     # Each event takes the phase of the last allocation before it; events before the first take the first's.
     return code[np.maximum(np.cumsum(is_birth) - 1, 0)], "stacks"
 
@@ -118,21 +123,57 @@ def _said(stacks: StackIndex) -> Codes:
     return said
 
 
-def _annotated(code: Codes, births: Codes, snapshot: Snapshot, timeline: Timeline) -> Codes:
-    """Place allocations whose stacks show no phase by ``Optimizer.step#...`` annotations."""
-    code = code.copy()
-    times = timeline.event_us[births]
+def _annotated_steps(snapshot: Snapshot, timeline: Timeline) -> list[tuple[int, int]]:
+    """Return the start and end time of each annotated optimizer step."""
     starts: list[int] = []
+    found = []
     for note in snapshot.annotations:
         if not note.name.startswith("Optimizer.step#") or note.device not in (timeline.device, -1, None):
             continue
         if note.stage == "START":
             starts.append(note.time_us)
         elif note.stage == "END" and starts:
-            first = np.searchsorted(times, starts.pop())
-            last = np.searchsorted(times, note.time_us, side="right")
-            here = code[first:last]
-            here[(here == _SILENT) | (here == _OTHER)] = _OPTIMIZER
+            found.append((starts.pop(), note.time_us))
+    return found
+
+
+def _annotated(code: Codes, births: Codes, steps: Sequence[tuple[int, int]], timeline: Timeline) -> Codes:
+    """Place allocations whose stacks show no phase by ``Optimizer.step#...`` annotations."""
+    code = code.copy()
+    times = timeline.event_us[births]
+    for start, end in steps:
+        here = code[np.searchsorted(times, start) : np.searchsorted(times, end, side="right")]
+        here[(here == _SILENT) | (here == _OTHER)] = _OPTIMIZER
+    return code
+
+
+def _around_steps(code: Codes, births: Codes, steps: Sequence[tuple[int, int]], timeline: Timeline) -> Codes:
+    """Find forward and backward between annotated optimizer steps by lifetimes, where no stack was recorded.
+
+    What is made first and lives to the end is the model. A forward makes what dies before the step; the first block
+    that reaches the step is a gradient, and in front of it stands the gradient of the forward's last output.
+    """
+    code = code.copy()
+    row_of_event = np.full(timeline.n_events, -1, np.int64)
+    born = timeline.alloc_event >= 0
+    row_of_event[timeline.alloc_event[born]] = np.flatnonzero(born)
+    rows = row_of_event[births]
+    death, size = timeline.free_event[rows], timeline.requested[rows]
+    times = timeline.event_us[births]
+    first = 0
+    for number, (start, end) in enumerate([*sorted(steps), (np.iinfo(np.int64).max, 0)]):
+        last = int(np.searchsorted(times, start))
+        if number == 0:
+            ends = np.flatnonzero(death[first:last] < timeline.n_events)
+            code[first : first + (int(ends[0]) if len(ends) else 0)] = _OTHER
+            first += int(ends[0]) if len(ends) else 0
+        step_event = int(np.searchsorted(timeline.event_us, start))
+        reaching = np.flatnonzero((death[first:last] >= step_event) & (size[first:last] >= _GRADIENT_BYTES))
+        turn = first + int(reaching[0]) if len(reaching) else last
+        while turn - 1 > first and size[turn - 1] == size[turn - 2]:
+            turn -= 1
+        code[first:turn], code[turn:last] = _FORWARD, _BACKWARD
+        first = int(np.searchsorted(times, end, side="right"))
     return code
 
 
@@ -160,6 +201,48 @@ def _fill_silent(code: Codes) -> Codes:
     if len(ahead) and ahead[0] in (_BACKWARD, _OPTIMIZER):
         answer = np.where(before < 0, _BACKWARD, answer)
     return np.where(silent, answer, code)
+
+
+def _own_steps(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, timeline: Timeline) -> Codes:
+    """Find the steps of a loop's own optimizer, where no name shows a step.
+
+    Its lines allocate only between a backward and the next pass, mostly blocks of the gradients' sizes.
+    """
+    if (code == _OPTIMIZER).any() or not (code == _BACKWARD).any() or not (code == _OTHER).any():
+        return code
+    position = np.arange(len(code))
+    solid = np.maximum.accumulate(np.where(code == _OTHER, -1, position))
+    after_backward = (code == _OTHER) & (solid >= 0) & (code[np.maximum(solid, 0)] == _BACKWARD)
+    sizes = trace.size[births]
+    like_gradient = is_among(sizes, _gradient_sizes(code, births, timeline))
+    line = named_frame(stacks)[trace.stack[births]]
+    out: Codes = code.copy()
+    for frame in distinct(line[after_backward & like_gradient & (line >= 0)]):
+        mine = line == frame
+        if after_backward[mine].all() and sizes[mine & like_gradient].sum() > 0.5 * sizes[mine].sum():
+            out[mine] = _OPTIMIZER
+    # Between two such lines of one step lie its scalars.
+    found = np.where(out == _OPTIMIZER, position, -1)
+    before = np.maximum.accumulate(found)
+    after = np.minimum.accumulate(np.where(found < 0, len(code), found)[::-1])[::-1]
+    between = after_backward & (before > solid) & (after < len(code))
+    between &= solid[np.minimum(after, len(code) - 1)] == solid
+    out[between] = _OPTIMIZER
+    return out
+
+
+def _gradient_sizes(code: Codes, births: Codes, timeline: Timeline) -> Codes:
+    """Return the sizes of what backwards leave behind."""
+    row_of_event = np.full(timeline.n_events, -1, np.int64)
+    born = timeline.alloc_event >= 0
+    row_of_event[timeline.alloc_event[born]] = np.flatnonzero(born)
+    backward = np.flatnonzero(code == _BACKWARD)
+    last = backward[np.flatnonzero(np.diff(backward, append=len(code) + 1) > 1)]
+    ends = last[np.searchsorted(last, backward)]
+    following = births[np.minimum(ends + 1, len(births) - 1)]
+    rows = row_of_event[births[backward]]
+    kept = (rows >= 0) & (timeline.free_event[rows] > following) & (ends + 1 < len(births))
+    return distinct(timeline.requested[rows[kept]])
 
 
 # ------------------------------------------------------------------------------------ steps and spans

@@ -11,20 +11,29 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from memprof.attribution.early_tensors import apply_early_tensors
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
-from memprof.attribution.gradients import apply_buckets, apply_gradients, apply_unfinished_gradients, trained_sizes
+from memprof.attribution.gradients import (
+    apply_buckets,
+    apply_gradients,
+    apply_gradients_in_flight,
+    apply_unfinished_gradients,
+    trained_sizes,
+)
 from memprof.attribution.lifetime_rules import (
+    LAYERS,
     apply_early_parameters,
     apply_kv_cache,
     apply_optimizer_state,
     apply_weight_casts,
     apply_workspaces,
+    same_stack_births,
 )
 from memprof.attribution.loaded_models import apply_loaded_models
 from memprof.attribution.logits import apply_fused_logprobs, apply_logits, find_vocabulary
 from memprof.attribution.older_allocations import apply_ghost_gradients, apply_ghosts, replaced_by_step
 from memprof.attribution.phases import phase_track
-from memprof.attribution.recorded_owners import apply_owners, apply_tags
+from memprof.attribution.recorded_owners import apply_owners, apply_roles, apply_tags
 from memprof.attribution.result import Attribution
 from memprof.attribution.rules import RuleSet, load_rules
 from memprof.attribution.stack_index import StackIndex
@@ -68,6 +77,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     )
     resolve = _with_role(facts, specific, "resolve")
     apply_owners(facts, draft)
+    apply_roles(facts, draft)
     apply_gradients(facts, draft)
     apply_ghost_gradients(facts, draft)
     _apply_matched(facts, draft, _with_role(facts, specific, "sharding"))
@@ -81,17 +91,21 @@ def _decide(facts: Facts, draft: Draft) -> None:
     fused = np.maximum(_with_role(facts, specific, "logprob-backward"), _with_role(facts, specific, "logprob-forward"))
     fused[facts.raw_bytes] = -1  # kernels take scratch there too
     apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
+    apply_gradients_in_flight(facts, draft, trained or parameters)
     apply_logits(facts, draft, parameters, vocabulary)
     # What is neither the head's gradient nor a hidden state there is a tile of logits, whatever else its tag says.
     _apply_matched(facts, draft, fused)
-    apply_tags(facts, draft, parameters)
+    _apply_matched(facts, draft, _with_role(facts, specific, "engine"))
+    apply_tags(facts, draft, parameters, specific >= 0)
     apply_unfinished_gradients(facts, draft, trained or parameters)
+    apply_early_tensors(facts, draft, _built_by_modules(facts, resolve), trained, parameters)
     apply_loaded_models(facts, draft, resolve, trained)
     _apply_matched(facts, draft, np.where(_with_role(facts, specific, "resolve") >= 0, -1, specific))
     apply_optimizer_state(facts, draft, trained)
     apply_kv_cache(facts, draft)
     apply_ghosts(facts, draft, trained, parameters)
     apply_early_parameters(facts, draft)
+    _apply_without_stacks(facts, draft)
     _apply_context(facts, draft)
     _apply_rest(facts, draft)
     _activation_details(facts, draft)
@@ -144,6 +158,14 @@ def _apply_context(facts: Facts, draft: Draft) -> None:
     _apply_matched(facts, draft, matched, context=True)
 
 
+def _apply_without_stacks(facts: Facts, draft: Draft) -> None:
+    """Decide what a forward makes and its backward frees, where no stack was recorded."""
+    if facts.stacks.has_python.any() or facts.module.any() or facts.track.source == "marks":
+        return
+    saved = (facts.phase == Phase.FORWARD.code) & (facts.death == Phase.BACKWARD.code)
+    draft.decide(saved, Category.ACTIVATIONS, "lifetime.dies-in-backward")
+
+
 def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) -> None:
     """Decide those of ``rows`` that a pass makes before its model runs: its inputs.
 
@@ -190,6 +212,12 @@ def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, co
             here = rows & (facts.phase == phase)
             draft.fill(here & known, rule.category, Evidence.STACK, rule.name, detail, others)
             draft.fill(here, rule.category, Evidence.LIFETIME, rule.name, detail, others)
+
+
+def _built_by_modules(facts: Facts, resolve: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Flag rows that loaders and torch's modules make, and not a constructor of the program's own."""
+    own = np.array([r.name == "fused.parameter-init" for r in facts.stacks.rules.rules] + [False], bool)
+    return (resolve >= 0) & ~own[resolve]
 
 
 # --------------------------------------------------------------------------------- parameter sizes
@@ -259,6 +287,10 @@ def _activation_details(facts: Facts, draft: Draft) -> None:
     draft.detail[saved & checkpointed] = draft.intern(draft.details, kept)
     draft.detail[saved & ~checkpointed] = draft.intern(draft.details, "saved")
     held = forward & ~saved & (t.free_event >= t.n_events)
+    if not facts.has_phase(Phase.BACKWARD):
+        # A pass without gradients frees what a layer makes when the next layers have run.
+        rows = np.flatnonzero(forward)
+        held[rows] |= same_stack_births(facts, rows) >= LAYERS
     draft.detail[held] = draft.intern(draft.details, "kept")
     draft.detail[forward & ~saved & ~held] = draft.intern(draft.details, "transient")
 
@@ -281,7 +313,9 @@ def _retained(facts: Facts, draft: Draft) -> NDArray[np.bool_]:
 
 def _finish(facts: Facts, draft: Draft) -> Attribution:
     notes = []
-    if facts.track.source == "stacks":
+    if facts.track.source == "stacks" and not facts.stacks.has_python.any():
+        notes.append("Phases are inferred from lifetimes and annotations: no stacks and no phase marks were recorded.")
+    elif facts.track.source == "stacks":
         notes.append("Phases are inferred from stacks; no phase marks were recorded.")
     elif facts.track.source == "none" and facts.timeline.n_events:
         notes.append("Phases are not known: the file has no phase marks, and no stack that shows a phase.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
 import numpy as np
 
-from memprof.attribution.facts import Bools, Draft, Facts, codes_of
+from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of, multiset
 from memprof.snapshot.model import Action, distinct, is_among, signed
 from memprof.vocabulary import Category, Evidence, Phase
 
@@ -33,6 +34,95 @@ def apply_owners(facts: Facts, draft: Draft) -> None:
             continue
         draft.fill(rows[i : i + 1], owner.category, Evidence.OWNER, RULE, owner.detail or "")
         draft.name[row] = draft.intern(draft.names, owner.name or "")
+
+
+# The last part of the name of a buffer that keeps keys and values.
+_CACHE_NAME = re.compile(
+    r"(?:^|[._])(?:keys|values|kv|(?:k|v|kv|key|value)s?_?(?:cache|buf(?:fer)?|mem(?:ory)?)s?|cached?_?\w*|past_\w+)$"
+)
+_SECOND = 0.9  # the share of a second model's bytes whose names and sizes are the first one's
+
+
+def apply_roles(facts: Facts, draft: Draft) -> None:
+    """Decide again what an owner shows to be a model's tensor, but no weight of the policy.
+
+    Modules own caches that are kept in buffers, and a loop's reference model is a module like the policy. An owner is
+    evidence of the tensor's module; that it is a cache or a reference is inferred.
+    """
+    owned = (draft.category == Category.WEIGHTS.code) & (draft.evidence == Evidence.OWNER.code)
+    rows = np.flatnonzero(owned)
+    if not len(rows):
+        return
+    grads = np.flatnonzero((draft.category == Category.GRADIENTS.code) & (draft.evidence == Evidence.OWNER.code))
+    trained = {draft.names[draft.name[row]] for row in grads}
+    for row in rows.tolist():
+        name = draft.names[draft.name[row]]
+        made_while_decoding = facts.phase[row] == Phase.GENERATE.code and not facts.ghost[row]
+        if name not in trained and (_CACHE_NAME.search(name) or made_while_decoding):
+            draft.category[row] = -1
+            draft.decide(np.array([row]), Category.KV_CACHE, "owner.cache-in-buffer")
+    again = _second_model(facts, draft, rows[draft.category[rows] == Category.WEIGHTS.code], grads)
+    draft.category[again] = -1
+    draft.decide(again, Category.REFERENCE_MODEL, "owner.second-model")
+
+
+def _second_model(facts: Facts, draft: Draft, rows: Ints, grads: Ints) -> Ints:
+    """Return the tensors of models with the trained parameters' sizes that never get a gradient themselves.
+
+    Gradients have the trained model's names. A tensor of another name, or the second of that name, is another model's.
+    """
+    none = np.zeros(0, np.int64)
+    if not len(grads) or _several_train(facts, draft, grads):
+        return none
+    first_seen = _first_seen(facts, draft)
+    sizes = {int(draft.name[row]): int(facts.size[row]) for row in grads.tolist()}
+    by_name: dict[int, list[int]] = {}
+    for row in sorted(rows.tolist(), key=lambda row: first_seen.get(row, 0)):
+        by_name.setdefault(int(draft.name[row]), []).append(row)
+    policy = [_trained_of(facts, same, first_seen) for name, same in by_name.items() if name in sizes]
+    others = np.setdiff1d(rows, np.array(policy, np.int64))
+    trained = multiset(facts.size[np.array(policy, np.int64)])
+    alike = multiset(facts.size[others]) & trained
+    if not policy or sum(s * c for s, c in alike.items()) < _SECOND * sum(s * c for s, c in trained.items()):
+        return none
+    found: Ints = others[is_among(facts.size[others], np.array(sorted(trained), np.int64))]
+    return found
+
+
+def _trained_of(facts: Facts, same: list[int], first_seen: dict[int, int]) -> int:
+    """Return, of several models' tensors of one name, the one first seen in a pass with gradients; else the first."""
+    return next((row for row in same if _runs_with_gradients(facts, first_seen.get(row, 0))), same[0])
+
+
+def _several_train(facts: Facts, draft: Draft, grads: Ints) -> bool:
+    """Tell whether two gradients of one name are alive at a time: then two such models train."""
+    t = facts.timeline
+    last: dict[int, int] = {}
+    for row in grads[np.argsort(t.alloc_event[grads], kind="stable")].tolist():
+        name = int(draft.name[row])
+        if last.get(name, -1) > t.alloc_event[row] >= 0:
+            return True
+        last[name] = int(t.free_event[row])
+    return False
+
+
+def _first_seen(facts: Facts, draft: Draft) -> dict[int, int]:
+    """Return for each owned row when an owner named it first."""
+    owners = [o for o in facts.snapshot.run.owners if o.category is Category.WEIGHTS]
+    instant = np.searchsorted(facts.timeline.event_us, [o.time_us for o in owners], side="right")
+    found: dict[int, int] = {}
+    for row, owner in zip(_rows_at(facts, signed([o.address for o in owners]), instant), owners, strict=True):
+        found[int(row)] = min(found.get(int(row), owner.time_us), owner.time_us)
+    return found
+
+
+def _runs_with_gradients(facts: Facts, time_us: int) -> bool:
+    """Tell whether the pass in which a model was first seen saves for a backward."""
+    t = facts.timeline
+    start = int(np.searchsorted(t.event_us, time_us))
+    following = facts.born_in((start, t.n_events))
+    ran = following[facts.module[following]]
+    return bool(len(ran)) and int(facts.phase[ran[0]]) == Phase.FORWARD.code
 
 
 def _rows_at(facts: Facts, address: Any, instant: Any) -> Any:
@@ -65,8 +155,12 @@ _LOSS = codes_of(Phase.FORWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
 _MODEL_BYTES = 1 << 12
 
 
-def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
-    """Decide rows by their tag; rows whose tag fits several categories stay open."""
+def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int], by_stack: Bools) -> None:
+    """Decide rows by their tag; rows whose tag fits several categories stay open.
+
+    Caches, weights and optimizer state of whole numbers exist, so where a stack rule (``by_stack``) says what an
+    allocation is, a dtype of whole numbers is no evidence of an input.
+    """
     if not facts.tags.present:
         return
     said = _said(facts)
@@ -85,12 +179,14 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
     draft.decide(scratch, Category.TEMPORARIES, "tag.raw-bytes")
     scratch = facts.raw_bytes & region["backward"]
     draft.decide(scratch, Category.ACTIVATION_GRADIENTS, "tag.raw-bytes")
-    draft.decide(facts.whole_numbers & ~region["optimizer"] & ~inside, Category.INPUTS, "tag.whole-numbers")
+    numbers = facts.whole_numbers & ~region["optimizer"] & ~inside & ~by_stack
+    draft.decide(numbers, Category.INPUTS, "tag.whole-numbers")
     draft.decide(region["recompute"], Category.ACTIVATIONS, "tag.recompute")
     draft.decide(inside & ~generating, Category.ACTIVATIONS, "tag.module-forward")
     draft.decide(region["backward"], Category.ACTIVATION_GRADIENTS, "tag.backward")
     draft.decide(region["optimizer"] & brief, Category.TEMPORARIES, "tag.optimizer")
-    draft.decide(region["outside"] & np.isin(facts.phase, _LOSS), Category.LOSS_LOGITS, "tag.loss")
+    loss = region["outside"] & np.isin(facts.phase, _LOSS) & ~(by_stack & facts.whole_numbers)
+    draft.decide(loss, Category.LOSS_LOGITS, "tag.loss")
 
 
 def _said(facts: Facts) -> Any:

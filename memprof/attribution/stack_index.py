@@ -18,6 +18,7 @@ from memprof.snapshot.model import Frame, StackTable
 from memprof.vocabulary import Phase
 
 _CPP_SUFFIXES = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh", ".so", ".pyx", "??")
+_CONSTRUCTORS = ("__init__", "init_weights", "_init_weights", "__post_init__")
 _NEVER = np.iinfo(np.int32).max
 
 Bools = NDArray[np.bool_]
@@ -152,14 +153,27 @@ class StackIndex:
         """Return the id of the innermost non-transparent frame; -1 where there is none."""
         return self._inner
 
-    def caller_key(self, name: str = "library") -> NDArray[np.int64]:
-        """Number the stacks so that those with equal Python frames outside the named set share a number."""
+    def builder_keys(self, name: str = "library") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Number the stacks by their Python frames outside the named set.
+
+        Returns:
+            A number for each stack by the frames that called the outermost constructor of the innermost chain of
+            constructors, and one by those with that constructor's line. Stacks without constructors are numbered by
+            all their frames in both.
+        """
         inside = ~self.python | self._matcher.matches(self.rules.sets.get(name, ()))
         keys: dict[tuple[int, ...], int] = {}
-        out = np.zeros(self.n, np.int64)
+        outer, inner = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
         for i, stack in enumerate(self.table.stacks):
-            out[i] = keys.setdefault(tuple(f for f in stack if not inside[f]), len(keys))
-        return out
+            frames = tuple(f for f in stack if not inside[f])
+            built = next((k for k, f in enumerate(frames) if not self._constructs(f)), len(frames))
+            outer[i] = keys.setdefault(frames[built:], len(keys))
+            inner[i] = keys.setdefault(frames[max(built - 1, 0) :], len(keys))
+        return outer, inner
+
+    def _constructs(self, frame: int) -> bool:
+        function = self.table.frames[frame].function
+        return function in _CONSTRUCTORS or function.startswith("<listcomp") or function.startswith("<genexpr")
 
     def python_key(self) -> NDArray[np.int64]:
         """Number the stacks so that those with equal Python frames share a number, whatever their C++ frames."""
@@ -223,3 +237,13 @@ class StackIndex:
                     said[(self._outermost >= 0) & self._matcher.matches(rule.outermost)[self._outermost]] = i
             answer = np.where(answer < 0, said, answer)
         return answer
+
+
+def named_frame(stacks: StackIndex) -> NDArray[np.int64]:
+    """Return for each stack its innermost non-transparent frame that is no comprehension; -1 where there is none."""
+    frames, telling = stacks.table.frames, stacks.telling
+    out = np.full(stacks.n, -1, np.int64)
+    for number, stack in enumerate(stacks.table.stacks):
+        inner = [f for f in stack if telling[f]]
+        out[number] = next((f for f in inner if not frames[f].function.startswith("<")), inner[0] if inner else -1)
+    return out

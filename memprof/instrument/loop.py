@@ -7,8 +7,10 @@ forward (or generation) begins. Phases the script marks with :func:`memprof.phas
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ class PlainLoop:
         self._stepped = False
         self._depth = 0
         self._marks: list[PhaseMark | None] = []
+        self._models: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self._optimizer_mark: PhaseMark | None = None
         self._handles: list[Any] = []
         self._patches = Patches()
@@ -136,6 +139,7 @@ class PlainLoop:
             return
         self.loaded()
         self._next_step()
+        module = self._model_of(module)
         self._begin_if_due(module)
         if (session := self._recorder.session) is not None:
             role = self._introduce(session, module)
@@ -229,6 +233,24 @@ class PlainLoop:
         if scope is not None and self._depth:
             scope.enter(module)  # its own hook came too late for this one
         self._recorder.terminations.start()
+
+    def _model_of(self, module: Any) -> Any:
+        """Return the model that ``module`` is a part of, where a loop calls ``model.forward(...)`` and not the model.
+
+        Such a call runs no hook of the model's own; its frames are below the part's.
+        """
+        if (found := self._models.get(module)) is not None and (model := found()) is not None:
+            return model
+        import torch
+
+        model, frame = module, sys._getframe(1)
+        while (caller := frame.f_back) is not None:
+            frame = caller
+            owner = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+            if isinstance(owner, torch.nn.Module) and any(part is model for part in owner.modules()):
+                model = owner
+        self._models[module] = weakref.ref(model)
+        return model
 
     def _introduce(self, session: Session, module: Any) -> str:
         """Claim the module by its role: what learns is the policy, what is frozen a reference or a reward model."""

@@ -22,7 +22,8 @@ from memprof.text import clean_text
 
 
 def load_snapshot(path: str | os.PathLike[str], number: int | None = None) -> Snapshot:
-    """Read a torch memory snapshot, at a path or a URL: a pickle or JSON, packed with gzip, xz or zstd or not.
+    """Read a torch memory snapshot, at a path or a URL: a pickle or JSON, packed with gzip, xz or zstd or not;
+    also a page of ``torch.cuda._memory_viz`` and a dictionary that ``torch.save`` wrote.
 
     ``number`` chooses among the snapshots of a file that has several: pickles one after another, or a list, a tuple or
     a dictionary of snapshots. The first is 1.

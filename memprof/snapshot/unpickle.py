@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
+from memprof.snapshot.containers import contained
 from memprof.snapshot.opcodes import check_opcodes, without_frames
 from memprof.snapshot.packed import is_packed, pieces_of, unpacked
 from memprof.snapshot.shared_stacks import share_stacks
@@ -124,6 +125,7 @@ def _whole(data: bytes, name: str) -> bytes:
         raise InputError(f"{name}: the file is empty; the run may have died while writing it.")
     if is_packed(data):
         data = b"".join(unpacked(pieces_of(data), len(data), name))
+    data = contained(data, name)
     needed, total = _BYTES_PER_BYTE * len(data), physical_memory()
     if needed > total:
         raise InputError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.snapshot.model import I64
+from memprof.snapshot.model import I64, distinct
 from memprof.timeline.reserved import Regions
 from memprof.timeline.timeline import Timeline
 
@@ -33,6 +33,26 @@ def idle_memory(timeline: Timeline) -> Callable[[int], dict[str, int]]:
         return {"cached": cached, "inactive_split": idle - private - cached, "private_pools": private}
 
     return split
+
+
+def idle_pools(timeline: Timeline, instant: int) -> dict[int, tuple[int, int]]:
+    """Return for each private pool its bytes and how many of them no block uses, at an instant.
+
+    Keys index ``snapshot.pools``. Only the CUDA graphs or the engine that the pool belongs to can use what is free.
+    """
+    regions = timeline.regions
+    there = regions.alive_at(instant)
+    rows = timeline.alive_at(instant)
+    found = {}
+    for pool in distinct(regions.pool[there][regions.pool[there] != 0].astype(np.int64)).tolist():
+        mine = there[regions.pool[there] == pool]
+        order = np.argsort(regions.address[mine], kind="stable")
+        start, end = regions.address[mine][order], (regions.address[mine] + regions.size[mine])[order]
+        at = np.searchsorted(start, timeline.address[rows], side="right") - 1
+        inside = (at >= 0) & (timeline.address[rows] < end[np.maximum(at, 0)])
+        total = int(regions.size[mine].sum())
+        found[int(pool)] = (total, max(0, total - int(timeline.size[rows[inside]].sum())))
+    return found
 
 
 def _idle(timeline: Timeline, regions: Regions, instant: int) -> tuple[int, int]:

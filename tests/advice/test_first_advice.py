@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from memprof import analyze
+from memprof.advice.estimate import estimated_advice
+from memprof.cli.advising import estimated
 
 SHARED = Path(__file__).parents[3] / "shared"
 # The kind of advice for each file, and words of the line that a reader sees; None where nothing is worth changing.
@@ -36,11 +38,16 @@ TRAINED = {
     "r2_full_bf16_tied.normal": ("checkpointing", "gradients stay the same"),
     "r7_nano_loop.normal": ("checkpointing", "gradients stay the same"),
 }
+CASES = {
+    "min_report_vs_advise": ("made_here", "It saves 2.09 GiB"),
+    "min_forward_only_rebound": ("no_grad", "run the forward without gradients"),
+    "min_foreach_scratch_advice": ("fused_step", "fused=True"),
+}
 SETTINGS = {"flexgen-opt-oom-t20": "--compress-weight", "cs336-2.7b-fwd-ctx512-t26": "torch.inference_mode()"}
 
 
 def _listed() -> list[tuple[str, str | None, str]]:
-    folders = (("snapshots", FIRST), ("truth", TRAINED))
+    folders = (("snapshots", FIRST), ("truth", TRAINED), ("cases4", CASES))
     return [(f"{folder}/{name}", *expected) for folder, rows in folders for name, expected in rows.items()]
 
 
@@ -54,6 +61,18 @@ def test_the_first_thing_to_change_is_an_experts(name: str, kind: str | None, wo
     assert (advice[0]["id"] if advice else None) == kind
     assert words in report["headline"]["action"]
     assert SETTINGS.get(path.stem, "") in (advice[0]["setting"] if advice else "")
+
+
+@pytest.mark.parametrize(("name", "kind", "words"), _listed())
+def test_report_and_advise_give_one_answer(name: str, kind: str | None, words: str) -> None:
+    path = SHARED / f"{name}.pickle"
+    if not path.exists():
+        pytest.skip("other people's recordings are not here")
+    analysis = analyze(path)
+    advised = estimated(analysis.report, analysis=analysis)
+    assert advised.advice == analysis.report.advice == estimated(analysis.report).advice
+    assert advised.headline == analysis.report.headline
+    assert estimated_advice(analysis.report, analysis) == analysis.report.advice
 
 
 def test_every_recording_is_listed() -> None:

@@ -220,3 +220,32 @@ def test_a_mistake_of_ours_ends_the_watching_and_not_the_loop(
     looped.run(3)
     assert looped.snapshots() == []
     assert capsys.readouterr().err.count("memprof failed and stopped watching") == 1
+
+
+class Tied(nn.Module):
+    """A model whose head is a matmul with its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 16)
+        self.body = nn.Linear(16, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.body(self.table(ids)) @ self.table.weight.T
+
+
+def test_a_model_whose_forward_is_called_by_name_is_the_model(tmp_path: Path) -> None:
+    looped = Looped(tmp_path)
+    looped.model = Tied()  # type: ignore[assignment]
+    looped.optimizer = torch.optim.AdamW(looped.model.parameters())
+    looped.loop.begin()
+    for _ in range(3):
+        looped.model.forward(torch.arange(8)).square().mean().backward()
+        looped.optimizer.step()
+        looped.optimizer.zero_grad()
+    looped.loop.end()
+    run = load_snapshot(tmp_path / looped.snapshots()[0]).run
+    assert (run.config or {})["model_name"] == "Tied"
+    assert {owner.name for owner in run.owners if owner.category == "weights"} == {
+        "table.weight", "body.weight", "body.bias"
+    }  # fmt: skip

@@ -90,6 +90,11 @@ class Context:
     optimizer: bool
 
 
+def _forward_by_name(frames: list[tuple[CodeType, int]]) -> bool:
+    """Tell whether a script runs a module's forward without calling the module."""
+    return any(c.co_name == "forward" and c.co_filename.startswith(_SCRIPTS) for c, _ in frames)
+
+
 def context_of(raw: Raw) -> Context:
     """Read the flags off the whole stack, before anything is cut from it."""
     frames = _trimmed(raw)
@@ -105,7 +110,7 @@ def context_of(raw: Raw) -> Context:
     return Context(
         backward=engine is not None,
         recompute=any(n in ("recompute_fn", "unpack_hook") for n in inner) and engine is not None,
-        in_module=call is not None,
+        in_module=call is not None or _forward_by_name(frames),
         in_logprob=scoring,
         between_modules=fused,
         clip=any(f.endswith("clip_grad.py") for f in files),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memprof.frame_paths import text_path
@@ -93,28 +93,37 @@ def places_at_peak(views: Views, category: Category) -> list[Place]:
 
     Every allocation alive then is counted. ``share`` is of the whole category.
     """
+    return _largest(bytes_by_line(stacks_at_peak(views, category)), views.peak.categories[category])
+
+
+def stacks_at_peak(views: Views, category: Category) -> list[tuple[Sequence[str], int]]:
+    """List the distinct stacks of a category's allocations at the peak, with the bytes of each."""
     import numpy as np  # here, so that --help loads none
 
     rows = views.peak.rows
     rows = rows[views.attribution.category[rows] == category.code]
     stacks, which = np.unique(views.timeline.stack[rows], return_inverse=True)
     held = np.bincount(which, views.timeline.size[rows], minlength=len(stacks))
-    found = ((views.stacks.of(int(stack)), round(n)) for stack, n in zip(stacks, held, strict=True))
-    return _largest(found, views.peak.categories[category])
+    return [(views.stacks.of(int(stack)), round(n)) for stack, n in zip(stacks, held, strict=True)]
 
 
-def listed_places(groups: Iterable[Allocation | Surplus], category: str, whole: int) -> list[Place]:
-    """List places as :func:`places_at_peak` does, from the allocations that a report or a comparison lists."""
-    return _largest(((g.stack, g.bytes) for g in groups if g.category == category), whole)
-
-
-def _largest(found: Iterable[tuple[Sequence[str], int]], whole: int) -> list[Place]:
+def bytes_by_line(found: Iterable[tuple[Sequence[str], int]]) -> dict[str, int]:
+    """Add up bytes by the line (:func:`place_of`) that allocated them, the largest first."""
     sums: dict[str, int] = {}
     for stack, n_bytes in found:
         if frame := place_of(stack):
             sums[frame] = sums.get(frame, 0) + n_bytes
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def listed_places(groups: Iterable[Allocation | Surplus], category: str, whole: int) -> list[Place]:
+    """List places as :func:`places_at_peak` does, from the allocations that a report or a comparison lists."""
+    return _largest(bytes_by_line((g.stack, g.bytes) for g in groups if g.category == category), whole)
+
+
+def _largest(sums: Mapping[str, int], whole: int) -> list[Place]:
     places: list[Place] = []
-    for frame, n_bytes in sorted(sums.items(), key=lambda item: -item[1])[:MOST]:
+    for frame, n_bytes in list(sums.items())[:MOST]:
         if n_bytes < _SHOWN * whole or sum(place.bytes for place in places) >= _HALF * whole:
             break
         places.append(Place(frame=frame, bytes=n_bytes, share=round(n_bytes / whole, 4)))

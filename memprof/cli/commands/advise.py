@@ -15,6 +15,7 @@ from memprof.cli.options import RECORDING, device_option, redact_option, seconds
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
+    from memprof.analysis.analysis import Analysis
     from memprof.report import Report
 
 
@@ -53,15 +54,15 @@ def command(
     """
     check_card(gpu)
     run = read_run(source, device, number)
-    report = estimated(run.report, gpu if only_estimate else None)
+    report = estimated(run.report, gpu if only_estimate else None, analysis=run.analysis)
     if not only_estimate:
-        report = _simulated(report, gpu, seconds, workers, not no_cache)
+        report = _simulated(report, run.analysis, gpu, seconds, workers, not no_cache)
     answer = report_answer("advise", redacted(report, redact, run.analysis), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
 
 
 def _simulated(
-    report: Report, gpu: str | None, seconds: float, workers: int | None, use_cache: bool
+    report: Report, analysis: Analysis | None, gpu: str | None, seconds: float, workers: int | None, use_cache: bool
 ) -> Report:
     """Simulate the changes; without TRL keep the estimates and note it."""
     from memprof.cli.simulating import need_torch
@@ -69,5 +70,5 @@ def _simulated(
     try:
         need_torch()
     except UsageError as error:
-        return estimated(report, gpu, str(error))
-    return simulated(report, gpu, seconds, workers, use_cache)
+        return estimated(report, gpu, str(error), analysis)
+    return simulated(report, gpu, seconds, workers, use_cache, analysis)

@@ -85,7 +85,9 @@ def command(
     whole = output.page is not None or redact
     how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole, number)
     run = _read(snapshots, step, role, how, output)
-    report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
+    report = run.report
+    if advise:
+        report = simulated(estimated(report, analysis=run.analysis), gpu, seconds, analysis=run.analysis)
     report = report if card is None else _on_card(report, card)
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact, run.analysis), run.analysis, redact=redact)
