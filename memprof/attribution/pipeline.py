@@ -84,7 +84,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     apply_logits(facts, draft, parameters, vocabulary)
     # What is neither the head's gradient nor a hidden state there is a tile of logits, whatever else its tag says.
     _apply_matched(facts, draft, fused)
-    apply_tags(facts, draft, parameters)
+    apply_tags(facts, draft, parameters, _with_role(facts, specific, "engine") >= 0)
     apply_unfinished_gradients(facts, draft, trained or parameters)
     apply_loaded_models(facts, draft, resolve, trained)
     _apply_matched(facts, draft, np.where(_with_role(facts, specific, "resolve") >= 0, -1, specific))

@@ -65,8 +65,12 @@ _LOSS = codes_of(Phase.FORWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
 _MODEL_BYTES = 1 << 12
 
 
-def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
-    """Decide rows by their tag; rows whose tag fits several categories stay open."""
+def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int], engine: Bools) -> None:
+    """Decide rows by their tag; rows whose tag fits several categories stay open.
+
+    ``engine``: rows that an inference engine allocates. What such a row is for is known by its stack: vLLM's KV cache
+    is one tensor of bytes, and its modules' outputs are not activations of the policy.
+    """
     if not facts.tags.present:
         return
     said = _said(facts)
@@ -78,19 +82,23 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
     }
     inside = region["forward"] | region["no_grad"] | region["recompute"]
     brief = (facts.death == facts.phase) & ~facts.survivor
-    _casts(facts, draft, inside, parameters)
+    _casts(facts, draft, inside & ~engine, parameters)
+
+    def decide(rows: Bools, category: Category, rule: str) -> None:
+        draft.decide(rows & ~engine, category, rule)
+
     # Cached keys and values also come out of modules, so lifetimes decide first in generation.
     generating = facts.phase == Phase.GENERATE.code
     scratch = facts.raw_bytes & region["outside"] & brief
-    draft.decide(scratch, Category.TEMPORARIES, "tag.raw-bytes")
+    decide(scratch, Category.TEMPORARIES, "tag.raw-bytes")
     scratch = facts.raw_bytes & region["backward"]
-    draft.decide(scratch, Category.ACTIVATION_GRADIENTS, "tag.raw-bytes")
-    draft.decide(facts.whole_numbers & ~region["optimizer"] & ~inside, Category.INPUTS, "tag.whole-numbers")
-    draft.decide(region["recompute"], Category.ACTIVATIONS, "tag.recompute")
-    draft.decide(inside & ~generating, Category.ACTIVATIONS, "tag.module-forward")
-    draft.decide(region["backward"], Category.ACTIVATION_GRADIENTS, "tag.backward")
-    draft.decide(region["optimizer"] & brief, Category.TEMPORARIES, "tag.optimizer")
-    draft.decide(region["outside"] & np.isin(facts.phase, _LOSS), Category.LOSS_LOGITS, "tag.loss")
+    decide(scratch, Category.ACTIVATION_GRADIENTS, "tag.raw-bytes")
+    decide(facts.whole_numbers & ~region["optimizer"] & ~inside, Category.INPUTS, "tag.whole-numbers")
+    decide(region["recompute"], Category.ACTIVATIONS, "tag.recompute")
+    decide(inside & ~generating, Category.ACTIVATIONS, "tag.module-forward")
+    decide(region["backward"], Category.ACTIVATION_GRADIENTS, "tag.backward")
+    decide(region["optimizer"] & brief, Category.TEMPORARIES, "tag.optimizer")
+    decide(region["outside"] & np.isin(facts.phase, _LOSS), Category.LOSS_LOGITS, "tag.loss")
 
 
 def _said(facts: Facts) -> Any:
