@@ -7,7 +7,7 @@ import html
 import os
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from memprof.integrations.callback.options import Options
@@ -17,6 +17,7 @@ from memprof.integrations.callback.sessions import load_session, uses_cuda
 from memprof.integrations.callback.trainer_lookup import find_trainer
 from memprof.integrations.callback.training_run import TrainingRun
 from memprof.integrations.run_recorder.output import Result
+from memprof.integrations.trackers.alerts import HighMemory
 from transformers.trainer_callback import TrainerCallback
 
 from memprof.compat import require
@@ -69,6 +70,10 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             ``torch.OutOfMemoryError``, so that a smaller device can be tried on a larger one, or on none.
         rehearse: before the first step, run one at the worst case the configuration allows (the longest prompt,
             completions of full length, a full batch), and put everything back: what does not fit fails at once.
+        warn_above: warn once when a step has used more than this share (``"90%"``) of the device's memory, or than this
+            size (``"20GB"``). Without a GPU, the process's resident memory counts, and the machine's memory.
+        on_high_memory: also called then, on each rank for itself, with a ``HighMemory`` (``rank``, ``step``,
+            ``used_bytes``, ``limit_bytes``, ``capacity_bytes``), to send a message from.
 
     Attributes:
         result: what the last ``train()`` left: ``snapshots``, ``reports``, ``page``, ``table``.
@@ -96,12 +101,14 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         scalars: bool = True,
         capacity: int | str | None = None,
         rehearse: bool = False,
+        warn_above: int | str | None = None,
+        on_high_memory: Callable[[HighMemory], object] | None = None,
     ) -> None:
         chosen = _numbers(steps)
         Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
         self._print = table
         self._options = Options.of(
-            max_disk, output_dir, max_entries, stacks, capacity,
+            max_disk, output_dir, max_entries, stacks, capacity, warn_above, on_high_memory=on_high_memory,
             steps=chosen, every=every, report=report, redact=redact, kind=kind, reset_peaks=reset_peaks,
             scalars=scalars, rehearse=rehearse,
         )  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from memprof.integrations.trackers.alerts import HighMemory, parse_threshold
 
 from memprof.errors import UsageError
 from memprof.recording.api import capacity_bytes
@@ -29,6 +31,8 @@ class Options:
     scalars: bool
     capacity: int | None
     rehearse: bool
+    warn_above: float | int | None  # a share of the capacity, or bytes
+    on_high_memory: Callable[[HighMemory], object] | None
 
     @classmethod
     def of(
@@ -38,6 +42,7 @@ class Options:
         max_entries: int | None,
         stacks: str | None,
         capacity: int | str | None = None,
+        warn_above: int | str | None = None,
         **rest: Any,
     ) -> Options:
         """Check what can be checked before anything runs; UsageError for an option that cannot be satisfied."""
@@ -48,4 +53,12 @@ class Options:
         room = None if capacity is None else capacity_bytes(capacity)
         disk = parse_size(max_disk) if isinstance(max_disk, str) else max_disk
         folder = None if output_dir is None else Path(output_dir)
-        return cls(max_disk=disk, output_dir=folder, max_entries=max_entries, stacks=stacks, capacity=room, **rest)
+        if warn_above is not None and not rest.get("scalars"):
+            raise UsageError("warn_above= reads the counters of each step: leave scalars=True.")
+        limit = parse_threshold(warn_above)
+        if limit is None and rest.get("on_high_memory") is not None:
+            raise UsageError("on_high_memory= is called when memory exceeds warn_above=; give that too.")
+        return cls(
+            max_disk=disk, output_dir=folder, max_entries=max_entries, stacks=stacks, capacity=room, warn_above=limit,
+            **rest,
+        )  # fmt: skip

@@ -13,6 +13,7 @@ from memprof.recording.api import make_recorder
 from memprof.recording.guard import Door
 from memprof.recording.run_facts import collect_facts, collect_setup
 from memprof.recording.session import Session
+from memprof.recording.system.inference_engine import engine_of
 from memprof.vocabulary import Kind, Phase
 
 _HERE = str(Path(__file__).resolve().parents[1]) + "/"
@@ -73,6 +74,7 @@ def introduce(session: Session, trainer: Any, options: Options) -> None:
     for function in getattr(trainer, "reward_funcs", None) or []:
         if hasattr(function, "named_parameters"):
             session.add_model(function, "reward")
+    session.owners.add_inference_engine(engine_of(trainer))
     if getattr(trainer, "optimizer", None) is not None:
         session.owners.add_optimizer(trainer.optimizer)
 

@@ -18,6 +18,7 @@ from memprof.integrations.callback.worst_step import WorstStep, refusal
 from memprof.integrations.run_recorder.recorder import RunRecorder
 from memprof.integrations.run_recorder.rehearsal import ran_out_of_memory, rehearse
 from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sentence
+from memprof.integrations.trackers.alerts import Alert
 from memprof.integrations.trackers.step_logging import Tracking
 
 from memprof.analysis.ranks.run_folders import RUN_FOLDER
@@ -269,16 +270,21 @@ class TrainingRun:
         facts = collect_facts(trainer, self._options.redact)
         on_device = uses_cuda(trainer, self._options)
         device, index = trainer.args.device.type, trainer.args.device.index or 0
+        total = device_total(device, index)
         about = CountersStart(
             started=time.time(),
             model_name=facts.get("model_name"),
             parameters=facts.get("parameters"),
             dtype=facts.get("dtype"),
             device=device_name(device, index),
-            device_total_bytes=device_total(device, index),
+            device_total_bytes=total,
         )
-        share = self.recorder.writing.share
-        return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary, share)
+        share, options = self.recorder.writing.share, self._options
+        alert = None
+        if options.warn_above is not None:
+            whole = options.capacity or total
+            alert = Alert(options.warn_above, whole, self.gathering.rank, on_device, options.on_high_memory)
+        return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary, share, alert)
 
     def _before_summary(self) -> None:
         """Log before the trainer's closing summary: the last moment at which its trackers listen."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memprof.integrations.trackers.alerts import Alert
 from memprof.integrations.trackers.reporters import Reporters
 from msgspec.structs import replace
 
@@ -52,7 +53,7 @@ class Tracking:
     ``about`` are facts for the counters file's first line. ``on_device``: an allocator counts (CUDA); otherwise only
     the host's figures are known between recordings. ``before_end`` is called when the trainer writes its closing
     summary, while its trackers still listen. ``max_bytes`` is what the rank may write to its folder; the counters take
-    an eighth of it at most.
+    an eighth of it at most. ``alert`` gets each line too.
 
     Counting takes at most 0.5% of the training's time, once it has taken a fifth of a second: steps of milliseconds
     share lines. A step that is recorded or logged always has one.
@@ -67,7 +68,9 @@ class Tracking:
         on_device: bool,
         before_end: Callable[[], None],
         max_bytes: int | None = None,
+        alert: Alert | None = None,
     ) -> None:
+        self._alert = alert
         self.reporters = Reporters(trainer)
         self._to_trackers = Door("training", "memory figures that a tracker was to get")
         self._trainer_state, self._trainer_control = trainer.state, weakref.ref(trainer.control)
@@ -124,6 +127,8 @@ class Tracking:
         for phase, peak in phases.items():
             self._phases_since_log[phase] = max(peak, self._phases_since_log.get(phase, 0))
         self._append(row)
+        if self._alert is not None:
+            self._alert.look(row)
 
     def reported(self, trainer: Any, report: Report) -> None:
         """Log a recording that has been analysed: its categories and groups, at its peak."""

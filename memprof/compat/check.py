@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -151,9 +152,12 @@ def _applies(target: Target, imports: bool) -> bool:
 
 
 def _concerns(target: Target, of: Any) -> bool:
-    """Tell whether to check a target for ``of``: an instance of its class, or of another family."""
+    """Tell whether to check a target for ``of``: an instance of its class, or of another family. An attribute that the
+    instance has needs no reading of its class, whose ``__init__`` ms-swift deletes."""
     if of is None or not target.is_loaded:
         return True
+    if target.how == ASSIGNED and any(inspect.getattr_static(of, n, ABSENT) is not ABSENT for n in target.names):
+        return False
     owner = look_up(target.module, target.owner)
     if not isinstance(owner, type) or isinstance(of, owner):
         return True

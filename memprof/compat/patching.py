@@ -2,11 +2,15 @@
 
 One mechanism, :class:`Patches`, serves all: :func:`patching` for a ``with`` block over targets, :func:`replacing` over
 plain attributes, ``memprof.recording.guard.Seams`` for methods wrapped for as long as something is recorded.
+Whoever looked a method up before it was wrapped, as Ray does with an actor's, has the function of the class and never
+looks at the attribute again: :meth:`Patches.redirect` changes what that function does.
 """
 
 from __future__ import annotations
 
+import inspect
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +18,7 @@ from typing import Any
 from memprof.compat.targets import Missing, Target
 
 _ABSENT = object()
+_CODE = "__code__"
 
 
 class Patches:
@@ -34,16 +39,87 @@ class Patches:
         setattr(owner, name, value)
         self._put.append((owner, name, value, previous))
 
+    def redirect(self, function: types.FunctionType, instance: Any, wrapper: Callable[..., Any]) -> None:
+        """Make ``function``, in place, call ``wrapper`` when its first argument is ``instance``.
+
+        ``wrapper`` calls a :func:`copy_of` the function, and is a coroutine function if the function is one.
+        """
+        code = function.__code__
+        redirection = _Redirection(copy_of(function), instance, wrapper)
+        template = _awaiting if inspect.iscoroutinefunction(function) else _calling
+        new = template.__code__.replace(
+            co_consts=tuple(redirection if c == _PLACE else c for c in template.__code__.co_consts),
+            co_freevars=code.co_freevars,
+            co_name=code.co_name,
+        )
+        function.__code__ = new
+        self._put.append((function, _CODE, new, code))
+        if not hasattr(function, "__wrapped__"):  # where inspect.signature finds the arguments
+            vars(function)["__wrapped__"] = redirection.original
+            self._put.append((function, "__wrapped__", redirection.original, _ABSENT))
+
     def restore(self, *, over: bool = False) -> None:
         """Put everything back, the last first; ``over``: also where somebody else has replaced our value since."""
         while self._put:
             owner, name, value, previous = self._put.pop()
-            if not over and vars(owner).get(name, _ABSENT) is not value:
+            now = owner.__code__ if name == _CODE else vars(owner).get(name, _ABSENT)
+            if not over and now is not value:
                 continue
             if previous is not _ABSENT:
                 setattr(owner, name, previous)
             elif name in vars(owner):
                 delattr(owner, name)
+
+
+class _Redirection:
+    """Choose between a function and its wrapper, by the first argument."""
+
+    def __init__(self, original: types.FunctionType, instance: Any, wrapper: Callable[..., Any]) -> None:
+        self.original = original
+        self._wrapper = wrapper
+        try:  # the class's function outlives the instance
+            self._instance: Callable[[], Any] = weakref.ref(instance)
+        except TypeError:
+            self._instance = lambda: instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args and args[0] is self._instance():
+            return self._wrapper(*args, **kwargs)
+        return self.original(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the function alone: a class that is sent to another process is not watched there."""
+        return _itself, (self.original,)
+
+
+def _itself(function: Any) -> Any:
+    return function
+
+
+# What a redirected function's code is: _PLACE stands for the redirection.
+_PLACE = "memprof: the redirection"
+
+
+def _calling(*args: Any, **kwargs: Any) -> Any:
+    redirection: Any = "memprof: the redirection"
+    return redirection(*args, **kwargs)
+
+
+async def _awaiting(*args: Any, **kwargs: Any) -> Any:
+    redirection: Any = "memprof: the redirection"
+    return await redirection(*args, **kwargs)
+
+
+def copy_of(function: types.FunctionType) -> types.FunctionType:
+    """Return a function that does what ``function`` does now, whatever is put into that one later."""
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__, copy.__doc__, copy.__module__ = function.__qualname__, function.__doc__, function.__module__
+    copy.__annotations__ = function.__annotations__
+    vars(copy).update(vars(function))
+    return copy
 
 
 @contextmanager

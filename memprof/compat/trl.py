@@ -132,6 +132,17 @@ GENERATE_VLLM = Target(
     consequence="phase generate of a vLLM in this process cannot be marked",
 )  # fmt: skip
 
+# -- ms-swift's trainer: derived from GRPOTrainer, it calls methods of its own ----------------------------------------
+
+SWIFT_GENERATE = Target(
+    "swift.rlhf_trainers.rollout_mixin", "RolloutTrainerMixin._generate_completions", optional_for=("callback",),
+    consequence="phase generate cannot be marked under ms-swift",
+)  # fmt: skip
+SWIFT_REWARDS = Target(
+    "swift.rlhf_trainers.grpo_trainer", "GRPOTrainer._compute_rewards_per_func", optional_for=("callback",),
+    consequence="phase reward cannot be marked under ms-swift",
+)  # fmt: skip
+
 # -- functions -------------------------------------------------------------------------------------------------------
 
 CREATE_MODEL = replaced(

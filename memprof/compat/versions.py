@@ -39,6 +39,7 @@ SPOKEN = {
     "transformers": "Transformers",
     "torch": "PyTorch",
     "deepspeed": "DeepSpeed",
+    "swift": "ms-swift",
     "runpy": "Python",
     "threading": "Python",
     "_thread": "Python",

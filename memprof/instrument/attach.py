@@ -11,7 +11,6 @@ when the driver asks: through Ray (:func:`memprof.collect`) or through a file (:
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
@@ -29,7 +28,7 @@ from memprof.instrument.training_method import TRAIN, TrainingPhases
 from memprof.integrations.run_recorder.output import write_report
 from memprof.integrations.run_recorder.recorder import RunRecorder
 from memprof.recording.api import device_of, make_recorder, switched_off
-from memprof.recording.guard import Door, Seams, way_in
+from memprof.recording.guard import Door, Seams, as_warning, way_in
 from memprof.recording.owners import unwrap_optimizer
 from memprof.recording.phases import PhaseMark, phase_id
 from memprof.recording.session import Session
@@ -143,7 +142,6 @@ class Attachment:
         self._recorder = RunRecorder(folder, rank)
         self._given: tuple[Any, Any] = (None, None)
         self._seams: Seams | None = None
-        self._waited: list[tuple[Any, str, Any]] = []
         self._asked = 0.0
         self._dumping = threading.RLock()  # the driver, the worker and its out-of-memory hook may dump at once
 
@@ -175,20 +173,30 @@ class Attachment:
     def methods(self, worker: Any, **phases: str) -> list[str]:
         """Wrap methods of ``worker`` so that each is a phase: ``methods(self, generate="generate", update="train")``.
 
-        Returns the names that were wrapped.
+        Returns the names that were wrapped. A warning, and a note of the report, name the others: the worker has no
+        such method, or it is a generator.
 
         ``"train"`` is for a method that does everything: forward, backward and optimizer step are told apart inside.
-        Only this object is changed, until :meth:`detach`. Methods it does not have are left out; awaited ones will do.
+        Calls of this object are marked until :meth:`detach`, those that Ray makes by ``.remote()`` too, and those of
+        coroutine functions while they are awaited.
 
         Raises:
             UsageError: a phase that is none.
         """
         names = {method: phase if phase == TRAIN else phase_id(phase) for method, phase in phases.items()}
-        if self._recorder.session is None:
+        if (session := self._recorder.session) is None:
             return []
         if self._seams is None:
             self._seams = Seams(self.door, self._failed)
-        return [m for m, phase in names.items() if self._wrap(worker, m, phase)]
+        wrapped = [m for m, phase in names.items() if self._wrap(worker, m, phase)]
+        if missed := [method for method in names if method not in wrapped]:
+            sentence = (
+                f"{type(worker).__name__} has no method that can be marked as a phase with the name "
+                f"{' or '.join(missed)}"
+            )
+            session.notes.append(sentence)
+            as_warning(f"memprof: {sentence}; the others are watched.", 2)
+        return wrapped
 
     def rehearse(self, step: Callable[..., Any], *batch: Any) -> Rehearsed | None:
         """Run ``step(*batch)`` once before training, on the worst batch there can be, and put everything back.
@@ -258,12 +266,9 @@ class Attachment:
             return None
         if self._seams is not None:
             self._seams.restore()
-        for worker, method, waited in self._waited:
-            if vars(worker).get(method) is waited:
-                delattr(worker, method)
         # The session's hooks hold this object: with the model it would be a circle, and stay until collected.
         session = self._recorder.stop()
-        self._seams, self._given, self._waited = None, (None, None), []
+        self._seams, self._given = None, (None, None)
         _attached.pop(self.role, None)
         return self._write(session, "the worker was done") if dump and session is not None else None
 
@@ -278,21 +283,12 @@ class Attachment:
     def _wrap(self, worker: Any, method: str, phase: str) -> bool:
         assert self._seams is not None
         original = getattr(worker, method, None)
+        if inspect.isgeneratorfunction(original) or inspect.isasyncgenfunction(original):
+            return False  # it runs later, between its caller's steps
         if phase == TRAIN:
-            return self._seams.wrap(worker, method, self._train, self._trained)
-        if not inspect.iscoroutinefunction(original):
-            enter = lambda *_: self._recorder.enter(phase)  # noqa: E731
-            return self._seams.wrap(worker, method, enter, lambda mark, *_: self._leave(mark))
-
-        @functools.wraps(original)
-        async def waited(*args: Any, **kwargs: Any) -> Any:
-            with self.phase(phase):
-                return await original(*args, **kwargs)
-
-        # As the others: a stand-in on the object alone, which is taken away at the end.
-        setattr(worker, method, waited)
-        self._waited.append((worker, method, waited))
-        return True
+            return self._seams.wrap_for_callers_of_the_class(worker, method, self._train, self._trained)
+        enter = lambda *_: self._recorder.enter(phase)  # noqa: E731
+        return self._seams.wrap_for_callers_of_the_class(worker, method, enter, lambda mark, *_: self._leave(mark))
 
     def _train(self, *_: Any) -> tuple[PhaseMark | None, TrainingPhases] | None:
         """Enter a method that trains: tell its phases apart until it ends."""

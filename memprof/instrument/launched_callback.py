@@ -12,7 +12,7 @@ from memprof.compat import require
 from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.callback.options import Options
 from memprof.integrations.callback.trainer_lookup import find_trainer
-from memprof.recording.guard import Door
+from memprof.recording.guard import Door, on_stderr
 
 
 class LaunchedCallback(MemProfCallback):
@@ -27,12 +27,27 @@ class LaunchedCallback(MemProfCallback):
 
     def _begin(self, options: Options, state: Any) -> None:
         trainer = find_trainer(self, state)
-        handler = getattr(trainer, "callback_handler", None)
-        others = [c for c in getattr(handler, "callbacks", []) if isinstance(c, MemProfCallback) and c is not self]
         self._begun()
         require("run")
-        if not others:
+        recording = _recording(trainer, self)
+        if recording is self:
             super()._begin(options, state)
+        elif not isinstance(recording, LaunchedCallback) and not getattr(trainer.accelerator, "process_index", 0):
+            on_stderr(
+                "memprof: this training is recorded by the script's own MemProfCallback, with its options; those of "
+                "`memprof run` (--out, --steps ...) are not used."
+            )
+
+    def _found_trainer(self, state: Any = None) -> Any:
+        trainer = super()._found_trainer(state)
+        return trainer if _recording(trainer, self) is self else None
+
+
+def _recording(trainer: Any, ours: MemProfCallback) -> MemProfCallback:
+    """Return the callback that records a trainer: the first that the script gave to it, else our first."""
+    handler = getattr(trainer, "callback_handler", None)
+    callbacks = [c for c in getattr(handler, "callbacks", []) if isinstance(c, MemProfCallback)]
+    return next((c for c in callbacks if not isinstance(c, LaunchedCallback)), next(iter(callbacks), ours))
 
 
 def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None]) -> None:
@@ -53,9 +68,8 @@ def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callabl
             given = list(bound.arguments.get("callbacks") or [])
         except TypeError:
             return args, kwargs  # the trainer refuses them: the script may try others
-        if not any(isinstance(c, MemProfCallback) for c in given):
-            built += 1
-            bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, **_options(options, built))]
+        built += not any(isinstance(c, MemProfCallback) for c in given)
+        bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, **_options(options, built))]
         return bound.args, bound.kwargs
 
     trainer.__init__ = Door("training", "all of it, in this trainer and later ones").changing(original, with_callback)

@@ -15,6 +15,7 @@ from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat.check import fault_of
 from memprof.compat.transformers import TRAINER_INIT
 from memprof.errors import UsageError
+from memprof.instrument.child_processes import Children
 from memprof.instrument.import_hook import when_imported
 from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sentence
 
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
 
 
 class Attachment:
-    """Wait for the script to import torch and transformers; without them do nothing. ``options`` are the callback's."""
+    """Wait for the script to import torch and transformers; without them do nothing. ``options`` are the callback's.
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    ``children``: the processes that the script starts, if their trainers are to be recorded.
+    """
+
+    def __init__(self, options: Mapping[str, Any], children: Children | None = None) -> None:
         self._options = dict(options)
+        self._children = children
         self._moved = ""
         if self._options.get("output_dir") is not None:
             self._options["output_dir"] = self._claimed(Path(self._options["output_dir"]))
@@ -38,6 +43,8 @@ class Attachment:
         from memprof.integrations.run_recorder import output
 
         output.LATER = []
+        if self._children is not None:
+            self._children.follow(self._options)
         when_imported("torch", self._torch)
         when_imported("transformers.trainer", self._trainer)
         when_imported("transformers.generation.utils", self._generation)
@@ -53,10 +60,19 @@ class Attachment:
         say_later()
 
     def say_if_untouched(self) -> None:
-        """Say after the end that nothing was recorded, where the script used torch and recorded nothing itself."""
+        """Print after the end that nothing was recorded, if torch was used and the script recorded nothing itself."""
         from memprof.integrations.run_recorder.output import say
 
-        if self._loop is not None and self._loop.untouched:
+        used_torch, trained = (False, False) if self._children is None else self._children.did()
+        if self.recorded or trained:
+            return
+        if used_torch:
+            say(
+                "memprof: nothing was recorded: no transformers.Trainer trained in the processes that the script "
+                "started. Record other loops where they run: torchrun ... -m memprof run train.py.",
+                "stderr",
+            )
+        elif self._loop is not None and self._loop.untouched:
             say("memprof: nothing was recorded: no model ran in the steps that were to be recorded.", "stderr")
 
     @property

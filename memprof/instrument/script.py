@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable
@@ -36,12 +37,24 @@ class Script:
     arguments: tuple[str, ...] = ()
     is_module: bool = False
 
+    @classmethod
+    def named(cls, name: str, arguments: tuple[str, ...], is_module: bool) -> Script:
+        """Return a script by what was typed: a path, a module, or a Python command of this environment (``trl``)."""
+        if not is_module and os.sep not in name and not os.path.exists(name):
+            found = shutil.which(name, path=os.path.dirname(sys.executable))
+            if found is not None and _is_python(found):
+                name = found
+        return cls(name, arguments, is_module)
+
     def check(self) -> None:
         """Refuse, before anything is set up, what is not there, what would be waited for (a pipe, a socket or a device
         that this process has not open), and a Python that lacks what it takes."""
         require("run")
         if not self.is_module and not os.path.exists(self.name):
-            raise InputError(f"{self.name}: there is no such script; `memprof run -m NAME` runs a module.")
+            raise InputError(
+                f"{self.name}: there is no such script, nor a Python command of this environment; "
+                "`memprof run -m NAME` runs a module."
+            )
         if not self.is_module and not os.path.abspath(self.name).startswith(_OPEN):
             refuse_special(Path(self.name))
 
@@ -115,6 +128,13 @@ class Script:
     def _set_path(self, first: str) -> None:
         if not getattr(sys.flags, "safe_path", False) and sys.path:
             sys.path[0] = first
+
+
+def _is_python(path: str) -> bool:
+    """Tell whether a command is a Python script, by its first lines: a long path to Python is on the second."""
+    with open(path, "rb") as file:
+        first = file.read(512)
+    return first.startswith(b"#!") and b"python" in first
 
 
 def _show(ending: BaseException) -> None:

@@ -8,17 +8,19 @@ pass unchanged. ``tests/recording/guard`` refuses a way in that does not go thro
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import signal
 import sys
 import threading
+import types
 import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from memprof.compat.patching import Patches
+from memprof.compat.patching import Patches, copy_of
 from memprof.compat.targets import Target
 from memprof.errors import MemprofError
 
@@ -38,10 +40,11 @@ def meant(error: _Error) -> _Error:
     return error
 
 
-def as_warning(sentence: str) -> None:
-    """Warn, of every recording and not of the first only; on stderr where warnings are errors."""
+def as_warning(sentence: str, depth: int = 4) -> None:
+    """Warn, of every recording and not of the first only, at the caller ``depth`` frames up; on stderr where warnings
+    are errors."""
     try:
-        caller = sys._getframe(4)
+        caller = sys._getframe(depth)
         warnings.warn_explicit(sentence, UserWarning, caller.f_code.co_filename, caller.f_lineno)
     except RecursionError:
         raise
@@ -157,8 +160,22 @@ class Door:
         """Return a function for the place of ``original``, which is called in any case, with what the caller gave.
 
         ``before(args, kwargs)`` returns a token, ``after(token, result, error)`` gets what the original returned or
-        raised; ``unseen`` as for :meth:`hook`.
+        raised; ``unseen`` as for :meth:`hook`. Of a coroutine function, ``after`` is called when it has been awaited.
         """
+        if inspect.iscoroutinefunction(original):
+
+            @functools.wraps(original)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                token = self(before, args, kwargs)
+                try:
+                    result = await original(*args, **kwargs)
+                except BaseException as error:
+                    self(after, token, None, error)
+                    raise
+                self(after, token, result, None)
+                return result
+
+            return awaited
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -335,6 +352,19 @@ class Seams:
         original = getattr(owner, name, None)
         if not callable(original):
             return False
+        self._patches.put(owner, name, self.around(original, enter, leave))
+        return True
+
+    def wrap_for_callers_of_the_class(self, instance: Any, name: str, enter: Enter, leave: Leave) -> bool:
+        """Wrap as :meth:`wrap` does, so that those who call the class's function see it too; for ``instance`` alone."""
+        function = inspect.getattr_static(type(instance), name, None)
+        if name in getattr(instance, "__dict__", ()) or not isinstance(function, types.FunctionType):
+            return self.wrap(instance, name, enter, leave)
+        self._patches.redirect(function, instance, self.around(copy_of(function), enter, leave))
+        return True
+
+    def around(self, original: Callable[..., Any], enter: Enter | None, leave: Leave | None) -> Callable[..., Any]:
+        """Return what :meth:`wrap` puts in the place of ``original``."""
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._active:
@@ -360,8 +390,7 @@ class Seams:
             if error is not None and self._depth == 0 and self._active:
                 self._on_error(error)
 
-        self._patches.put(owner, name, self._door.around(original, before, after))
-        return True
+        return self._door.around(original, before, after)
 
     def _interrupted(self, error: BaseException) -> None:
         """Tell ``on_error`` of a Ctrl-C, or another exception of the run's, that comes while memprof works."""

@@ -17,6 +17,7 @@ from memprof.recording import sharded_owners
 from memprof.recording.guard import UNGUARDED, Door
 from memprof.recording.sharded_owners import SHARDED, UNSHARDED, is_sharded, zero_tensors
 from memprof.recording.storages import storage_key, storages_of
+from memprof.recording.system.inference_engine import engine_parts, runner_of
 from memprof.units import format_bytes
 from memprof.vocabulary import Category
 
@@ -65,6 +66,7 @@ class OwnerBook:
         self._wrappers: list[weakref.ref[Any]] = []
         self._zero: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engines: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._runners: list[weakref.ref[Any]] = []
         self._hooks: dict[int, Any] = {}
 
     # -- what to watch -----------------------------------------------------------------------------------------
@@ -78,6 +80,12 @@ class OwnerBook:
         """Add what an engine wrapped the policy in (DistributedDataParallel, FSDP): it may hold buffers of its own."""
         if hasattr(module, "modules") and not any(ref() is module for ref in self._wrappers):
             self._wrappers.append(weakref.ref(module))
+
+    def add_inference_engine(self, engine: Any) -> None:
+        """Add a vLLM that runs in this process: its model, its KV cache and its buffers are claimed. Others are not."""
+        runner = runner_of(engine)
+        if runner is not None and not any(ref() is runner for ref in self._runners):
+            self._runners.append(weakref.ref(runner))
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Add an optimizer whose state is claimed; wrappers (accelerate's) are unwrapped."""
@@ -105,6 +113,9 @@ class OwnerBook:
                 self.claim(tensor, category, SHARDED if is_sharded(tensor) else None, name)
                 for part in _quantisation_state(tensor):
                     self.claim(part, category, None, f"{name} (quantisation state)")
+        for runner in self._alive(self._runners):
+            for name, tensor, category in engine_parts(runner):
+                self.claim(tensor, category, None, name)
 
     def claim_shards(self, again: bool = False) -> None:
         """Claim what FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they are made.

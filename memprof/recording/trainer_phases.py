@@ -15,12 +15,15 @@ from memprof.compat import trl as trl_names
 from memprof.recording.guard import Seams
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
+from memprof.recording.system.inference_engine import engine_of
 from memprof.vocabulary import Phase
 
 # Method of the trainer -> phase. Methods a trainer does not have are skipped.
 _METHODS = (
     (hf_names.LOSS, Phase.FORWARD),
     (trl_names.SCORE_REWARDS, Phase.REWARD),
+    (trl_names.SWIFT_GENERATE, Phase.GENERATE),
+    (trl_names.SWIFT_REWARDS, Phase.REWARD),
     (hf_names.EVALUATE, Phase.EVALUATE),
     (hf_names.PREDICT, Phase.EVALUATE),
     (hf_names.SAVE_CHECKPOINT, Phase.SAVE),
@@ -100,7 +103,7 @@ class TrainerPhases:
             seams.wrap(self._trainer, name, syncing, self._leaving)
             seams.wrap(engine, name, syncing, self._leaving)
         seams.wrap(engine, trl_names.GENERATE_VLLM, self._entering(Phase.GENERATE), self._leaving)
-        model = getattr(engine, "llm", None) or getattr(self._trainer, "llm", None)
+        model = engine_of(self._trainer)
         if model is not None:
             for name, phase in _SLEEP_METHODS:
                 seams.wrap(model, name, self._entering(phase), self._leaving)

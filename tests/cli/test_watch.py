@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,45 @@ def read_until(terminal: int, words: str, seconds: float = 30) -> str:
         if select.select([terminal], [], [], 0.2)[0]:
             seen += os.read(terminal, 65536).decode(errors="replace")
     return seen
+
+
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_prometheus_is_served_what_the_counters_say(tmp_path: Path) -> None:
+    prometheus = pytest.importorskip("prometheus_client.parser")
+    files = run_folder(tmp_path, ranks=2, ended=False)
+    command = [sys.executable, "-m", "memprof", "watch", str(tmp_path), "--serve", ":0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = next(one for one in process.stderr if one.startswith("http://127.0.0.1:"))
+        port = int(line.removeprefix("http://127.0.0.1:").partition("/")[0])
+        families = {f.name: f for f in prometheus.text_string_to_metric_families(scraped(port))}
+        values = {(f, *s.labels.values()): s.value for f, family in families.items() for s in family.samples}
+        assert values["memprof_step", "0"] == 3
+        assert values["memprof_peak_allocated_bytes", "1"] == (2048 + 512 * 3 + 1024) * MIB
+        assert values["memprof_category_bytes", "loss_logits", "0"] == 2048 * MIB
+        assert values["memprof_phase_peak_bytes", "generate", "0"] == 1536 * MIB
+        assert values["memprof_device_total_bytes", "0"] == 24 * 2**30
+        assert values["memprof_training_ended", "1"] == 0
+        assert ("memprof_reserved_bytes", "0") not in values  # not known
+        files[0].append(counted(4))
+        assert 'memprof_step{rank="0"} 4.0' in scraped(port)
+        (tmp_path / "_memprof" / "counters.rank-0.jsonl").write_text("broken")
+        assert "memprof_step{" not in scraped(port)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("address", ["9200", ":x", "host:70000", ""])
+def test_an_address_that_is_none_is_a_usage_error(tmp_path: Path, address: str) -> None:
+    run_folder(tmp_path)
+    done = CliRunner().invoke(main, ["watch", str(tmp_path), "--serve", address])
+    assert done.exit_code == 2
+    assert "is not an address; write :9200 or 0.0.0.0:9200." in done.output

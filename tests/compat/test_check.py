@@ -171,6 +171,17 @@ def test_a_trainer_of_another_kind_misses_nothing(monkeypatch: pytest.MonkeyPatc
     assert note.startswith("Phase reward cannot be marked: GRPOTrainer._calculate_rewards is not in the TRL that is ")
 
 
+def test_an_attribute_that_the_trainer_has_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ms-swift deletes the constructor of TRL's trainer, and assigns the attributes in its own."""
+    grpo = pytest.importorskip("trl.trainer.grpo_trainer")
+    monkeypatch.delattr(grpo.GRPOTrainer, "__init__")
+    trainer = grpo.GRPOTrainer.__new__(grpo.GRPOTrainer)
+    assert any("reward models" in note for note in check.missing("callback", of=trainer))
+    for name in ("ref_model", "reward_funcs", "_buffered_inputs", "_step", "num_iterations", "llm"):
+        setattr(trainer, name, None)
+    assert check.missing("callback", of=trainer) == []
+
+
 def test_the_sentence_says_what_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     grpo = pytest.importorskip("trl.trainer.grpo_trainer")
     monkeypatch.delattr(grpo.GRPOTrainer, "_generate_single_turn")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import os
 import sys
 import weakref
@@ -46,7 +47,7 @@ class Worker:
         self.watch = attach(
             self.model, self.optimizer, role=role, output_dir=folder, rank=rank, world_size=world, device="cpu"
         )
-        self.wrapped = self.watch.methods(self, generate="generate", sleep="sleep", wake="wake", nothing="reward")
+        self.wrapped = self.watch.methods(self, generate="generate", sleep="sleep", wake="wake")
 
     def generate(self) -> torch.Tensor:
         with torch.no_grad():
@@ -177,8 +178,79 @@ def test_methods_that_are_awaited_are_phases_too(tmp_path: Path) -> None:
     (span,) = [p for p in report["phases"] if p["phase"] == "wake"]
     assert span["end_us"] - span["start_us"] >= 0
     assert [s["phase"] for s in report["switches"]] == ["wake"]
+    assert inspect.iscoroutinefunction(Server.wake_up)
+    code = Server.wake_up.__code__
     watch.detach(dump=False)
-    assert "wake_up" not in vars(server)
+    assert Server.wake_up.__code__ is not code
+    assert Server.wake_up.__code__.co_filename == __file__
+
+
+class Base:
+    """Methods as classes have them: inherited, with closures, defaults and decorators, of a kind that is not marked."""
+
+    offset = 1
+
+    def generate(self, n: int, *, scale: int = 2) -> int:
+        return int(torch.full((4,), n * scale + self.offset)[0])
+
+
+class Derived(Base):
+    __slots__ = ()
+
+    def generate(self, n: int, *, scale: int = 3) -> int:
+        return super().generate(n, scale=scale)
+
+    @staticmethod
+    def sync(n: int) -> int:
+        return int(torch.full((4,), n)[0])
+
+    def stream(self) -> Iterator[int]:
+        yield 1
+
+
+def test_who_looked_a_method_up_before_calls_the_wrapped_one(tmp_path: Path) -> None:
+    """As Ray does, which has the functions of an actor's class before the actor is built."""
+    held, worker, other = Derived.generate, Derived(), Derived()
+    before, signature = held.__code__, inspect.signature(held)
+    watch = attach(output_dir=tmp_path, role="rollout", device="cpu")
+    assert watch.methods(worker, generate="generate", sync="weight_sync") == ["generate", "sync"]
+    assert inspect.signature(held) == signature
+    assert held(other, 2) == 7
+    assert {p["phase"] for p in analyze(watch.dump()).to_dict()["phases"]} == {"other"}
+    assert [held(worker, 2), held(worker, 2, scale=5), worker.sync(4)] == [7, 11, 4]
+    assert {p["phase"] for p in analyze(watch.dump()).to_dict()["phases"]} >= {"generate", "weight_sync"}
+    with pytest.raises(TypeError):
+        held(worker)
+    watch.detach(dump=False)
+    assert held.__code__ is before
+    assert "__wrapped__" not in vars(held)
+    assert held(worker, 2) == 7
+
+
+def test_a_class_that_is_watched_is_sent_elsewhere_as_it_was(tmp_path: Path) -> None:
+    """A worker that starts another of its class: by value, as classes of ``__main__`` are."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    worker = Derived()
+    watch = attach(output_dir=tmp_path, role="rollout", device="cpu")
+    watch.methods(worker, generate="generate")
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        sent = cloudpickle.loads(cloudpickle.dumps(Derived.generate))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    assert sent(worker, 2) == 7
+
+
+def test_a_name_that_was_not_wrapped_is_reported(tmp_path: Path) -> None:
+    watch = attach(output_dir=tmp_path, role="rollout", device="cpu")
+    worker = Derived()
+    with pytest.warns(UserWarning, match="no method that can be marked as a phase with the name nothing or stream;"):
+        assert watch.methods(worker, nothing="reward", generate="generate", stream="generate") == ["generate"]
+    worker.generate(1)
+    report = watch.report(watch.dump())
+    assert report is not None
+    assert any("with the name nothing or stream" in note for note in report["notes"])
 
 
 def test_pages_an_engine_gave_back_are_not_resident(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,30 +361,3 @@ def test_roles_stand_apart_and_mistakes_are_named(tmp_path: Path) -> None:
         memprof.attach(role="boss")
     with pytest.raises(UsageError, match="'rollout' is not a phase"):
         actor.watch.methods(actor, generate="rollout")
-
-
-@pytest.mark.slow
-def test_two_ray_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's 15 makes them wait for everything else on a busy machine
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root])
-    ray.init(
-        num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=80 << 20,
-        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
-    )  # fmt: skip
-    try:
-        actor = ray.remote(num_cpus=1)(Worker)
-        workers = [actor.remote(str(tmp_path), rank, 3, 4096 if rank else 8) for rank in (0, 1)]
-        ray.get([w.cycle.remote(4) for w in workers])
-        report = memprof.collect(workers, tmp_path / "together")
-    finally:
-        ray.shutdown()
-    validate(report)
-    assert [r["rank"] for r in report["ranks"]] == [0, 1]
-    assert report["across_ranks"]["missing"] == [{"rank": 2, "last_step": None, "peak_allocated_bytes": None}]
-    assert report["source"]["rank"] == 1  # whose batch is the larger one
-    for rank, summary in enumerate(report["ranks"]):
-        own = analyze(tmp_path / "actor" / f"step-000004.rank-{rank}.pickle")
-        assert summary["peak"]["active_bytes"] == own.peak.active_bytes
-    assert 'id="ranks"' in (tmp_path / "together" / "report.html").read_text()

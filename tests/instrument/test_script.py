@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from memprof.instrument.script import Script
 from tests.instrument.programs import LOOP, left_in, python, signalled
 
 RUN = ("-m", "memprof", "run")
@@ -145,6 +146,32 @@ def test_a_run_that_recorded_nothing_says_so(tmp_path: Path) -> None:
     assert (seen.returncode, seen.stdout) == (0, "0.0\n")
     assert seen.stderr == "memprof: nothing was recorded: no model ran in the steps that were to be recorded.\n"
     assert left_in(tmp_path / "_memprof") == []
+
+
+def test_a_command_of_this_environment_can_be_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = tmp_path / "bin"
+    monkeypatch.setattr("sys.executable", str(commands / "python"))
+    commands.mkdir()
+    first = {"swift": "#!/opt/x/bin/python", "deep": "#!/bin/sh\n': ' exec /a/long/path/python", "ls": "\x7fELF"}
+    for name, text in first.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    named = [Script.named(name, (), False).name for name in (*first, "other")]
+    assert named == [str(commands / "swift"), str(commands / "deep"), "ls", "other"]
+    assert Script.named("swift", (), True).name == "swift"
+    (tmp_path / "swift").touch()
+    assert Script.named("swift", (), False).name == "swift"  # a file of that name comes first
+
+
+def test_nothing_recorded_in_a_process_that_the_script_started(tmp_path: Path) -> None:
+    """A loop there is not recorded: the child could be an engine or a reward server."""
+    (tmp_path / "loop.py").write_text(LOOP)
+    seen = python(*RUN, "-m", "torch.distributed.run", "--nproc_per_node", "1", "loop.py", cwd=tmp_path)
+    assert seen.returncode == 0, seen.stderr
+    assert "no transformers.Trainer trained in the processes that the script started" in seen.stderr
+    alone = python("loop.py", cwd=tmp_path)
+    assert seen.stdout == alone.stdout
 
 
 def test_nothing_heavy_is_imported_before_the_scripts_first_line(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +57,38 @@ def test_a_grpo_script_under_accelerate_launch_is_watched_and_computes_the_same(
     assert left_in(tmp_path / "_memprof") == []  # the loop's own recording stood aside
 
 
+@pytest.mark.trl
+def test_a_script_with_a_callback_of_its_own_is_recorded_once(tmp_path: Path) -> None:
+    """The options of ``memprof run`` are not used then, which a sentence says."""
+    model = str(checkpoint(tmp_path))
+    own = "callbacks=[__import__('memprof').MemProfCallback()], questions=8"
+    (tmp_path / "train.py").write_text(SCRIPT.format(root=str(ROOT)).replace("questions=8", own))
+    watched = python("-m", "memprof", "run", "--out", "asked", "train.py", model, cwd=tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    assert "recorded by the script's own MemProfCallback" in watched.stderr
+    assert left_in(tmp_path / "asked") == []
+    (recorded,) = tmp_path.rglob("step-*.json")
+    assert recorded.parent == tmp_path / "out" / "_memprof"
+    assert "nothing was recorded" not in watched.stderr
+
+
+@pytest.mark.trl
+def test_a_trainer_in_a_process_that_the_script_starts_is_recorded(tmp_path: Path) -> None:
+    """As launchers do: swift, trl, axolotl, accelerate, torchrun."""
+    model = str(checkpoint(tmp_path))
+    (tmp_path / "train.py").write_text(SCRIPT.format(root=str(ROOT)))
+    (tmp_path / "launch.py").write_text(
+        "import subprocess, sys\nsys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)\n"
+    )
+    alone = python("train.py", model, cwd=tmp_path)
+    watched = python("-m", "memprof", "run", "--out", "asked", "launch.py", "train.py", model, cwd=tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    assert watched.stdout == alone.stdout
+    assert "nothing was recorded" not in watched.stderr
+    report = json.loads((tmp_path / "asked" / "step-000002.rank-0.json").read_text())
+    assert report["source"]["config"]["trainer"] == "GRPOTrainer"
+
+
 def test_arguments_that_a_trainer_refuses_are_no_mistake_of_memprofs() -> None:
     from memprof.instrument.launched_callback import LaunchedCallback, give_callback
 
@@ -73,3 +105,13 @@ def test_arguments_that_a_trainer_refuses_are_no_mistake_of_memprofs() -> None:
             with pytest.raises(TypeError):
                 Trainer(**wrong)
     assert [type(c) for c in Trainer(1).callbacks] == [LaunchedCallback]
+
+
+def test_which_callback_records() -> None:
+    from memprof import MemProfCallback
+    from memprof.instrument.launched_callback import LaunchedCallback, _recording
+
+    ours, second, own = LaunchedCallback(lambda: None), LaunchedCallback(lambda: None), MemProfCallback()
+    for callbacks, records in (([ours], ours), ([ours, second], ours), ([ours, own], own), ([own, ours, second], own)):
+        trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=callbacks))
+        assert _recording(trainer, ours) is records

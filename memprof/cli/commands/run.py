@@ -71,21 +71,23 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
     the loop, with its forwards, backwards and optimizer steps as phases. Exit code, signals, standard input and
     tracebacks are the script's own; the table goes to standard error. MEMPROF=0 runs it alone.
 
-    Under a launcher: torchrun --nproc_per_node 2 -m memprof run train.py, or
-    accelerate launch -m memprof run train.py.
+    SCRIPT may be a command of this environment that starts others, such as trl, swift or torchrun: trainers in the
+    Python processes it starts are recorded. For other loops, put memprof behind the launcher: torchrun
+    --nproc_per_node 2 -m memprof run train.py.
     """
     options = _options(given)
+    from memprof.instrument.child_processes import Children
     from memprof.instrument.run import Attachment
     from memprof.instrument.script import Script
     from memprof.recording.api import switched_off
 
-    target = Script(script, arguments, is_module)
+    target = Script.named(script, arguments, is_module)
     target.check()
     if given["out"] is not None:
         check_folder(given["out"])
     if switched_off():
         return lambda: target.run(lambda: None, lambda _: None)
-    attachment = Attachment(options)
+    attachment = Attachment(options, Children())
 
     def end(error: BaseException | None) -> None:
         attachment.end(error)

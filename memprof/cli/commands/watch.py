@@ -11,6 +11,7 @@ import click
 
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import name_other_runs
+from memprof.cli.metrics import Address, serve
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
@@ -24,14 +25,21 @@ if TYPE_CHECKING:
     "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS",
     help="Look again after this long.",
 )  # fmt: skip
+@click.option(
+    "--serve", "address", type=Address(), metavar="[HOST]:PORT",
+    help="Serve the counters to Prometheus until Ctrl-C; without HOST, to this machine only.",
+)  # fmt: skip
 @output_options("watch", json_file=False)
-def command(folder: Path, once: bool, interval: float, output: Output) -> None:
+def command(folder: Path, once: bool, interval: float, address: tuple[str, int] | None, output: Output) -> None:
     """Show the newest counters of the run in DIR: memory now and at its highest, by rank, phase and category.
 
     DIR is the trainer's output_dir or the _memprof folder in it. memprof watch ends when the training does.
     """
     ranks = _read(folder)
     name_other_runs(ranks[0].path.parent)
+    if address is not None:
+        serve(folder, address)
+        return
     if output.style == "text" and not once and sys.stdout.isatty():
         _live(folder, interval)
         return

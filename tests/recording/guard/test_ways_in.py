@@ -20,6 +20,7 @@ WATCHING = (
 # What hands a function to somebody who calls it later, and which argument that is.
 REGISTERS = {
     "Thread": "target", "register_at_fork": "after_in_child", "register": 0, "finalize": 1, "signal": 1, "put": 2,
+    "redirect": 2,
     "attach": 0, "add_done_callback": 0, "setattr": 2, "object.__setattr__": 2, "type.__setattr__": 2,
     "__setattr__": 1, "settrace": 0, "setprofile": 0, "settrace_all_threads": 0, "setprofile_all_threads": 0,
     "addaudithook": 0, "meta_path.insert": 1, "meta_path.append": 0, "path_hooks.insert": 1, "path_hooks.append": 0,
@@ -29,7 +30,7 @@ TORCHS = {"BEFORE_FORWARD", "AFTER_FORWARD", "BEFORE_STEP", "AFTER_STEP", "WHEN_
 GUARDS = {"hook", "around", "changing"}
 # Handlers that were there before, constants, and the mechanism itself.
 PLAIN = {
-    "signal.SIG_DFL", "self._previous", "value", "previous", "observer", "waited",
+    "signal.SIG_DFL", "self._previous", "value", "previous", "observer",
     "types.MethodType(function, instance)", "lambda *_: None",
 }  # fmt: skip
 # What others call by its name, in a class of ours.
@@ -151,6 +152,7 @@ def test_every_way_in_is_behind_the_door() -> None:
 REFUSED = {
     "threading.Thread(target=self._run)": "self._run",
     "patches.put(owner, 'name', mine)": "mine",
+    "patches.redirect(function, instance, mine)": "mine",
     "sys.settrace(mine)": "mine",
     "from sys import setprofile as watch\nwatch(mine)": "mine",
     "sys.meta_path.insert(0, mine)": "mine",
