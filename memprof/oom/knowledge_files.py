@@ -112,6 +112,15 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     toll: str
 
 
+class NumberMeaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a figure of an answer means (``torch.toml``)."""
+
+    field: str
+    name: str
+    meaning: str
+    by_kind: dict[str, str] = {}
+
+
 @cache
 def table(name: str) -> dict[str, Any]:
     """Return one file as it stands."""

@@ -256,16 +256,16 @@ NOTATIONS = {
 @pytest.mark.parametrize("name", STACKS)
 def test_the_phase_is_told_in_every_notation(name: str, notation: str) -> None:
     phase, stack = STACKS[name]
-    (failure,) = explain_log(NOTATIONS[notation](stack) + OOM + "\n")["failures"]
-    assert failure["phase"] == phase
-    assert failure["rank"] == (2 if notation == "ranks" else None)
+    (failure,) = explain_log(NOTATIONS[notation](stack) + OOM + "\n").failures
+    assert failure.phase == phase
+    assert failure.rank == (2 if notation == "ranks" else None)
 
 
 @pytest.mark.parametrize("name", STACKS)
 def test_a_viewer_that_shows_the_newest_line_first(name: str) -> None:
     phase, stack = STACKS[name]
-    (failure,) = explain_log(OOM + "\n" + backwards_notation(stack))["failures"]
-    assert failure["phase"] == phase
+    (failure,) = explain_log(OOM + "\n" + backwards_notation(stack)).failures
+    assert failure.phase == phase
 
 
 def test_the_table_of_attribution_is_the_one_that_is_read() -> None:
@@ -295,4 +295,4 @@ def test_a_lone_log_prob_frame_does_not_say_whose_pass_it_is() -> None:
 
 def test_the_innermost_frame_of_ones_own_is_named() -> None:
     text = python_notation([("/home/me/run.py", "<module>"), ("/home/me/loss.py", "loss"), CALL]) + OOM
-    assert explain_log(text)["failures"][0]["frame"] == "/home/me/loss.py:12 loss"
+    assert explain_log(text).failures[0].frame == "/home/me/loss.py:12 loss"
