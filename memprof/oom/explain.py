@@ -12,10 +12,10 @@ from memprof.oom.facts import facts_of
 from memprof.oom.failure import Failure
 from memprof.oom.framework_settings import Names, names_for_program, names_in, plain_in
 from memprof.oom.judge import judge
-from memprof.oom.knowledge_files import NumberMeaning, table, typed
+from memprof.oom.knowledge_files import NumberMeaning, typed
 from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
-from memprof.oom.stack import makes_logits, own_frame, phase_of
+from memprof.oom.stack import own_frame, phase_of
 from memprof.report.advice import Headline
 from memprof.report.oom import ExplainedFailure, ExplainedText, FailedRank, MessageNumber, OtherProcess, Suggestion
 from memprof.units import GIB, format_bytes
@@ -95,9 +95,10 @@ def _fullest(reading: Reading) -> str:
 
 
 def _explained(failure: Failure, explain_facts: bool) -> ExplainedFailure:
-    parts, logits, names = parts_of(failure), makes_logits(failure.frames), _names(failure)
+    parts, names = parts_of(failure), _names(failure)
     phase = _phase(failure, names)
-    facts = facts_of(failure, parts, phase, logits, names)
+    facts = facts_of(failure, parts, phase, names)
+    logits = facts.has("logits")
     verdict, tried = judge(failure, facts)
     row = ExplainedFailure(
         kind=failure.kind,
@@ -182,7 +183,7 @@ def _numbers(row: ExplainedFailure, parts: Parts) -> Iterator[MessageNumber]:
 
 def _headline(row: ExplainedFailure) -> Headline:
     """Return a failure's answer in sentences, as of a report; a text tells no ``places``."""
-    labels: dict[str, str] = table("causes")["label"]
+    labels = typed("causes", "label", dict[str, str])
     cause = f"Cause: {labels.get(row.reason, labels[row.cause])}. {_sentence(row.because)}"
     first = row.suggestions[0] if row.suggestions else None
     return Headline(

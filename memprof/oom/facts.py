@@ -203,7 +203,7 @@ def _without_proposals(text: str) -> str:
     return _PROPOSED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
-def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, names: Names) -> Facts:
+def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) -> Facts:
     """Return what is known of a failure: its numbers, whose run it was, and what its texts show."""
     words = {f"setting_{word}": text for word, text in {**PLAIN.words, **names.words}.items()}
     if names.framework:  # another framework's words would be foreign to it
@@ -218,7 +218,7 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
         numbers.update({name: failure.facts[name] for name in ("total", "free") if name in failure.facts})
     told: dict[str, Value] = {
         "form": failure.form.id, "kind": failure.kind, "program": failure.form.program, "backend": failure.backend,
-        "phase": phase, "logits": logits, "rank": failure.rank, "framework": names.framework or None,
+        "phase": phase, "rank": failure.rank, "framework": names.framework or None,
         "framework_kind": names.kind if names.framework else None, "engine_sleeps": names.sleeps, "torch": version,
         "torch_at_most": version or oldest,
     }  # fmt: skip

@@ -9,8 +9,10 @@ import pytest
 
 from memprof.attribution.rules import load_rules
 from memprof.oom.explain import explain_log
-from memprof.oom.failure import Frame
-from memprof.oom.stack import makes_logits, phase_of
+from memprof.oom.facts import Facts
+from memprof.oom.failure import Failure, Frame
+from memprof.oom.known_messages import DEVICE_FORMS
+from memprof.oom.stack import phase_of
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
@@ -282,11 +284,16 @@ def test_the_table_of_attribution_is_the_one_that_is_read() -> None:
         assert phase_of(frames) == expected, rule.name
 
 
+def logits(frames: list[Frame]) -> bool:
+    failure = Failure(DEVICE_FORMS[0], "device", "CUDA", 1, OOM, frames=tuple(frames))
+    return Facts({}, failure).has("logits")
+
+
 def test_logits_are_known_by_names_and_code() -> None:
-    assert makes_logits([Frame("a.py", 1, "selective_log_softmax")])
-    assert makes_logits([Frame("a.py", 1, "f", "x = compute(logits.clone())")])
-    assert not makes_logits([Frame("a.py", 1, "forward", "return F.linear(x, w)")])
-    assert not makes_logits([])
+    assert logits([Frame("a.py", 1, "selective_log_softmax")])
+    assert logits([Frame("a.py", 1, "f", "x = compute(logits.clone())")])
+    assert not logits([Frame("a.py", 1, "forward", "return F.linear(x, w)")])
+    assert not logits([])
 
 
 def test_a_lone_log_prob_frame_does_not_say_whose_pass_it_is() -> None:

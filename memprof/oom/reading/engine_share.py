@@ -6,7 +6,9 @@ import re
 from functools import cache
 from itertools import islice
 
-from memprof.oom.knowledge_files import table
+import msgspec
+
+from memprof.oom.knowledge_files import typed
 from memprof.report.oom import EngineMemory
 from memprof.units import GIB, format_bytes
 
@@ -20,12 +22,19 @@ _PARTS = {
 _MOST = 2_000  # lines of one kind that are read
 
 
+class _Line(msgspec.Struct):
+    """A line of ``engines.toml``."""
+
+    engine: str
+    words: str
+
+
 @cache
 def line_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Return the engine and the pattern of each line that is read (``engines.toml``)."""
     size = r"(?P<\1>\\d{1,6}(?:\\.\\d{1,6})?) ?Gi?B"
-    rows = table("engines")["share"]
-    return tuple((row["engine"], re.compile(re.sub(r"\{gib:(\w{1,40})\}", size, row["words"]))) for row in rows)
+    rows = typed("engines", "share", tuple[_Line, ...])
+    return tuple((row.engine, re.compile(re.sub(r"\{gib:(\w{1,40})\}", size, row.words))) for row in rows)
 
 
 def engine_shares(log: str) -> tuple[EngineMemory, ...]:
