@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "reports": ("render answers: HTML, terminal, Markdown, JSON", ("analysis", "report")),
     "integrations": (
         "attach to trainers, trackers and TensorBoard",
-        ("recording", "compat", "advice", "analysis", "report", "reports", "oom", "snapshot"),
+        ("recording", "compat", "advice", "analysis", "report", "reports", "snapshot"),
     ),
     "instrument": (
         "watch runs without a trainer of ours: attach, collect, run",

@@ -59,8 +59,8 @@ def test_explaining_a_text_loads_nothing_heavy() -> None:
     """With frames too, whose phase is looked up in attribution's table of stacks."""
     text = '  File "/x/torch/optim/adamw.py", line 1, in step\n    y\nCUDA out of memory. Tried to allocate 1.00 GiB'
     code = (
-        f"from memprof.oom import Failure, explain_log, find_failures\n(failure,) = explain_log({text!r})['failures']\n"
-        "assert failure['phase'] == 'optimizer_step'"
+        f"from memprof.oom import Failure, explain_log, find_failures\n(failure,) = explain_log({text!r}).failures\n"
+        "assert failure.phase == 'optimizer_step'"
     )
     assert loaded_after(code).isdisjoint({*NOT_FOR_HELP} - {"msgspec"})
 

@@ -234,7 +234,7 @@ class Mutants:
         for _ in range(draw.choice((0, 1, 2, 4))):
             log = _bent(log, draw)
         answer = explain_log(log)
-        if answer["failures"] and draw.random() < 0.3:
+        if answer.failures and draw.random() < 0.3:
             yield render(Answer("oom", answer, lambda: answer), draw.choice(("text", "json", "markdown")))
 
 

@@ -14,8 +14,8 @@ def forms() -> str:
     kinds: dict[str, list[str]] = {}
     firsts = {form.program: form for form in reversed(FORMS)}
     for program in dict.fromkeys(form.program for form in FORMS):
-        (failure,) = explain_log(EXAMPLES[firsts[program].id].text)["failures"]
-        kinds.setdefault(failure["kind"], []).append(program)
+        (failure,) = explain_log(EXAMPLES[firsts[program].id].text).failures
+        kinds.setdefault(failure.kind, []).append(program)
     lines = (f"- `{kind}`: {', '.join(programs)}." for kind, programs in sorted(kinds.items()))
     return "".join(textwrap.fill(line, 120, subsequent_indent="  ") + "\n" for line in lines)
 

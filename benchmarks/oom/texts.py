@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ import click
 from memprof.reports.renderers import draw
 
 from memprof.oom.explain import explain_log
+from memprof.report.oom import ExplainedFailure
 from memprof.units import GIB
-
-Answer = dict[str, Any]
 
 
 def _allowed(expected: object, found: object) -> bool:
@@ -34,20 +33,20 @@ def _near(expected: float, found: int | None, unit: int) -> bool:
 
 
 # What an entry may expect, and whether an answer (its first failure, all of them) says so.
-CHECKS: dict[str, Callable[[Any, Answer, list[Answer]], bool]] = {
+CHECKS: dict[str, Callable[[Any, ExplainedFailure, Sequence[ExplainedFailure]], bool]] = {
     "count": lambda want, first, every: len(every) == want,
-    "kind": lambda want, first, every: _allowed(want, first["kind"]),
-    "cause": lambda want, first, every: _allowed(want, first["cause"]),
-    "phase": lambda want, first, every: _allowed(want, first["phase"]),
-    "backend": lambda want, first, every: _allowed(want, first["backend"]),
-    "rank": lambda want, first, every: first["rank"] == want,
-    "logits": lambda want, first, every: first["logits"] == want,
-    "requested": lambda want, first, every: _near(want, first["requested_bytes"], GIB),
-    "requested_b": lambda want, first, every: first["requested_bytes"] == want,
+    "kind": lambda want, first, every: _allowed(want, first.kind),
+    "cause": lambda want, first, every: _allowed(want, first.cause),
+    "phase": lambda want, first, every: _allowed(want, first.phase),
+    "backend": lambda want, first, every: _allowed(want, first.backend),
+    "rank": lambda want, first, every: first.rank == want,
+    "logits": lambda want, first, every: first.logits == want,
+    "requested": lambda want, first, every: _near(want, first.requested_bytes, GIB),
+    "requested_b": lambda want, first, every: first.requested_bytes == want,
 }
 
 
-def checked(expect: dict[str, Any], failures: list[Answer]) -> Iterator[tuple[str, bool]]:
+def checked(expect: dict[str, Any], failures: Sequence[ExplainedFailure]) -> Iterator[tuple[str, bool]]:
     """Yield each thing that is expected of a text and whether it was said."""
     yield "recognised", bool(failures) == expect.get("recognised", True)
     for name, check in CHECKS.items():
@@ -67,12 +66,12 @@ def main(folder: Path, answers: bool) -> None:
         if answers:
             said = json.dumps({k: v for k, v in entry["expect"].items() if k != "say"})
             print(f"{'=' * 79}\n{entry['n']:02d} expected: {said}\nexpert: {entry['expect'].get('say', '-')}\n")
-            print(draw("oom", answer, width=80) if answer["failures"] else f"no failure. {' '.join(answer['notes'])}\n")
-        for name, ok in checked(entry["expect"], answer["failures"]):
+            print(draw("oom", answer, width=80) if answer.failures else f"no failure. {' '.join(answer['notes'])}\n")
+        for name, ok in checked(entry["expect"], answer.failures):
             asked[name] += 1
             right[name] += ok
             if not ok:
-                got = [(f["kind"], f["cause"], f["phase"], f["rank"]) for f in answer["failures"]]
+                got = [(f.kind, f.cause, f.phase, f.rank) for f in answer.failures]
                 wrong.append(f"{entry['n']:02d} {name}: expected {entry['expect'].get(name)}, got {got}")
     for name in asked:
         print(f"{name:<12} {right[name]:>3} of {asked[name]}")

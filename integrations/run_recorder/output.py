@@ -229,7 +229,7 @@ def say_oom(result: Result) -> None:
 
 
 def _oom_lines(result: Result, newest: Path) -> list[str]:
-    from memprof.oom.run_lines import oom_lines
+    from memprof.reports.terminal.out_of_memory import oom_lines
 
     return oom_lines(result.reports[newest], str(result.page or newest))
 

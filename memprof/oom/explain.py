@@ -3,99 +3,72 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import asdict, replace
 
 from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes, parts_of
-from memprof.oom.facts import Fact, facts_of
+from memprof.oom.facts import facts_of
 from memprof.oom.failure import Failure
 from memprof.oom.framework_settings import Names, names_for_program, names_in, plain_in
-from memprof.oom.judge import Advice, Verdict, judge
-from memprof.oom.knowledge_files import table
+from memprof.oom.judge import judge
+from memprof.oom.knowledge_files import NumberMeaning, typed
 from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
-from memprof.oom.stack import makes_logits, own_frame, phase_of
+from memprof.oom.stack import own_frame, phase_of
+from memprof.report.advice import Headline
+from memprof.report.oom import ExplainedFailure, ExplainedText, FailedRank, MessageNumber, OtherProcess, Suggestion
 from memprof.units import GIB, format_bytes
 
-SCHEMA = "memprof.oom/1"
 _MOST_RANKS_NAMED = 16
 # Lines between the messages of two ranks of one event: tracebacks of a node's ranks stand between them.
 _APART = 4_000
+_ALIKE = ("form", "backend", "cause", "phase", "framework")
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
 _LOWER_NAMES = ("torch", "bitsandbytes", "vLLM")
+_NO_HEADLINE = Headline(verdict="", cause="", places=(), action="", assumed=())
+# Messages that say nothing about the device.
+_ONE_NUMBER = ("cpu", "host", "library", "driver")
 
 
-@dataclass(frozen=True)
-class Number:
-    """One number of a message, in bytes, with what it means."""
+def explain_log(log: str, *, explain_facts: bool = False) -> ExplainedText:
+    """Explain every failure of a text.
 
-    name: str
-    bytes: int
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Explained:
-    """One failure with what is made of it; ``ranks`` are those that failed alike, the first of them this one."""
-
-    failure: Failure
-    parts: Parts
-    framework: str
-    phase: str | None
-    logits: bool
-    frame: str | None
-    verdict: Verdict
-    tried: Sequence[Advice]
-    evidence: tuple[Fact, ...] = ()
-    ranks: tuple[Explained, ...] = ()
-
-
-def explain_log(log: str, *, explain_facts: bool = False) -> dict[str, Any]:
-    """Explain every failure of a text, as plain data (``memprof.oom/1``).
-
-    Where memory did not run out ``failures`` is empty, and ``notes`` say what the text is about if that is known.
+    If memory did not run out ``failures`` is empty, and ``notes`` say what the text is about if that is known.
 
     Args:
         log: any text.
         explain_facts: list in each failure's ``evidence`` every fact that was read, with its line.
     """
-    reading = read_log(log)
-    shares = engine_shares(log)
-    return {
-        "schema": SCHEMA,
-        "failures": [_row(event) for event in _events([_explained(f, explain_facts) for f in reading.failures])],
-        "engines": [share.row() for share in shares],
-        "notes": [*_notes(reading), *(share_note(share) for share in shares if reading.failures), *reading.notes],
-    }
+    reading, shares = read_log(log), engine_shares(log)
+    events = _events([_explained(failure, explain_facts) for failure in reading.failures])
+    return ExplainedText(
+        failures=tuple(replace(event, headline=_headline(event)) for event in events),
+        engines=shares,
+        notes=(*_notes(reading), *(share_note(share) for share in shares if reading.failures), *reading.notes),
+    )
 
 
-def _events(failures: Sequence[Explained]) -> list[Explained]:
+def _events(failures: Sequence[ExplainedFailure]) -> list[ExplainedFailure]:
     """Join what several ranks say of one event: one entry, the first rank's, with each rank's figures in ``ranks``."""
-    events: list[Explained] = []
+    events: list[ExplainedFailure] = []
     for found in failures:
         at = next((i for i in reversed(range(len(events))) if _same_event(events[i], found)), None)
         if at is None:
             at = len(events)
             events.append(found)
-        if found.failure.rank is not None:
-            events[at] = replace(events[at], ranks=(*events[at].ranks, found))
+        if found.rank is not None:
+            figures = {key: value for key, value in asdict(found).items() if key in FailedRank.__struct_fields__}
+            events[at] = replace(events[at], ranks=(*events[at].ranks, FailedRank(**figures)))
     return events
 
 
-def _same_event(event: Explained, found: Explained) -> bool:
+def _same_event(event: ExplainedFailure, found: ExplainedFailure) -> bool:
     """Say whether another rank failed likewise, in the same place and nearby; a rank fails once in an event."""
-    rank = found.failure.rank
-    if rank is None or not event.ranks or rank in [row.failure.rank for row in event.ranks]:
+    if found.rank is None or not event.ranks or found.rank in [rank.rank for rank in event.ranks]:
         return False
-    places = {event.frame, found.frame} - {None}
-    alike = _kind_of(event) == _kind_of(found)
-    return alike and len(places) < 2 and found.failure.line - event.ranks[-1].failure.line <= _APART
-
-
-def _kind_of(found: Explained) -> tuple[str, str, str, str | None, str]:
-    failure = found.failure
-    return failure.form.id, failure.backend, found.verdict.cause, found.phase, found.framework
+    alike = all(getattr(event, key) == getattr(found, key) for key in _ALIKE)
+    return alike and len({event.frame, found.frame} - {None}) < 2 and found.line - event.ranks[-1].line <= _APART
 
 
 def _notes(reading: Reading) -> list[str]:
@@ -121,68 +94,53 @@ def _fullest(reading: Reading) -> str:
     return f"look at rank {-rank} first, which was missing most ({format_bytes(most)}); the others may only follow."
 
 
-def _explained(failure: Failure, explain_facts: bool) -> Explained:
-    parts = parts_of(failure)
-    logits, names = makes_logits(failure.frames), _names(failure)
+def _explained(failure: Failure, explain_facts: bool) -> ExplainedFailure:
+    parts, names = parts_of(failure), _names(failure)
     phase = _phase(failure, names)
-    facts = facts_of(failure, parts, phase, logits, names)
+    facts = facts_of(failure, parts, phase, names)
+    logits = facts.has("logits")
     verdict, tried = judge(failure, facts)
-    evidence = tuple(facts.listed()) if explain_facts else ()
-    frame = own_frame(failure.frames)
-    return Explained(failure, parts, names.framework, phase, logits, frame, verdict, tried, evidence)
-
-
-def _row(found: Explained) -> dict[str, Any]:
-    """Return a failure as a row of ``memprof.oom/1``."""
-    failure, parts = found.failure, found.parts
-    return {
-        "kind": failure.kind,
-        "form": failure.form.id,
-        "program": failure.form.program,
-        "framework": found.framework or None,
-        "backend": failure.backend,
-        "message": failure.text,
-        **_of_a_rank(found),
-        "device_total_bytes": failure.total,
-        "allowed_bytes": failure.allowed,
-        "in_use_bytes": parts.in_use,
-        "private_pools_bytes": failure.private_pools,
-        "reserved_bytes": parts.reserved,
-        "outside_torch_bytes": parts.outside,
-        "other_processes_bytes": parts.others,
-        "unexplained_bytes": parts.unexplained,
-        "processes": [{"pid": pid, "bytes": held} for pid, held in parts.processes],
-        "facts": dict(failure.facts),
-        "sum": _sum(parts),
-        "contradictions": list(parts.contradictions),
-        "cause": found.verdict.cause,
-        "reason": found.verdict.reason,
-        "because": found.verdict.because,
-        "phase": found.phase,
-        "logits": found.logits,
-        "frame": found.frame,
-        "numbers": [asdict(number) for number in _meanings(failure, parts)],
-        "try": [{"action": action, "why": why} for action, why in found.tried],
-        "evidence": [asdict(fact) for fact in found.evidence],
-        "ranks": [_of_a_rank(rank) for rank in found.ranks],
-        "headline": _headline(found),
-    }
-
-
-def _of_a_rank(found: Explained) -> dict[str, str | int | None]:
-    """Return what a rank's own message says, of an event that several have."""
-    failure, parts = found.failure, found.parts
-    return {
-        "rank": failure.rank,
-        "actor": failure.actor or None,
-        "device": failure.device,
-        "line": failure.line,
-        "requested_bytes": failure.requested,
-        "device_free_bytes": free_bytes(failure),
-        "allocated_bytes": parts.allocated,
-        "cached_bytes": parts.cached,
-        "missing_bytes": missing_bytes(failure),
-    }
+    row = ExplainedFailure(
+        kind=failure.kind,
+        form=failure.form.id,
+        program=failure.form.program,
+        framework=names.framework or None,
+        backend=failure.backend,
+        message=failure.text,
+        rank=failure.rank,
+        actor=failure.actor or None,
+        device=failure.device,
+        line=failure.line,
+        requested_bytes=failure.requested,
+        device_free_bytes=free_bytes(failure),
+        allocated_bytes=parts.allocated,
+        cached_bytes=parts.cached,
+        missing_bytes=missing_bytes(failure),
+        device_total_bytes=failure.total,
+        allowed_bytes=failure.allowed,
+        in_use_bytes=parts.in_use,
+        private_pools_bytes=failure.private_pools,
+        reserved_bytes=parts.reserved,
+        outside_torch_bytes=parts.outside,
+        other_processes_bytes=parts.others,
+        unexplained_bytes=parts.unexplained,
+        processes=tuple(OtherProcess(pid=pid, bytes=size) for pid, size in parts.processes),
+        facts=dict(failure.facts),
+        sum=_sum(parts),
+        contradictions=parts.contradictions,
+        cause=verdict.cause,
+        reason=verdict.reason,
+        because=verdict.because,
+        phase=phase,
+        logits=logits,
+        frame=own_frame(failure.frames),
+        numbers=(),
+        suggestions=tuple(Suggestion(action=action, why=why) for action, why in tried),
+        evidence=tuple(facts.listed()) if explain_facts else (),
+        ranks=(),
+        headline=_NO_HEADLINE,
+    )
+    return replace(row, numbers=tuple(_numbers(row, parts)))
 
 
 def _names(failure: Failure) -> Names:
@@ -210,92 +168,61 @@ def _sum(parts: Parts) -> str | None:
     return f"{gib[0]} GiB in use = {gib[1]} allocated + {gib[2]} cached + {gib[3]} non-PyTorch"
 
 
-def _meanings(failure: Failure, parts: Parts) -> list[Number]:
-    """Return each number of the message with what it means."""
-    who = "" if parts.own_process is None else f" (process {parts.own_process}, seen from outside its container)"
-    outside = (
-        "other Metal allocations of this process"
-        if failure.backend == "MPS"
-        else ("CUDA context and kernels, NCCL, cuBLAS handles, other allocators")
-    )
-    rows = [
-        (failure.requested, "asked for", "the block that did not fit, rounded up as the allocator does"),
-        (failure.total, "device", "all memory of the device, or of the MIG slice"),
-        (free_bytes(failure), "free", "free on the device, by the driver"),
-        (failure.allowed, "allowed", "the limit set for this process"),
-        (parts.in_use, "in use", f"memory of this process on the device, by the driver{who}"),
-        (parts.allocated, "allocated", "in live tensors"),
-        (failure.private_pools, "private pools", "of that, in pools of CUDA graphs or an engine"),
-        (
-            parts.cached,
-            "cached",
-            "reserved by PyTorch but unallocated; fully unused segments were released already, so these are gaps",
-        ),
-        (parts.outside, "non-PyTorch", outside),
-        (parts.others, "others", "the other processes that the message names, added up"),
-        (parts.unexplained, "unaccounted", "in use on the device, and the message does not say by what"),
-    ]
-    if failure.kind in ("cpu", "host", "library", "driver"):
-        rows = [(failure.requested, "asked for", "in one piece")]
-    return [Number(name, n, meaning) for n, name, meaning in rows if n is not None]
+def _numbers(row: ExplainedFailure, parts: Parts) -> Iterator[MessageNumber]:
+    """Yield each number of the message with what it means (``torch.toml``)."""
+    for number in typed("torch", "number", tuple[NumberMeaning, ...])[: 1 if row.kind in _ONE_NUMBER else None]:
+        meaning = number.by_kind.get(row.kind) or number.by_kind.get(row.backend) or number.meaning
+        if number.field == "in_use_bytes" and parts.own_process is not None:
+            meaning += f" (process {parts.own_process}, seen from outside its container)"
+        if (size := getattr(row, number.field)) is not None:
+            yield MessageNumber(name=number.name, bytes=size, meaning=meaning)
 
 
 # -- the headline ------------------------------------------------------------------------------------------------------
 
 
-def _headline(found: Explained) -> dict[str, str | list[str]]:
-    """Return the ``headline`` of a failure of ``memprof.oom/1``, as of a report; a text tells no ``places``."""
-    labels: dict[str, str] = table("causes")["label"]
-    label = labels.get(found.verdict.reason, labels[found.verdict.cause])
-    cause = f"Cause: {label}. {_sentence(found.verdict.because)}"
-    do, why = found.tried[0] if found.tried else ("", "")
-    action = f"Try first: {do}. {_sentence(why)}" if do else ""
-    return {
-        "verdict": _verdict(found),
-        "cause": f"{cause} {where}" if (where := _where(found)) else cause,
-        "places": [],
-        "action": action,
-        "assumed": [],
-    }
+def _headline(row: ExplainedFailure) -> Headline:
+    """Return a failure's answer in sentences, as of a report; a text tells no ``places``."""
+    labels = typed("causes", "label", dict[str, str])
+    cause = f"Cause: {labels.get(row.reason, labels[row.cause])}. {_sentence(row.because)}"
+    first = row.suggestions[0] if row.suggestions else None
+    return Headline(
+        verdict=_verdict(row),
+        cause=f"{cause} {where}" if (where := _where(row)) else cause,
+        places=(),
+        action=f"Try first: {first.action}. {_sentence(first.why)}" if first and first.action else "",
+        assumed=(),
+    )
 
 
-def _verdict(found: Explained) -> str:
+def _verdict(row: ExplainedFailure) -> str:
     """Say who ran out of memory where in the log, and how much was missing."""
-    failure, who = found.failure, _who(found)
-    asked = failure.requested
-    if failure.kind != "device":
-        size = f": {format_bytes(asked)} did not fit" if asked is not None else ""
-        program = failure.form.program
-        program = _sentence(program) if program.startswith("the ") else program
-        return f"{who}{program} (line {failure.line}){size}"
-    where = f"{failure.backend} {failure.device}" if failure.device is not None else failure.backend
-    what = f"{format_bytes(asked)} did not fit" if asked is not None else "out of memory"
-    missing = missing_bytes(failure)
-    short = f", {format_bytes(missing)} missing" if missing else ""
-    return f"{who}{where or failure.kind} (line {failure.line}): {what}{short}"
+    size = None if row.requested_bytes is None else f"{format_bytes(row.requested_bytes)} did not fit"
+    if row.kind != "device":
+        program = _sentence(row.program) if row.program.startswith("the ") else row.program
+        return f"{_who(row)}{program} (line {row.line}){f': {size}' if size else ''}"
+    where = f"{row.backend} {row.device}" if row.device is not None else row.backend
+    short = f", {format_bytes(row.missing_bytes)} missing" if row.missing_bytes else ""
+    return f"{_who(row)}{where or row.kind} (line {row.line}): {size or 'out of memory'}{short}"
 
 
-def _who(found: Explained) -> str:
+def _who(row: ExplainedFailure) -> str:
     """Name the rank whose figures these are and the others of the event, or the process that a log names."""
-    failure = found.failure
-    if failure.rank is None:
-        return f"{failure.actor}: " if failure.actor else ""
-    others = [str(row.failure.rank) for row in found.ranks[1:]]
+    if row.rank is None:
+        return f"{row.actor}: " if row.actor else ""
+    others = [str(rank.rank) for rank in row.ranks[1:]]
     if not others:
-        return f"rank {failure.rank}, "
+        return f"rank {row.rank}, "
     more = f" and {len(others) - _MOST_RANKS_NAMED} more" if len(others) > _MOST_RANKS_NAMED else ""
     likewise = f"rank{'s' if len(others) > 1 else ''} {', '.join(others[:_MOST_RANKS_NAMED])}{more}"
-    return f"rank {failure.rank} (likewise {likewise}), "
+    return f"rank {row.rank} (likewise {likewise}), "
 
 
-def _where(found: Explained) -> str | None:
+def _where(row: ExplainedFailure) -> str | None:
     """Say in which phase and from which frame memory was asked for; None where neither is known."""
-    wide = " It makes logits: a tensor as wide as the vocabulary." if found.logits else ""
-    if found.phase and found.frame:
-        return f"It was in {found.phase}, called from {found.frame}.{wide}"
-    if found.phase:
-        return f"It was in {found.phase}.{wide}"
-    return f"It was called from {found.frame}.{wide}" if found.frame else None
+    known = [words for words in (row.phase and f"in {row.phase}", row.frame and f"called from {row.frame}") if words]
+    wide = " It makes logits: a tensor as wide as the vocabulary." if row.logits else ""
+    return f"It was {', '.join(known)}.{wide}" if known else None
 
 
 def _sentence(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.derived import BY_NUMBERS, SIZES, VALUES
 from memprof.oom.framework_settings import PLAIN, Names
 from memprof.oom.knowledge_files import FactRule, Rule, facts_file
+from memprof.report.oom import TextFact
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -42,16 +43,6 @@ _PROPOSED = re.compile(
     re.I,
 )
 _TORCH = r"(?i)\b(?:py)?torch(?: version)?(?:==|[ :=@v-]{1,3})(\d)\.(\d{1,2})(?!\d)"
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One fact as ``--explain-facts`` prints it; ``line`` is the line of the text that shows it, None if none does."""
-
-    name: str
-    says: str
-    value: str
-    line: int | None
 
 
 class Facts:
@@ -194,18 +185,19 @@ class Facts:
         rows = [(4096.0 * int(row[1]), row[2]) for row in re.finditer(pattern, self._around[0])]
         return max(rows, default=(math.nan, ""))
 
-    def listed(self) -> Iterator[Fact]:
+    def listed(self) -> Iterator[TextFact]:
         """Yield every fact that holds and every value that is known, with its line."""
         rules = facts_file()
         for name, value in self.given.items():
             if value not in (None, False, "") and not name.startswith("setting_"):
                 size = name in SIZES and isinstance(value, int | float)
-                yield Fact(name, "of the message", format_bytes(int(value)) if size else str(value), self._line)
+                said = format_bytes(int(value)) if size else str(value)
+                yield TextFact(name=name, says="of the message", value=said, line=self._line)
         for name in [*rules.fact, *rules.setting, *BY_NUMBERS]:
             if self.has(name):
                 says = "on already" if name in rules.setting else "by the numbers"
                 says = (rules.fact[name].says or "by other facts") if name in rules.fact else says
-                yield Fact(name, says, "yes", self._lines.get(name))
+                yield TextFact(name=name, says=says, value="yes", line=self._lines.get(name))
 
 
 @lru_cache(maxsize=4096)
@@ -218,7 +210,7 @@ def _without_proposals(text: str) -> str:
     return _PROPOSED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
-def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, names: Names) -> Facts:
+def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) -> Facts:
     """Return what is known of a failure: its numbers, whose run it was, and what its texts show."""
     words = {f"setting_{word}": text for word, text in {**PLAIN.words, **names.words}.items()}
     if names.framework:  # another framework's words would be foreign to it
@@ -233,7 +225,7 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
         numbers.update({name: failure.facts[name] for name in ("total", "free") if name in failure.facts})
     told: dict[str, Value] = {
         "form": failure.form.id, "kind": failure.kind, "program": failure.form.program, "backend": failure.backend,
-        "phase": phase, "logits": logits, "rank": failure.rank, "framework": names.framework or None,
+        "phase": phase, "rank": failure.rank, "framework": names.framework or None,
         "framework_kind": names.kind if names.framework else None, "engine_sleeps": names.sleeps, "torch": version,
         "torch_at_most": version or oldest,
     }  # fmt: skip

@@ -7,7 +7,7 @@ from functools import cache
 
 import msgspec
 
-from memprof.oom.knowledge_files import table, typed
+from memprof.oom.knowledge_files import typed
 
 # A supervised or preference trainer has no completions to generate.
 _SUPERVISED = re.compile(
@@ -66,7 +66,7 @@ def names_in(text: str) -> Names | None:
 
 def plain_in(text: str) -> Names:
     """Return the words of no framework; with transformers' own where a text shows its files."""
-    own = dict(table("framework_settings")["transformers"])
+    own = typed("framework_settings", "transformers", dict[str, str])
     return Names("", words={**PLAIN.words, **own}) if re.search(own.pop("sign"), text) else PLAIN
 
 

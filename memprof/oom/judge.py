@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memprof.oom.facts import Facts
 from memprof.oom.failure import Failure
-from memprof.oom.knowledge_files import Cause, Circumstance, Remedy, Tries, causes, circumstances, table
+from memprof.oom.knowledge_files import Cause, Circumstance, Remedy, Tries, causes, circumstances, typed
 from memprof.oom.known_messages import answer_of
 from memprof.oom.remedies import possible, remedy
 from memprof.oom.wording import choose
@@ -105,8 +105,8 @@ def _of_work(facts: Facts) -> Tries:
         kind = "images" if facts.has("images") else "serving"
     else:
         kind = "training" if facts.has("training") or facts.text("phase") not in (None, "forward") else "unknown"
-    work: dict[str, list[str]] = table("remedies")["work"][kind]
-    return tuple(work.get(facts.text("phase") or "other") or work["other"])
+    work = typed("remedies", "work", dict[str, dict[str, tuple[str, ...]]])[kind]
+    return work.get(facts.text("phase") or "other") or work["other"]
 
 
 def _ranked(proposals: Sequence[_Proposal], facts: Facts) -> list[Advice]:
@@ -143,7 +143,7 @@ def _score(proposal: _Proposal, facts: Facts) -> float | None:
 
 def _for_backend(backend: str, rows: Sequence[Advice]) -> list[Advice]:
     """Return the rows with the backend's own names of tools, variables and modules."""
-    names: list[list[str]] = table("remedies")["backend"].get(backend, [])
+    names = typed("remedies", "backend", dict[str, tuple[tuple[str, str], ...]]).get(backend, ())
     found = []
     for action, why in rows:
         for ours, theirs in names:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -112,19 +113,29 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     toll: str
 
 
+class NumberMeaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a figure of an answer means (``torch.toml``)."""
+
+    field: str
+    name: str
+    meaning: str
+    by_kind: dict[str, str] = {}
+
+
 @cache
-def table(name: str) -> dict[str, Any]:
+def table(name: str) -> Mapping[str, object]:
     """Return one file as it stands."""
     return read_toml(_FOLDER / f"{name}.toml")
 
 
 def typed(name: str, key: str, kind: type[_T]) -> _T:
-    """Return one table of a file as ``kind``.
+    """Return one table of a file as ``kind``, empty if the file has none.
 
     Raises:
         msgspec.ValidationError: it has a key or a value that ``kind`` does not.
     """
-    return msgspec.convert(table(name).get(key, {}), kind)
+    found = table(name).get(key)
+    return kind() if found is None else msgspec.convert(found, kind)
 
 
 @cache

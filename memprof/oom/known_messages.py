@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from memprof.oom.knowledge_files import MESSAGE_FILES, Cause, answers, table, typed
+from memprof.oom.knowledge_files import MESSAGE_FILES, Cause, answers, typed
 from memprof.oom.message_form import Form
 
 
 def _forms(name: str) -> tuple[Form, ...]:
-    killed = "|".join(table("host")["killed"])
+    killed = "|".join(typed("host", "killed", tuple[str, ...]))
     rows = typed(name, "message", tuple[Form, ...])
     return tuple(replace(row, words=row.words.replace("{killed}", killed)) for row in rows)
 
@@ -21,7 +21,7 @@ DEVICE_FORMS = _forms("torch")
 NOT_MEMORY = _forms("elsewhere")
 #: A region of a long log is read closely where one of these stands, in lower case.
 TRIGGERS: tuple[str, ...] = tuple(
-    word for name in (*MESSAGE_FILES, "torch", "elsewhere") for word in table(name).get("triggers", ())
+    word for name in (*MESSAGE_FILES, "torch", "elsewhere") for word in typed(name, "triggers", tuple[str, ...])
 )
 
 

@@ -12,11 +12,6 @@ from memprof.oom.failure import Frame
 _STANDARD = re.compile(
     r"(?i)(?:.{0,1000}[/\\])?lib(?:64)?[/\\]python\d[^/\\]{0,100}[/\\]|<frozen|<string>|<__array_function__"
 )
-_VOCABULARY = re.compile(
-    r"logits|lm_head|log_?prob|logps|log_softmax|cross_entropy|entropy|logsumexp|vocab_parallel|selective_log"
-)
-_VOCABULARY_CODE = re.compile(r"\blogits\b|\blm_head\b|log_softmax|cross_entropy|logsumexp")
-_LOGITS_DEPTH = 6
 
 
 def phase_of(frames: Sequence[Frame]) -> str | None:
@@ -49,14 +44,6 @@ def _matches(pattern: str, frame: Frame) -> bool:
     if function != "*" and not function_names(function).fits(frame.function):
         return False
     return file == "*" or file_test(file)(frame_path(frame.path))
-
-
-def makes_logits(frames: Sequence[Frame]) -> bool:
-    """Say whether what was asked for is likely as wide as the vocabulary."""
-    if not frames:
-        return False
-    names = any(_VOCABULARY.search(frame.function.lower()) for frame in frames[-_LOGITS_DEPTH:])
-    return names or _VOCABULARY_CODE.search(frames[-1].code) is not None
 
 
 def own_frame(frames: Sequence[Frame]) -> str | None:

@@ -14,13 +14,14 @@ import msgspec
 from memprof.errors import InputError
 from memprof.report.base import Model
 from memprof.report.comparison import Comparison
+from memprof.report.oom import ExplainedText
 from memprof.report.plan import Plan, Serving
 from memprof.report.report import Explanation, Report
 from memprof.text import clean_text
 
 #: Every answer that has a schema of its own, by the text of its ``schema`` field.
 ANSWERS: dict[str, type[Model]] = {
-    str(kind.__struct_config__.tag): kind for kind in (Report, Explanation, Comparison, Plan, Serving)
+    str(kind.__struct_config__.tag): kind for kind in (Report, Explanation, Comparison, Plan, Serving, ExplainedText)
 }
 _MAX_DEPTH = 50
 _M = TypeVar("_M", bound=Model)

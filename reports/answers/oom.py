@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from memprof.reports.document.blocks import Block, Column, Headline, Line, Notes, Said, Sheet, Words, table
 from memprof.reports.document.text import plain
 
+from memprof.report.oom import ExplainedFailure, ExplainedText
 from memprof.units import format_bytes
 
 _MOST_LISTED = 8
@@ -16,42 +14,40 @@ _TRIED = "", Column("Then, in this order", wraps=True), Column("Why", on="m")
 _EVIDENCE = Column("Fact"), Column("Value", wraps=True), Column("What it is"), Column("Line", right=True)
 
 
-def failures(answer: Mapping[str, Any]) -> Sheet:
+def failures(answer: ExplainedText) -> Sheet:
     """Show every failure, then the notes."""
-    notes = tuple(plain(note) for note in answer["notes"])
-    return Sheet((*map(_failure, answer["failures"]), (Notes(notes) if notes else None,)))
+    notes = tuple(plain(note) for note in answer.notes)
+    return Sheet((*map(_failure, answer.failures), (Notes(notes) if notes else None,)))
 
 
-def _failure(failure: Mapping[str, Any]) -> tuple[Block | None, ...]:
-    found = failure["headline"]
-    numbers = [Line((row["name"], format_bytes(row["bytes"]), plain(row["meaning"]))) for row in failure["numbers"]]
+def _failure(failure: ExplainedFailure) -> tuple[Block | None, ...]:
+    found = failure.headline
+    numbers = [Line((row.name, format_bytes(row.bytes), plain(row.meaning))) for row in failure.numbers]
     tried: list[Line] = []
-    for i, row in list(enumerate(failure["try"], 1))[1:]:
-        action, why = Words(plain(row["action"]), "code"), plain(row["why"])
+    for i, row in list(enumerate(failure.suggestions, 1))[1:]:
+        action, why = Words(plain(row.action), "code"), plain(row.why)
         tried += [Line((f"{i}.", action, ""), on="t"), Line(("", Words(why, "muted"), ""), on="t")]
         tried.append(Line((f"{i}.", action, why), on="m"))
     return (
-        Headline(plain(found["verdict"]), plain(found["cause"]), plain(found["action"])),
+        Headline(plain(found.verdict), plain(found.cause), plain(found.action)),
         table(_NUMBERS, [*numbers, *_processes(failure)]),
-        Said(f"{failure['sum']}.") if failure["sum"] else None,
-        *(Said(f"Contradiction: {plain(words)}.") for words in failure["contradictions"]),
+        Said(f"{failure.sum}.") if failure.sum else None,
+        *(Said(f"Contradiction: {plain(words)}.") for words in failure.contradictions),
         table(_TRIED, tried),
         table(_EVIDENCE, _evidence(failure)),
     )
 
 
-def _evidence(failure: Mapping[str, Any]) -> list[Line]:
+def _evidence(failure: ExplainedFailure) -> list[Line]:
     """List what was read from the text, if that was asked for."""
-    return [
-        Line((row["name"], plain(row["value"]), row["says"], str(row["line"] or ""))) for row in failure["evidence"]
-    ]
+    return [Line((row.name, plain(row.value), row.says, str(row.line or ""))) for row in failure.evidence]
 
 
-def _processes(failure: Mapping[str, Any]) -> list[Line]:
+def _processes(failure: ExplainedFailure) -> list[Line]:
     """List the processes, the rest of many in one row."""
-    listed = failure["processes"]
+    listed = failure.processes
     lines = [
-        Line((f"process {p['pid']}", format_bytes(p["bytes"]) if p["bytes"] else "not told", "on the same device"))
+        Line((f"process {p.pid}", format_bytes(p.bytes) if p.bytes else "not told", "on the same device"))
         for p in listed[:_MOST_LISTED]
     ]
     rest = len(listed) - _MOST_LISTED

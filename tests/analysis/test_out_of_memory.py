@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from memprof.reports.document.build import oom_sentence
+from memprof.reports.terminal.out_of_memory import oom_lines
 
 from memprof.analysis.analysis import analyze
-from memprof.oom.run_lines import oom_lines
 from memprof.snapshot import snapshot_from_raw
 from tests.report.plain import as_oom, as_report
 from tests.synthetic import SnapshotBuilder

@@ -15,11 +15,13 @@ from memprof.cli import main
 from memprof.cli.emit import Output, emit
 from memprof.cli.simulating import emit_simulated
 from memprof.errors import UsageError
+from memprof.report.oom import ExplainedText
 from memprof.vocabulary import Phase
 from tests.cli.test_cli import call
 
 GIB = 2**30
-ANSWER = Answer("oom", {"failures": [], "notes": ["×"]}, lambda: {"failures": [], "notes": ["×"]}, caption="above")
+EXPLAINED = ExplainedText(failures=(), engines=(), notes=("×",))
+ANSWER = Answer("oom", EXPLAINED, lambda: EXPLAINED, caption="above")
 
 
 def test_json_alone_on_standard_output_excludes_markdown(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def limited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("phase", CASES)
 def test_at_a_limit_of_the_process(limited: dict[str, Any], phase: str, row: Row) -> None:
     failure = explained(limited["folder"], phase, limited[phase], row, f"OOM at a limit, {limited['label']}, {phase}")
-    assert failure["cause"] == "limit"
-    assert abs(failure["allowed_bytes"] - LIMITS[phase]) < MIB
+    assert failure.cause == "limit"
+    assert abs(failure.allowed_bytes - LIMITS[phase]) < MIB
     oom = report_of(snapshot_in(limited["folder"], phase))["oom"]
     assert oom["limited"]
     assert abs(oom["limit_bytes"] - LIMITS[phase]) < MIB
@@ -104,9 +104,9 @@ def test_on_a_full_card(phase: str, expandable: bool, full: Full, row: Row) -> N
     oom = report_of(snapshot_in(folder, phase))["oom"]
     assert not oom["limited"]
     # These cards are small beside the allocator's segments of 20 MiB: what is idle can be enough, or what is free.
-    free, asked = failure["device_free_bytes"], failure["requested_bytes"]
+    free, asked = failure.device_free_bytes, failure.requested_bytes
     idle = oom["cached_bytes"] + oom["inactive_split_bytes"]
-    assert failure["cause"] == ("refused" if free >= asked else "fragmentation" if idle + free >= asked else "full")
+    assert failure.cause == ("refused" if free >= asked else "fragmentation" if idle + free >= asked else "full")
 
 
 def test_on_a_card_as_large_as_simulated_it_runs(full: Full, tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def explained(folder: Path, phase: str, told: dict[str, Any], row: Row, name: st
     assert oom["phase"] == phase
     assert oom["step"] == 1
     assert sum(oom["categories"].values()) == oom["allocated_bytes"]
-    (failure,) = explain_log(told["error"])["failures"]
+    (failure,) = explain_log(told["error"]).failures
     # The history has what the program asked for; the message has the segment, with two decimals.
-    assert oom["requested_bytes"] <= 1.01 * failure["requested_bytes"] <= 1.02 * segment(oom["requested_bytes"])
+    assert oom["requested_bytes"] <= 1.01 * failure.requested_bytes <= 1.02 * segment(oom["requested_bytes"])
     page = (snapshot.parent / "report.html").read_text(encoding="utf-8")
     assert format_bytes(oom["requested_bytes"]) in page
     assert "Out of memory in " + phase.replace("_", " ") in page.replace("_", " ")

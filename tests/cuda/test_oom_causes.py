@@ -36,8 +36,8 @@ def told(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_message_is_explained_by_its_cause(told: dict[str, Any], name: str) -> None:
-    (failure,) = explain_log(told[name]["error"])["failures"]
-    assert failure["cause"] == CAUSES[name], failure["because"]
+    (failure,) = explain_log(told[name]["error"]).failures
+    assert failure.cause == CAUSES[name], failure.because
 
 
 @pytest.mark.parametrize("name", CAUSES)
@@ -50,10 +50,10 @@ def test_the_recording_holds_the_failure_and_the_peak_before_it(
     # Blocks without a training around them have no category to be found.
     assert balance.categories == balance.active
     assert balance.peak == balance.counter
-    oom, (failure,) = report["oom"], explain_log(told[name]["error"])["failures"]
+    oom, (failure,) = report["oom"], explain_log(told[name]["error"]).failures
     assert oom["phase"] == "forward"
     assert any("oom_causes.py" in frame and frame.endswith(f" {name}") for frame in oom["stack"])
-    assert abs(oom["requested_bytes"] - failure["requested_bytes"]) <= 0.01 * failure["requested_bytes"]
+    assert abs(oom["requested_bytes"] - failure.requested_bytes) <= 0.01 * failure.requested_bytes
     assert oom["limited"] == (name == "limit")
     assert oom["limit_bytes"] == (3 * 2**28 if name == "limit" else None)
     assert oom["fits_defragmented"] == (name == "fragmentation")

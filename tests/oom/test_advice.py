@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from memprof.oom.explain import explain_log
 from memprof.oom.framework_settings import frameworks
+from memprof.report.oom import ExplainedFailure
 from tests.oom.examples import EXAMPLES
 from tests.oom.test_arithmetic import CAUSES, message
 
 
 def actions(text: str) -> list[str]:
-    (failure,) = explain_log(text)["failures"]
-    return [str(row["action"]) for row in failure["try"]]
+    (failure,) = explain_log(text).failures
+    return [str(row.action) for row in failure.suggestions]
 
 
 def example(name: str) -> list[str]:
@@ -53,15 +52,15 @@ GENERIC = ("halve", "gradient_checkpointing=True", "checkpoint activations", "re
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nothing_generic_where_a_cause_is_known(name: str) -> None:
     """A killed process, an engine or a full /dev/shm is not helped by a smaller micro-batch."""
-    (failure,) = explain_log(EXAMPLES[name].text)["failures"]
-    if failure["kind"] in ("killed", "host", "cpu", "engine"):
+    (failure,) = explain_log(EXAMPLES[name].text).failures
+    if failure.kind in ("killed", "host", "cpu", "engine"):
         assert not [action for action in example(name) if action.startswith(GENERIC)]
 
 
 def test_the_host_is_told_from_the_device() -> None:
     for name in EXAMPLES:
-        (failure,) = explain_log(EXAMPLES[name].text)["failures"]
-        if failure["kind"] in ("killed", "host", "cpu"):
+        (failure,) = explain_log(EXAMPLES[name].text).failures
+        if failure.kind in ("killed", "host", "cpu"):
             assert "expandable_segments" not in " ".join(example(name))
 
 
@@ -119,17 +118,17 @@ def test_settings_have_the_frameworks_own_names(framework: str) -> None:
         f'  File "{PATHS[framework]}", line 12, in f\n    y = self.model(x)\n'
         '  File "/site-packages/torch/nn/modules/module.py", line 1739, in _call_impl\n    return forward_call()\n'
     ) + message(used="22.9 GiB", allocated="22.40 GiB", cached="100.00 MiB")
-    (failure,) = explain_log(text)["failures"]
-    assert failure["framework"] == framework
-    assert any(MICRO_BATCH[framework] in row["action"] for row in failure["try"])
+    (failure,) = explain_log(text).failures
+    assert failure.framework == framework
+    assert any(MICRO_BATCH[framework] in row.action for row in failure.suggestions)
 
 
-def in_phase(path: str, function: str) -> dict[str, Any]:
+def in_phase(path: str, function: str) -> ExplainedFailure:
     text = (
         'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    x()\n'
         f'  File "{path}", line 12, in {function}\n    y = z(x)\n'
     ) + message(used="22.9 GiB", allocated="22.40 GiB", cached="100.00 MiB")
-    return dict(explain_log(text)["failures"][0])
+    return explain_log(text).failures[0]
 
 
 @pytest.mark.parametrize(
@@ -145,8 +144,8 @@ def in_phase(path: str, function: str) -> dict[str, Any]:
 )
 def test_what_is_advised_follows_what_the_run_was_doing(path: str, function: str, phase: str, says: str) -> None:
     failure = in_phase(path, function)
-    assert failure["phase"] == phase
-    assert any(says in row["action"] for row in failure["try"][:2])
+    assert failure.phase == phase
+    assert any(says in row.action for row in failure.suggestions[:2])
 
 
 FULL_CARD = message(free="10.00 MiB", used="23.5 GiB", allocated="22.0 GiB", cached="1.20 GiB")
@@ -175,9 +174,9 @@ def test_what_is_impossible_or_set_already_is_left_out(before: str, text: str, f
         assert not any("expandable_segments:True" in action for action in found)
 
 
-def at(code: str, text: str, path: str = "/home/me/loss.py", function: str = "loss") -> dict[str, Any]:
+def at(code: str, text: str, path: str = "/home/me/loss.py", function: str = "loss") -> ExplainedFailure:
     trace = f'Traceback (most recent call last):\n  File "{path}", line 12, in {function}\n    {code}\n'
-    return dict(explain_log(trace + text)["failures"][0])
+    return explain_log(trace + text).failures[0]
 
 
 LARGE = message("9.00 GiB", "7.00 GiB", used="16.0 GiB", allocated="13.0 GiB", cached="2.50 GiB")
@@ -197,22 +196,21 @@ LARGE = message("9.00 GiB", "7.00 GiB", used="16.0 GiB", allocated="13.0 GiB", c
 )  # fmt: skip
 def test_what_the_traceback_names_comes_first(code: str, path: str, function: str, reason: str, first: str) -> None:
     failure = at(code, LARGE, path, function)
-    assert failure["try"][0]["action"].startswith(first), failure["try"][0]
-    assert failure["reason"] == reason
+    assert failure.suggestions[0].action.startswith(first), failure.suggestions[0]
+    assert failure.reason == reason
 
 
 def test_more_than_the_device_has_is_said_and_gaps_are_not_the_cause() -> None:
-    (failure,) = explain_log(message("30.00 MiB", "0 bytes", "11.00 GiB", None, "16.98 GiB", "696.00 MiB"))["failures"]
-    assert (failure["cause"], failure["reason"]) == ("full", "more_than_device")
-    assert "154%" in failure["because"]
+    (failure,) = explain_log(message("30.00 MiB", "0 bytes", "11.00 GiB", None, "16.98 GiB", "696.00 MiB")).failures
+    assert (failure.cause, failure.reason) == ("full", "more_than_device")
+    assert "154%" in failure.because
 
 
 def test_a_size_above_any_device_is_no_lack_of_memory() -> None:
-    (failure,) = explain_log("failed to allocate 127.99TiB (140729850295296 bytes) from device: HIP_ERROR_OutOfMemory")[
-        "failures"
-    ]
-    assert "more than any device has" in failure["because"]
-    assert failure["try"][0]["action"].startswith("check that the library's version")
+    text = "failed to allocate 127.99TiB (140729850295296 bytes) from device: HIP_ERROR_OutOfMemory"
+    (failure,) = explain_log(text).failures
+    assert "more than any device has" in failure.because
+    assert failure.suggestions[0].action.startswith("check that the library's version")
 
 
 @pytest.mark.parametrize(
@@ -226,26 +224,26 @@ def test_a_micro_batch_of_one_is_not_halved(word: str) -> None:
 def test_contexts_of_other_ranks_are_not_what_fills_a_full_card() -> None:
     others = "".join(f"Process {n} has 398.00 MiB memory in use. " for n in range(4))
     text = message("136.00 MiB", "93.81 MiB", "23.65 GiB", "21.98 GiB", "21.51 GiB", "2.30 MiB", others)
-    (failure,) = explain_log(text)["failures"]
-    assert failure["cause"] == "full"
-    assert "about a context each" in failure["because"]
+    (failure,) = explain_log(text).failures
+    assert failure.cause == "full"
+    assert "about a context each" in failure.because
 
 
 def test_the_task_of_ray_tells_the_phase_where_no_frame_does() -> None:
     task = (
         "ray::WorkerDict.actor_rollout_generate_sequences() (pid=1, repr=<verl.single_controller.ray.base.WorkerDict>)"
     )
-    (failure,) = explain_log(f"{FULL_CARD}\n{task}")["failures"]
-    assert failure["phase"] == "generate"
-    assert "rollout" in failure["try"][0]["action"]
+    (failure,) = explain_log(f"{FULL_CARD}\n{task}").failures
+    assert failure.phase == "generate"
+    assert "rollout" in failure.suggestions[0].action
 
 
 # Texts of 2019 to 2026 that nobody had looked at, and what was said of them first.
 
 
 def first_of(text: str) -> tuple[str, str]:
-    (failure,) = explain_log(text)["failures"]
-    return failure["cause"], failure["try"][0]["action"]
+    (failure,) = explain_log(text).failures
+    return failure.cause, failure.suggestions[0].action
 
 
 def test_compute_buffers_do_not_shrink_with_the_layers_on_the_device() -> None:
@@ -266,8 +264,8 @@ def test_torch_1_is_not_told_what_it_lacks() -> None:
     full = old.format("24.00 MiB", "3.95 GiB", "3.46 GiB", "1.06 MiB free; 60.00 KiB cached")
     gaps = old.format("182.00 MiB", "7.79 GiB", "6.52 GiB", "127.31 MiB free; 69.56 MiB cached")
     for text in (full, gaps):
-        (failure,) = explain_log(text)["failures"]
-        tried = " ".join(row["action"] for row in failure["try"])
+        (failure,) = explain_log(text).failures
+        tried = " ".join(row.action for row in failure.suggestions)
         assert "quantization_config" not in tried
         assert "garbage_collection_threshold" not in tried
         assert "max_split_size_mb" not in tried
@@ -290,8 +288,8 @@ STAGE3 = "/site-packages/deepspeed/runtime/zero/stage3.py"
 
 
 def tried(text: str) -> str:
-    (failure,) = explain_log(text)["failures"]
-    return " | ".join(row["action"] for row in failure["try"])
+    (failure,) = explain_log(text).failures
+    return " | ".join(row.action for row in failure.suggestions)
 
 
 def test_what_was_done_is_not_guessed() -> None:
@@ -299,8 +297,8 @@ def test_what_was_done_is_not_guessed() -> None:
     assert first_of(FULL_CARD)[1] == "a smaller batch, or shorter or smaller inputs"
     assert "if it trains" in tried(FULL_CARD)
     assert "accumulate gradients" in first_of(f"trainer.train()\n{FULL_CARD}")[1]
-    phase = at("x = f(y)", FULL_CARD, "/site-packages/torch/autograd/__init__.py", "backward")["try"]
-    assert "accumulate gradients" in phase[0]["action"]
+    phase = at("x = f(y)", FULL_CARD, "/site-packages/torch/autograd/__init__.py", "backward").suggestions
+    assert "accumulate gradients" in phase[0].action
 
 
 @pytest.mark.parametrize(
@@ -313,9 +311,9 @@ def test_what_was_done_is_not_guessed() -> None:
     ],
 )
 def test_the_names_that_a_program_gives_itself_tell_whose_run_it_was(before: str, framework: str) -> None:
-    (failure,) = explain_log(before + FULL_CARD)["failures"]
-    assert failure["framework"] == framework
-    assert not any("gradient" in row["action"] for row in failure["try"])
+    (failure,) = explain_log(before + FULL_CARD).failures
+    assert failure.framework == framework
+    assert not any("gradient" in row.action for row in failure.suggestions)
 
 
 def test_a_driver_beside_an_engine_is_answered_in_the_engines_words() -> None:
@@ -331,8 +329,8 @@ def test_a_flag_without_a_value_is_set() -> None:
 
 def test_digits_of_the_next_lines_prefix_are_no_part_of_a_number() -> None:
     line = "2024-Jul-30 14:22:30.244701 65191:65191 ERROR  TDRV:dmem_alloc_internal  Failed to alloc DEVICE memory: 104"
-    (failure,) = explain_log(f"{line}\n{line.replace('104', 'x')}")["failures"]
-    assert failure["requested_bytes"] == 104
+    (failure,) = explain_log(f"{line}\n{line.replace('104', 'x')}").failures
+    assert failure.requested_bytes == 104
 
 
 def test_so_few_bytes_are_not_the_communicators_own() -> None:
@@ -343,7 +341,7 @@ def test_so_few_bytes_are_not_the_communicators_own() -> None:
 
 def test_the_optimizers_sub_group_is_what_zero_3_steps_at_a_time() -> None:
     failure = at("self.optimizer.step()", GAPS, STAGE3, "_optimizer_step")
-    assert "sub_group_size" in failure["try"][0]["action"]
+    assert "sub_group_size" in failure.suggestions[0].action
 
 
 def test_a_device_that_is_a_part_of_the_machines_memory_can_be_given_more() -> None:
@@ -354,39 +352,37 @@ def test_a_device_that_is_a_part_of_the_machines_memory_can_be_given_more() -> N
 def test_no_decoder_is_tiled_while_weights_are_loaded() -> None:
     place = "/root/ComfyUI/comfy/model_patcher.py"
     failure = at("w = cast(weight)", "torch.OutOfMemoryError: Allocation on device", place, "patch_weight_to_device")
-    assert "fp8 or GGUF" in failure["try"][0]["action"]
+    assert "fp8 or GGUF" in failure.suggestions[0].action
     failure = at("x = self.decode(z)", "torch.OutOfMemoryError: Allocation on device", "/root/ComfyUI/vae.py", "decode")
-    assert "Tiled" in failure["try"][0]["action"]
+    assert "Tiled" in failure.suggestions[0].action
 
 
 def test_an_engines_own_count_below_zero_is_its_failure() -> None:
     kept = "model weights take 5.20GiB; non_torch_memory takes 0.03GiB; PyTorch activation peak memory takes 1.42GiB; "
-    (failure,) = explain_log(f"{kept}the rest of the memory reserved for KV Cache is -1.05GiB.")["failures"]
-    assert "1.05 GiB more than the share" in failure["because"]
-    assert failure["try"][0]["action"].startswith("raise gpu_memory_utilization")
-    assert not explain_log(f"{kept}the rest of the memory reserved for KV Cache is 1.05GiB.")["failures"]
-    assert not explain_log("# cuda blocks: 4681, # CPU blocks: 0")["failures"]
+    (failure,) = explain_log(f"{kept}the rest of the memory reserved for KV Cache is -1.05GiB.").failures
+    assert "1.05 GiB more than the share" in failure.because
+    assert failure.suggestions[0].action.startswith("raise gpu_memory_utilization")
+    assert not explain_log(f"{kept}the rest of the memory reserved for KV Cache is 1.05GiB.").failures
+    assert not explain_log("# cuda blocks: 4681, # CPU blocks: 0").failures
     tokens = "max_total_tokens=131072 is larger than the profiled value {}. Use the profiled value instead."
-    (failure,) = explain_log(tokens.format(-561981))["failures"]
-    assert "-561981 tokens" in failure["because"]
-    assert not explain_log(tokens.format(98304))["failures"]
+    (failure,) = explain_log(tokens.format(-561981)).failures
+    assert "-561981 tokens" in failure.because
+    assert not explain_log(tokens.format(98304)).failures
 
 
 def test_a_cards_figures_that_an_engine_prints_in_gib_are_bytes_in_the_answer() -> None:
     text = "Free memory on device (5.01/6.0 GiB) on startup is less than desired GPU memory utilization (0.9, 5.4 GiB)"
-    (failure,) = explain_log(text)["failures"]
-    assert (failure["device_total_bytes"], failure["device_free_bytes"]) == (6 * 2**30, round(5.01 * 2**30))
+    (failure,) = explain_log(text).failures
+    assert (failure.device_total_bytes, failure.device_free_bytes) == (6 * 2**30, round(5.01 * 2**30))
 
 
 def test_the_right_edge_of_a_rich_log_is_no_part_of_a_message() -> None:
     """Rich's handler prints file and line beside a message's first line, between two halves of it."""
     head, rest = FULL_CARD[:70], FULL_CARD[70:]
-    (failure,) = explain_log(f"{head}{' ' * 12}train.py:431\n{rest}")["failures"]
-    assert failure["requested_bytes"] == explain_log(FULL_CARD)["failures"][0]["requested_bytes"]
-    assert failure["device_total_bytes"] is not None
-    assert explain_log(f"!!! Exception during processing !!! Allocation on device{' ' * 20}execution.py:430")[
-        "failures"
-    ]
+    (failure,) = explain_log(f"{head}{' ' * 12}train.py:431\n{rest}").failures
+    assert failure.requested_bytes == explain_log(FULL_CARD).failures[0].requested_bytes
+    assert failure.device_total_bytes is not None
+    assert explain_log(f"!!! Exception during processing !!! Allocation on device{' ' * 20}execution.py:430").failures
 
 
 def test_a_merge_of_an_adapter_is_moved_to_the_host_in_the_frameworks_words() -> None:
@@ -419,10 +415,10 @@ File {file}, in {function}(model)
 )
 def test_rays_table_of_processes_names_who_holds_the_node(command: str, outsider: bool) -> None:
     table = f"PID\tMEM(GB)\tCOMMAND\n14\t176.97\t{command}\n8805\t8.80\tray::LLMRayActor\n"
-    (failure,) = explain_log(f"{EXAMPLES['ray.monitor'].text} Top 10 memory users:\n{table}")["failures"]
+    (failure,) = explain_log(f"{EXAMPLES['ray.monitor'].text} Top 10 memory users:\n{table}").failures
     named = command.partition(" --")[0]
-    assert f"held 176.97 GB: {named}." in failure["because"]
-    assert (failure["try"][0]["action"] == f"move or shrink {named}") is outsider
+    assert f"held 176.97 GB: {named}." in failure.because
+    assert (failure.suggestions[0].action == f"move or shrink {named}") is outsider
 
 
 def test_the_graph_allocator_of_llama_cpp_is_told_from_its_weights() -> None:
@@ -454,5 +450,5 @@ def test_a_model_published_by_unsloth_is_no_run_of_unsloth() -> None:
     pipeline = 'pipe = DiffusionPipeline.from_pretrained("unsloth/Qwen-Image-unsloth-bnb-4bit")\n'
     trainer = 'model = FastLanguageModel.from_pretrained("unsloth/Qwen3-4B")\n'
     for text, framework in ((pipeline, "diffusers"), (trainer, "Unsloth")):
-        (failure,) = explain_log(text + message(free="10.00 MiB"))["failures"]
-        assert failure["framework"] == framework
+        (failure,) = explain_log(text + message(free="10.00 MiB")).failures
+        assert failure.framework == framework

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from memprof.reports.renderers import draw
 
 from memprof.oom.explain import explain_log
+from memprof.report.oom import ExplainedFailure
 from tests.oom.wordings import gib, mib
 
 
@@ -31,9 +30,9 @@ def message(
     return text + (f"and {cached} is reserved by PyTorch but unallocated." if cached else "")
 
 
-def explained(text: str) -> dict[str, Any]:
-    (failure,) = explain_log(text)["failures"]
-    return dict(failure)
+def explained(text: str) -> ExplainedFailure:
+    (failure,) = explain_log(text).failures
+    return failure
 
 
 CAUSES: dict[str, tuple[str, str, str]] = {
@@ -197,66 +196,67 @@ CAUSES: dict[str, tuple[str, str, str]] = {
 def test_the_cause(name: str) -> None:
     cause, reason, text = CAUSES[name]
     failure = explained(text)
-    assert (failure["cause"], failure["reason"]) == (cause, reason), failure["because"]
+    assert (failure.cause, failure.reason) == (cause, reason), failure.because
 
 
 def test_what_nobody_is_named_for_is_not_other_processes() -> None:
     failure = explained(CAUSES["nobody is named"][2])
-    assert failure["other_processes_bytes"] is None
-    assert failure["unexplained_bytes"] == gib(24) - gib(1) - gib(5) - mib(100)
-    assert "unaccounted" in {row["name"] for row in failure["numbers"]}
+    assert failure.other_processes_bytes is None
+    assert failure.unexplained_bytes == gib(24) - gib(1) - gib(5) - mib(100)
+    assert "unaccounted" in {row.name for row in failure.numbers}
 
 
 def test_listed_processes_are_added_up_and_taken_off() -> None:
     failure = explained(CAUSES["listed processes are added up"][2])
-    assert failure["other_processes_bytes"] == gib(0.6) + gib(0.7)
-    assert failure["unexplained_bytes"] == gib(24) - gib(1) - gib(8) - gib(0.6) - gib(0.7)
+    assert failure.other_processes_bytes == gib(0.6) + gib(0.7)
+    assert failure.unexplained_bytes == gib(24) - gib(1) - gib(8) - gib(0.6) - gib(0.7)
 
 
 def test_figures_that_contradict_torch_are_reported_and_not_used() -> None:
-    failure = explained(CAUSES["named, but without figures"][2])
-    assert len(failure["contradictions"]) == 1
-    assert "0 B in use" in failure["contradictions"][0]
-    assert failure["in_use_bytes"] is None
-    assert failure["sum"] is None
-    assert "Contradiction: the driver says" in draw("oom", {"failures": [failure], "notes": []})
+    answer = explain_log(CAUSES["named, but without figures"][2])
+    (failure,) = answer.failures
+    assert len(failure.contradictions) == 1
+    assert "0 B in use" in failure.contradictions[0]
+    assert failure.in_use_bytes is None
+    assert failure.sum is None
+    assert "Contradiction: the driver says" in draw("oom", answer)
 
 
 @pytest.mark.parametrize("who", ["Process 12 has", "Including non-PyTorch memory, this process has"])
 def test_figures_above_any_device_are_reported_and_not_used(who: str) -> None:
     text = message(processes=f"{who} 17179869184.00 GiB memory in use. ", allocated="20.00 GiB", cached="0.10 GiB")
     failure = explained(text)
-    assert "above any device" in failure["contradictions"][0]
-    assert failure["in_use_bytes"] is None
-    assert failure["other_processes_bytes"] is None
+    assert "above any device" in failure.contradictions[0]
+    assert failure.in_use_bytes is None
+    assert failure.other_processes_bytes is None
 
 
 def test_free_memory_above_the_whole_device_is_reported_and_not_used() -> None:
     """An AMD card whose memory is the host's answers with 2^64 bytes."""
     text = message(total="512.00 MiB", free="17179869184.00 GiB", allocated="243.69 MiB", cached="20.31 MiB")
     failure = explained(text)
-    assert "above the whole device" in failure["contradictions"][0]
-    assert failure["device_free_bytes"] is None
-    assert failure["cause"] != "refused"
+    assert "above the whole device" in failure.contradictions[0]
+    assert failure.device_free_bytes is None
+    assert failure.cause != "refused"
 
 
 def test_this_process_is_found_among_those_named_in_a_container() -> None:
     text = message(processes="Process 41 has 22.80 GiB memory in use. ", allocated="22.00 GiB", cached="0.30 GiB")
     failure = explained(text)
-    assert failure["in_use_bytes"] == gib(22.8)
-    assert failure["processes"] == []
-    assert failure["cause"] == "full"
+    assert failure.in_use_bytes == gib(22.8)
+    assert failure.processes == ()
+    assert failure.cause == "full"
 
 
 def test_without_torchs_own_figures_a_lone_process_may_be_this_one() -> None:
     text = message(processes="Process 41 has 23.00 GiB memory in use.").removesuffix("Of the allocated memory ")
-    assert explained(text)["cause"] != "other_processes"
+    assert explained(text).cause != "other_processes"
 
 
 def test_every_sum_is_what_its_parts_add_up_to() -> None:
     for _, _, text in CAUSES.values():
         failure = explained(text)
-        if failure["sum"] is None:
+        if failure.sum is None:
             continue
-        parts = failure["allocated_bytes"] + failure["cached_bytes"] + failure["outside_torch_bytes"]
-        assert abs(parts - failure["in_use_bytes"]) <= mib(1)
+        parts = failure.allocated_bytes + failure.cached_bytes + failure.outside_torch_bytes
+        assert abs(parts - failure.in_use_bytes) <= mib(1)

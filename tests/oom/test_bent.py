@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import html
 import json
 import textwrap
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +12,7 @@ from hypothesis import strategies as st
 from memprof.reports.renderers import draw
 
 from memprof.oom.explain import explain_log
-from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY
-from memprof.oom.message_form import Form
 from memprof.oom.reading.find import find_failures
-from memprof.oom.reading.normalize import streams_of
 from memprof.oom.reading.regions import regions
 from tests.oom.examples import EXAMPLES
 from tests.oom.wordings import WORDINGS, gib, mib
@@ -80,15 +75,15 @@ def test_interleaved_ranks_are_read_apart_and_counted_once_each() -> None:
     columns = [traceback_of(rank).split("\n") for rank in range(4)]
     mixed = "\n".join(f"[rank{rank}]: {line}" for row in zip(*columns, strict=True) for rank, line in enumerate(row))
     answer = explain_log(mixed + "\n" + mixed)
-    (event,) = answer["failures"]
-    assert event["phase"] == "backward"
-    assert event["requested_bytes"] == gib(2)
-    found = [(row["rank"], row["device"], row["requested_bytes"]) for row in event["ranks"]]
+    (event,) = answer.failures
+    assert event.phase == "backward"
+    assert event.requested_bytes == gib(2)
+    found = [(row.rank, row.device, row.requested_bytes) for row in event.ranks]
     assert found == [(r, r, gib(2 + r / 100)) for r in range(4)]
     assert "rank 0 (likewise ranks 1, 2, 3)" in draw("oom", answer)
-    assert "4 ranks" in answer["notes"][0]
+    assert "4 ranks" in answer.notes[0]
     # The rank that asked for most, of equally full devices, was missing most.
-    assert "rank 3 first" in answer["notes"][0]
+    assert "rank 3 first" in answer.notes[0]
 
 
 def of_rank(rank: int, size: str = "2.00", file: str = "train.py") -> str:
@@ -97,10 +92,10 @@ def of_rank(rank: int, size: str = "2.00", file: str = "train.py") -> str:
 
 
 def test_a_rank_that_fails_again_or_elsewhere_has_an_event_of_its_own() -> None:
-    again = explain_log(of_rank(0) + of_rank(1) + of_rank(0, "3.00"))["failures"]
-    assert [[row["rank"] for row in event["ranks"]] for event in again] == [[0, 1], [0]]
-    elsewhere = explain_log(of_rank(0) + of_rank(1, file="serve.py"))["failures"]
-    assert [[row["rank"] for row in event["ranks"]] for event in elsewhere] == [[0], [1]]
+    again = explain_log(of_rank(0) + of_rank(1) + of_rank(0, "3.00")).failures
+    assert [[row.rank for row in event.ranks] for event in again] == [[0, 1], [0]]
+    elsewhere = explain_log(of_rank(0) + of_rank(1, file="serve.py")).failures
+    assert [[row.rank for row in event.ranks] for event in elsewhere] == [[0], [1]]
 
 
 def test_a_worker_and_the_driver_that_raises_again_count_once() -> None:
@@ -110,7 +105,7 @@ def test_a_worker_and_the_driver_that_raises_again_count_once() -> None:
         + "\nray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.update_actor() (pid=1234, ip=10.0.0.1)\n"
         + traceback_of(1)
     )
-    assert len(explain_log(log)["failures"]) == 1
+    assert len(explain_log(log).failures) == 1
 
 
 def test_an_engines_message_takes_in_the_one_that_caused_it() -> None:
@@ -118,9 +113,9 @@ def test_an_engines_message_takes_in_the_one_that_caused_it() -> None:
         f"{traceback_of(1)}\n\nThe above exception was the direct cause of the following exception:\n\n"
         + EXAMPLES["vllm.sampler_warmup"].text
     )
-    (failure,) = explain_log(log)["failures"]
-    assert failure["form"] == "vllm.sampler_warmup"
-    assert failure["requested_bytes"] == gib(2.01)
+    (failure,) = explain_log(log).failures
+    assert failure.form == "vllm.sampler_warmup"
+    assert failure.requested_bytes == gib(2.01)
 
 
 def test_a_line_of_code_is_not_a_second_failure() -> None:
@@ -164,7 +159,7 @@ def test_several_failures_of_different_kinds_are_all_told() -> None:
     log = "\n".join(
         EXAMPLES[name].text for name in ("vllm.no_cache_blocks", "nccl.alloc", "kernel.machine", "shm.dataloader")
     )
-    assert [f["form"] for f in explain_log(log)["failures"]] == [
+    assert [f.form for f in explain_log(log).failures] == [
         "vllm.no_cache_blocks",
         "nccl.alloc",
         "kernel.machine",
@@ -220,34 +215,12 @@ ATOMS = [
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(ATOMS), min_size=1, max_size=6), st.integers(1, 4000))
-def test_no_text_takes_long(parts: list[str], times: int) -> None:
-    """Pieces of the forms repeated without end: what makes an expression backtrack."""
+def test_pieces_repeated_without_end_are_drawn(parts: list[str], times: int) -> None:
+    """What makes an expression backtrack ends in an answer too; `benchmarks.oom growth` times it."""
     text = ("".join(parts) * times)[:100_000]
-    started = time.process_time()
     answer = explain_log(text)
     draw("oom", answer)
     draw("oom", answer, "markdown")
-    assert time.process_time() - started < 3
-
-
-@pytest.mark.parametrize("form", [*FORMS, *DEVICE_FORMS, *NOT_MEMORY], ids=lambda form: form.id)
-def test_no_form_backtracks(form: Form) -> None:
-    """A form's own beginning, repeated, must fail in time that grows with the text."""
-    example = EXAMPLES.get(form.id)
-    squeezed = streams_of(example.text if example else FULL, 1)[0].squeezed
-
-    def taken(size: int) -> float:
-        started = time.process_time()
-        for cut in (len(squeezed) // 3, 2 * len(squeezed) // 3, len(squeezed) - 1):
-            text = (squeezed[:cut] * (size // max(1, cut) + 1))[:size]
-            list(form.pattern.finditer(text))
-        return time.process_time() - started
-
-    gc.disable()  # a collection in a process of a thousand tests takes longer than the search
-    try:
-        assert min(taken(80_000) for _ in range(2)) < max(0.5, 12 * taken(20_000))
-    finally:
-        gc.enable()
 
 
 NOISE = "2026-11-20 step 17 | loss 0.123 | Process 12 has nothing | 3.00 GiB of something ; CUDA out of luck\n"
@@ -256,7 +229,11 @@ ENGINE_NOISE = (
 )
 
 
-NOISES = [NOISE, ENGINE_NOISE, "CUDA out of memory, trying again\n", "Killed\n", "a" * 5000 + "\n"]
+# The last two make one line of any length.
+NOISES = [
+    NOISE, ENGINE_NOISE, "CUDA out of memory, trying again\n", "Killed\n", "a" * 5000 + "\n", "x ",
+    '{"log":"memory 12.3 GiB allocated by trainer, killed ","time":"2025"}, ',
+]  # fmt: skip
 # Read closely of a log of any length: the head, the tail, and what stands around each end of them.
 CLOSELY = 1_000_000
 
@@ -275,15 +252,11 @@ def test_of_a_log_that_grows_no_more_is_read_closely(noise: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("noise", NOISES)
-def test_50_mb_are_read_in_bounded_time(noise: str) -> None:
-    """About 3 CPU seconds on an idle core, with room for a busy machine."""
-    log = noise * (50_000_000 // len(noise)) + FULL
-    started = time.process_time()
-    failures = find_failures(log)
-    assert time.process_time() - started < 20
+def test_a_message_at_the_end_of_a_long_log_is_found(noise: str) -> None:
+    failures = find_failures(noise * (5_000_000 // len(noise)) + FULL)
     assert any(failure.total == gib(79.11) for failure in failures)
 
 
 def test_what_is_not_read_closely_is_said() -> None:
     answer = explain_log("CUDA out of memory, trying again\n" * 200_000)
-    assert any("were read closely" in note for note in answer["notes"])
+    assert any("were read closely" in note for note in answer.notes)

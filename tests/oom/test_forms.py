@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from memprof.reports.markdown.draw import text as escaped
 from memprof.reports.renderers import draw
@@ -11,6 +9,7 @@ from memprof.reports.renderers import draw
 from memprof.oom.explain import explain_log
 from memprof.oom.known_messages import FORMS, NOT_MEMORY
 from memprof.oom.reading.find import find_failures, read_log
+from memprof.report.codec import parse, to_json
 from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 ABOUT = {form.id: form.says for form in NOT_MEMORY}
@@ -34,12 +33,12 @@ def test_a_form_is_found_with_its_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_form_is_explained_and_drawn(name: str) -> None:
     answer = explain_log(EXAMPLES[name].text)
-    (failure,) = answer["failures"]
-    assert failure["because"]
-    assert len(failure["try"]) >= 1
+    (failure,) = answer.failures
+    assert failure.because
+    assert len(failure.suggestions) >= 1
     assert all(len(line) <= 80 or " " not in line.strip() for line in draw("oom", answer, width=80).splitlines())
-    assert escaped(failure["try"][0]["why"][1:]) in draw("oom", answer, "markdown")
-    json.dumps(answer)
+    assert escaped(failure.suggestions[0].why[1:]) in draw("oom", answer, "markdown")
+    assert parse(to_json(answer).encode()) == answer
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -81,9 +80,9 @@ def test_a_prefix_changes_nothing(name: str, prefix: str) -> None:
 def test_what_is_not_about_memory_is_said(name: str) -> None:
     assert find_failures(NOT_MEMORY_EXAMPLES[name]) == []
     assert [form.id for form in read_log(NOT_MEMORY_EXAMPLES[name]).elsewhere] == [name]
-    assert explain_log(NOT_MEMORY_EXAMPLES[name])["notes"] == [
-        f"This text is not about memory that ran out: {ABOUT[name]}."
-    ]
+    assert explain_log(NOT_MEMORY_EXAMPLES[name]).notes == (
+        f"This text is not about memory that ran out: {ABOUT[name]}.",
+    )
 
 
 def test_every_text_about_something_else_has_an_example() -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from memprof.attribution.rules import load_rules
 from memprof.oom.explain import explain_log
-from memprof.oom.failure import Frame
-from memprof.oom.stack import makes_logits, phase_of
+from memprof.oom.facts import Facts
+from memprof.oom.failure import Failure, Frame
+from memprof.oom.known_messages import DEVICE_FORMS
+from memprof.oom.stack import phase_of
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
@@ -256,16 +258,16 @@ NOTATIONS = {
 @pytest.mark.parametrize("name", STACKS)
 def test_the_phase_is_told_in_every_notation(name: str, notation: str) -> None:
     phase, stack = STACKS[name]
-    (failure,) = explain_log(NOTATIONS[notation](stack) + OOM + "\n")["failures"]
-    assert failure["phase"] == phase
-    assert failure["rank"] == (2 if notation == "ranks" else None)
+    (failure,) = explain_log(NOTATIONS[notation](stack) + OOM + "\n").failures
+    assert failure.phase == phase
+    assert failure.rank == (2 if notation == "ranks" else None)
 
 
 @pytest.mark.parametrize("name", STACKS)
 def test_a_viewer_that_shows_the_newest_line_first(name: str) -> None:
     phase, stack = STACKS[name]
-    (failure,) = explain_log(OOM + "\n" + backwards_notation(stack))["failures"]
-    assert failure["phase"] == phase
+    (failure,) = explain_log(OOM + "\n" + backwards_notation(stack)).failures
+    assert failure.phase == phase
 
 
 def test_the_table_of_attribution_is_the_one_that_is_read() -> None:
@@ -282,11 +284,16 @@ def test_the_table_of_attribution_is_the_one_that_is_read() -> None:
         assert phase_of(frames) == expected, rule.name
 
 
+def logits(frames: list[Frame]) -> bool:
+    failure = Failure(DEVICE_FORMS[0], "device", "CUDA", 1, OOM, frames=tuple(frames))
+    return Facts({}, failure).has("logits")
+
+
 def test_logits_are_known_by_names_and_code() -> None:
-    assert makes_logits([Frame("a.py", 1, "selective_log_softmax")])
-    assert makes_logits([Frame("a.py", 1, "f", "x = compute(logits.clone())")])
-    assert not makes_logits([Frame("a.py", 1, "forward", "return F.linear(x, w)")])
-    assert not makes_logits([])
+    assert logits([Frame("a.py", 1, "selective_log_softmax")])
+    assert logits([Frame("a.py", 1, "f", "x = compute(logits.clone())")])
+    assert not logits([Frame("a.py", 1, "forward", "return F.linear(x, w)")])
+    assert not logits([])
 
 
 def test_a_lone_log_prob_frame_does_not_say_whose_pass_it_is() -> None:
@@ -295,4 +302,4 @@ def test_a_lone_log_prob_frame_does_not_say_whose_pass_it_is() -> None:
 
 def test_the_innermost_frame_of_ones_own_is_named() -> None:
     text = python_notation([("/home/me/run.py", "<module>"), ("/home/me/loss.py", "loss"), CALL]) + OOM
-    assert explain_log(text)["failures"][0]["frame"] == "/home/me/loss.py:12 loss"
+    assert explain_log(text).failures[0].frame == "/home/me/loss.py:12 loss"

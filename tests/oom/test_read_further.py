@@ -39,28 +39,28 @@ RAY = (
     ],
 )
 def test_the_frames_that_asked_tell_what_the_driver_does_not(text: str, form: str, kind: str, framework: str) -> None:
-    (failure,) = explain_log(text)["failures"]
-    assert (failure["form"], failure["kind"], failure["framework"]) == (form, kind, framework)
+    (failure,) = explain_log(text).failures
+    assert (failure.form, failure.kind, failure.framework) == (form, kind, framework)
 
 
 def test_rays_names_of_processes_tell_whose_run_it_was() -> None:
     text = f"(SGLangHttpServer pid=25) {SAVER}\n(WorkerDict pid=20) WARNING: resume_memory_occupation timed out"
-    (failure,) = explain_log(text)["failures"]
-    assert failure["framework"] == "verl"
-    assert "actor_rollout_ref.rollout.gpu_memory_utilization" in " ".join(row["action"] for row in failure["try"])
+    (failure,) = explain_log(text).failures
+    assert failure.framework == "verl"
+    assert "actor_rollout_ref.rollout.gpu_memory_utilization" in " ".join(row.action for row in failure.suggestions)
 
 
 def test_what_ray_says_it_repeats_is_told_once() -> None:
     repeated = f"(SGLangHttpServer pid=26) {SAVER} [repeated 7x across cluster]"
     rest = " (Ray deduplicates logs by default. Set RAY_DEDUP_LOGS=0 to disable log deduplication)"
     for end in ("", rest):
-        assert len(explain_log(f"(SGLangHttpServer pid=25) {SAVER}\n{repeated}{end}")["failures"]) == 1
+        assert len(explain_log(f"(SGLangHttpServer pid=25) {SAVER}\n{repeated}{end}").failures) == 1
 
 
 def test_rays_figures_without_the_tasks_name() -> None:
-    (failure,) = explain_log(RAY)["failures"]
-    assert failure["form"] == "ray.monitor"
-    assert "54.86 GiB of 57.60 GiB" in failure["because"]
+    (failure,) = explain_log(RAY).failures
+    assert failure.form == "ray.monitor"
+    assert "54.86 GiB of 57.60 GiB" in failure.because
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def test_rays_figures_without_the_tasks_name() -> None:
     ],
 )
 def test_a_container_that_was_not_over_its_limit_is_not_told_to_raise_it(text: str) -> None:
-    (failure,) = explain_log(text)["failures"]
-    assert failure["form"] == "container.137"
-    assert "does not say that it went over" in failure["because"]
-    assert not any("raise" in row["action"] for row in failure["try"])
+    (failure,) = explain_log(text).failures
+    assert failure.form == "container.137"
+    assert "does not say that it went over" in failure.because
+    assert not any("raise" in row.action for row in failure.suggestions)
 
 
 @pytest.mark.parametrize("text", ["Reason: OOMKilled\n Exit Code: 0", '"OOMKilled": true, "ExitCode": 137'])
 def test_a_container_that_was_over_its_limit_is(text: str) -> None:
-    (failure,) = explain_log(text)["failures"]
-    assert failure["form"] == "kubernetes.oomkilled"
+    (failure,) = explain_log(text).failures
+    assert failure.form == "kubernetes.oomkilled"
 
 
 def test_a_dead_raylet_is_not_a_segmentation_fault() -> None:
@@ -88,15 +88,15 @@ def test_a_dead_raylet_is_not_a_segmentation_fault() -> None:
         "(raylet) Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL by the user "
         "or system OOM killer, (2) Invalid memory access from Raylet causing SIGSEGV or SIGBUS, (3) Other signals."
     )
-    assert [failure["form"] for failure in answer["failures"]] == ["ray.raylet"]
-    assert answer["notes"] == []
+    assert [failure.form for failure in answer.failures] == ["ray.raylet"]
+    assert answer.notes == ()
 
 
 def test_a_mapping_that_is_refused_is_one_failure_and_not_a_full_dev_shm() -> None:
     text = "RuntimeError: unable to mmap 280 bytes from file <filename not specified>: Cannot allocate memory (12)"
-    (failure,) = explain_log(text)["failures"]
-    assert "vm.max_map_count" in failure["try"][0]["action"]
-    assert "--shm-size" not in str(failure["try"])
+    (failure,) = explain_log(text).failures
+    assert "vm.max_map_count" in failure.suggestions[0].action
+    assert "--shm-size" not in str(failure.suggestions)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_a_mapping_that_is_refused_is_one_failure_and_not_a_full_dev_shm() -> No
     ],
 )  # fmt: skip
 def test_other_wordings_of_known_failures(text: str, form: str) -> None:
-    (failure,) = explain_log(text)["failures"]
-    assert failure["form"] == form
+    (failure,) = explain_log(text).failures
+    assert failure.form == form
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_other_wordings_of_known_failures(text: str, form: str) -> None:
 )
 def test_what_is_not_about_memory_says_so(text: str) -> None:
     answer = explain_log(text)
-    assert answer["failures"] == []
-    assert "not about memory" in answer["notes"][0]
+    assert answer.failures == ()
+    assert "not about memory" in answer.notes[0]
 
 
 TORCH = (
@@ -167,9 +167,9 @@ ASYNC = "cuMemAllocAsync failed to allocate {} bytes: RESOURCE_EXHAUSTED: : CUDA
     ],
 )  # fmt: skip
 def test_numbers_around_a_message_decide_what_comes_first(text: str, because: str, first: str) -> None:
-    (failure,) = explain_log(text)["failures"]
-    assert because in failure["because"]
-    assert first in failure["try"][0]["action"]
+    (failure,) = explain_log(text).failures
+    assert because in failure.because
+    assert first in failure.suggestions[0].action
 
 
 def test_memprofs_own_lines_in_a_log_are_read_as_evidence() -> None:
@@ -178,11 +178,11 @@ def test_memprofs_own_lines_in_a_log_are_read_as_evidence() -> None:
         "  asked for  1.50 GiB with 380.00 MiB free\n  held       76.20 GiB: Optimizer state 38.00 GiB\n"
         '  change     optim="adamw_8bit" (saves 28.50 GiB, calculated, enough alone)\n'
     )
-    (failure,) = explain_log(log)["failures"]
-    assert "Out by 1.13 GiB in optimizer step" in failure["because"]
-    assert "Optimizer state 38.00 GiB" in failure["because"]
-    assert failure["try"][0]["action"].startswith('optim="adamw_8bit" (saves 28.50 GiB')
-    assert "MemProfCallback" not in str(failure["try"])
+    (failure,) = explain_log(log).failures
+    assert "Out by 1.13 GiB in optimizer step" in failure.because
+    assert "Optimizer state 38.00 GiB" in failure.because
+    assert failure.suggestions[0].action.startswith('optim="adamw_8bit" (saves 28.50 GiB')
+    assert "MemProfCallback" not in str(failure.suggestions)
 
 
 def test_steps_and_learning_rates_are_no_reason_to_read_a_log_closely() -> None:
@@ -202,12 +202,12 @@ memory 70.10 GiB is allocated by PyTorch, and 5.00 GiB is reserved by PyTorch bu
 
 
 def test_the_actor_that_ran_out_is_named() -> None:
-    (failure,) = explain_log(WORKER)["failures"]
-    assert (failure["actor"], failure["device"]) == ("WorkerDict pid=4242, ip=10.0.0.7", 0)
-    assert failure["headline"]["verdict"].startswith("WorkerDict pid=4242, ip=10.0.0.7: CUDA 0 (line 4): 2.00 GiB")
-    (failure,) = explain_log(WORKER.replace("(WorkerDict pid=4242, ip=10.0.0.7) ", ""))["failures"]
-    assert failure["actor"] is None
-    assert failure["headline"]["verdict"].startswith("CUDA 0 (line 4): ")
+    (failure,) = explain_log(WORKER).failures
+    assert (failure.actor, failure.device) == ("WorkerDict pid=4242, ip=10.0.0.7", 0)
+    assert failure.headline.verdict.startswith("WorkerDict pid=4242, ip=10.0.0.7: CUDA 0 (line 4): 2.00 GiB")
+    (failure,) = explain_log(WORKER.replace("(WorkerDict pid=4242, ip=10.0.0.7) ", "")).failures
+    assert failure.actor is None
+    assert failure.headline.verdict.startswith("CUDA 0 (line 4): ")
 
 
 # ---- what an engine took of the GPU, from its own log lines
@@ -216,10 +216,10 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. G
 SHARES = table("engines")["share"]
 
 
-@pytest.mark.parametrize("entry", SHARES, ids=lambda entry: str(entry["find"]))
+@pytest.mark.parametrize("entry", SHARES, ids=lambda entry: str(entry["words"])[:20])
 def test_each_line_is_read_as_its_example_says(entry: dict[str, object]) -> None:
     (share,) = engine_shares(f"one\ntwo\n{entry['example']}\n")
-    said = {part: size / 2**30 for part, size in share.parts.items()}
+    said = {part: getattr(share, f"{part}_bytes") / 2**30 for part in dict(entry["expect"])}
     assert said == pytest.approx(entry["expect"])
     assert (share.engine, share.line) == (entry["engine"], 3)
 
@@ -227,17 +227,17 @@ def test_each_line_is_read_as_its_example_says(entry: dict[str, object]) -> None
 def test_the_parts_of_one_engine_are_added_up_beside_the_failure() -> None:
     log = "\n".join(str(entry["example"]) for entry in SHARES if entry["engine"] == "SGLang")
     answer = explain_log(f"{log}\n{OOM}\n")
-    assert len(answer["failures"]) == 1
-    assert answer["engines"][0]["kv_cache_bytes"] == pytest.approx(52.46 * 2**30)
+    assert len(answer.failures) == 1
+    assert answer.engines[0].kv_cache_bytes == pytest.approx(52.46 * 2**30)
     # 15.27 + 52.46 + 1.23
-    assert any("68.96 GiB together (weights 15.27 GiB, KV cache 52.46 GiB" in note for note in answer["notes"])
+    assert any("68.96 GiB together (weights 15.27 GiB, KV cache 52.46 GiB" in note for note in answer.notes)
 
 
 def test_many_ranks_that_say_the_same_count_once() -> None:
     line = str(SHARES[0]["example"])
     (share,) = engine_shares("\n".join([line] * 64))
-    assert share.parts["weights"] == round(20.64 * 2**30)
+    assert share.weights_bytes == round(20.64 * 2**30)
 
 
 def test_a_log_without_an_engine_has_no_share() -> None:
-    assert explain_log(OOM)["engines"] == []
+    assert explain_log(OOM).engines == ()

@@ -20,5 +20,5 @@ def test_every_text_is_read_as_an_expert_reads_it(shared: Path) -> None:
     for entry in json.loads(index.read_text(encoding="utf-8")):
         answer = explain_log((shared / "oom" / f"{entry['n']:02d}.txt").read_text(encoding="utf-8"))
         draw("oom", answer)
-        wrong += [(entry["n"], name) for name, right in checked(entry["expect"], answer["failures"]) if not right]
+        wrong += [(entry["n"], name) for name, right in checked(entry["expect"], answer.failures) if not right]
     assert wrong == []

@@ -27,9 +27,9 @@ SGLANG = (
     ],
 )
 def test_tools_are_the_backends_own(text: str, tool: str, variable: str) -> None:
-    (failure,) = explain_log(text)["failures"]
-    said = " ".join(row["action"] + row["why"] for row in failure["try"])
-    assert failure["cause"] == "unexplained"
+    (failure,) = explain_log(text).failures
+    said = " ".join(row.action + row.why for row in failure.suggestions)
+    assert failure.cause == "unexplained"
     assert tool in said
     assert variable in said
     assert (tool == "nvidia-smi") == ("nvidia-smi" in said)
@@ -37,15 +37,15 @@ def test_tools_are_the_backends_own(text: str, tool: str, variable: str) -> None
 
 @pytest.mark.parametrize(("asked", "cause"), [("4.00 GiB", "refused"), ("3.90 GiB", "unexplained")])
 def test_level_zeros_limit_includes_a_block_of_just_that_size(asked: str, cause: str) -> None:
-    (failure,) = explain_log(XPU.format(asked=asked))["failures"]
-    assert failure["cause"] == cause
+    (failure,) = explain_log(XPU.format(asked=asked)).failures
+    assert failure.cause == cause
 
 
 def test_a_graph_that_fails_for_another_reason_is_not_about_memory() -> None:
     """SGLang lists the same solutions, with memory settings among them, whatever the failure was."""
-    assert explain_log(SGLANG.format(what="an illegal memory access was encountered"))["failures"] == []
-    (failure,) = explain_log(SGLANG.format(what="CUDA out of memory."))["failures"]
-    assert failure["form"] == "sglang.graph_capture"
+    assert explain_log(SGLANG.format(what="an illegal memory access was encountered")).failures == ()
+    (failure,) = explain_log(SGLANG.format(what="CUDA out of memory.")).failures
+    assert failure.form == "sglang.graph_capture"
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_a_graph_that_fails_for_another_reason_is_not_about_memory() -> None:
     ],
 )  # fmt: skip
 def test_other_words_for_the_same(text: str, form: str, requested: int | None) -> None:
-    (failure,) = explain_log(text)["failures"]
-    assert (failure["form"], failure["requested_bytes"]) == (form, requested)
+    (failure,) = explain_log(text).failures
+    assert (failure.form, failure.requested_bytes) == (form, requested)
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,30 @@ def test_other_words_for_the_same(text: str, form: str, requested: int | None) -
     ],
 )  # fmt: skip
 def test_some_messages_alone_say_what_the_engine_was_doing(text: str, phase: str | None) -> None:
-    (failure,) = explain_log(text)["failures"]
-    assert failure["phase"] == phase
+    (failure,) = explain_log(text).failures
+    assert failure.phase == phase
 
 
 def test_a_device_whose_size_is_not_told_has_no_negative_memory_in_use() -> None:
     text = "torch.OutOfMemoryError: Tried to allocate 12.60 GiB. GPU had 12.44 GiB free of 79.19"
-    (failure,) = explain_log(text)["failures"]
-    assert "-" not in failure["because"]
-    assert "does not say how large the device is" in failure["because"]
+    (failure,) = explain_log(text).failures
+    assert "-" not in failure.because
+    assert "does not say how large the device is" in failure.because
 
 
 def test_two_bare_messages_of_two_tracebacks_are_two_failures() -> None:
     head = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    x()\n'
     first, second = "RuntimeError: CUDA error: out of memory\n", "RuntimeError: CUDA driver error: out of memory\n"
     chained = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    assert len(explain_log(head + first + "retrying\n" + head + second)["failures"]) == 2
-    assert len(explain_log(head + first + chained + head + second)["failures"]) == 1
-    assert len(explain_log(head + first + second)["failures"]) == 1
+    assert len(explain_log(head + first + "retrying\n" + head + second).failures) == 2
+    assert len(explain_log(head + first + chained + head + second).failures) == 1
+    assert len(explain_log(head + first + second).failures) == 1
 
 
 @pytest.mark.parametrize("end", ["\n16 nodes are left", "\n\n16 nodes are left", " in all", ""])
 def test_a_number_at_a_messages_end_takes_no_digits_of_the_next_line(end: str) -> None:
     """It was read as 409616 bytes."""
     text = f"ERROR: Failed to allocate memory for requested buffer of size 4096{end}\n"
-    (failure,) = explain_log(text)["failures"]
-    assert failure["requested_bytes"] == 4096
-    assert "16" not in failure["message"]
+    (failure,) = explain_log(text).failures
+    assert failure.requested_bytes == 4096
+    assert "16" not in failure.message

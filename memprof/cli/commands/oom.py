@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import click
 
+from memprof.cli.answers import redacted
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.options import RECORDING, redact_option
 from memprof.errors import InputError
@@ -39,18 +40,15 @@ def command(log: Path, explain_facts: bool, output: Output, redact: bool) -> Non
     from memprof.oom.explain import explain_log
 
     answer = explain_log(_read(log), explain_facts=explain_facts)
-    if not answer["failures"]:
+    if not answer.failures:
         name = "standard input" if str(log) == "-" else str(log)
-        what = " ".join(answer["notes"]) or (
+        what = " ".join(answer.notes) or (
             "If a process was killed or an engine refused to start, paste the lines around that, not the last ones "
             "only."
         )
         raise InputError(f"{name} holds no out-of-memory message. {what}")
-    if redact:
-        from memprof.redact import redact as without_names
-
-        answer = without_names(answer)
-    emit(Answer("oom", answer, lambda: answer), output)
+    shared = redacted(answer, redact)
+    emit(Answer("oom", shared, lambda: shared), output)
 
 
 def _read(log: Path) -> str:

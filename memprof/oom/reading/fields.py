@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from memprof.oom.knowledge_files import table
+from memprof.oom.knowledge_files import typed
 from memprof.oom.known_messages import DEVICE_FORMS
 from memprof.oom.message_form import Form
 from memprof.oom.reading.sizes import SIZE, bytes_of
@@ -15,9 +15,12 @@ _GAP = 260
 _HEAD, _BLOCK, _ASYNC, _WARNING, _FIELDS_ONLY, _CLASS = DEVICE_FORMS
 #: Forms that begin a message, by the name of the piece they are found as.
 _BEGIN = {"head": _HEAD, "block": _BLOCK, "async": _ASYNC, "warning": _WARNING}
-_TABLE = table("torch")
-_FIELDS = {name: re.compile(words.replace("{size}", f"({SIZE})")) for name, words in _TABLE["fields"].items()}
-_PROCESS, _INDEX = (re.compile(_TABLE["also"][name].replace("{size}", f"({SIZE})")) for name in ("process", "index"))
+_FIELDS, _ALSO = (
+    {name: re.compile(words.replace("{size}", f"({SIZE})")) for name, words in rows.items()}
+    for rows in (typed("torch", "fields", dict[str, str]), typed("torch", "also", dict[str, str]))
+)
+_PROCESS, _INDEX = _ALSO["process"], _ALSO["index"]
+_SIGNS = typed("torch", "signs", tuple[str, ...])
 _END = re.compile(r"traceback\(mostrecentcalllast")
 _STRICT = ("total", "allocated", "unallocated", "in_use")
 _EXABYTE = 2**60
@@ -57,14 +60,7 @@ def _pieces(text: str) -> list[tuple[int, int, str, re.Match[str]]]:
     pieces = []
     for name, form in _BEGIN.items():
         pieces += [(m.start(), m.end(), name, m) for m in form.pattern.finditer(text)]
-    if (
-        "toallocate" not in text
-        and "allocationondevice" not in text
-        and "bypytorch" not in text
-        and "reservedbut" not in text
-        and "mpsallocated" not in text
-        and "totalcapac" not in text
-    ):
+    if not any(sign in text for sign in _SIGNS):
         return pieces
     for name, pattern in _FIELDS.items():
         pieces += [(m.start(), m.end(), name, m) for m in pattern.finditer(text)]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from memprof.oom.failure import Frame
+from memprof.oom.knowledge_files import typed
 from memprof.oom.reading.normalize import Line
 
 _HEAD = "Traceback (most recent call last"
@@ -15,24 +16,7 @@ _NARROWEST = 40
 # So many lines above a message a line of code can be what asked.
 _NEAR = 3
 _CODE = re.compile(r"\s{1,40}(?:[\w.]{1,60} = [\w.]{1,60}[ (\[.]|return [\w.]{1,60}\()")
-# Python's; the path may be broken by a terminal.
-_PYTHON = re.compile(
-    r'File ["“]([^"”]{1,500})["”],\s{0,200}line\s{1,200}(\d{1,9})(?:,\s{0,200}in\s{1,200}([^\s,]{1,200}))?'
-)
-_IPYTHON = re.compile(
-    r"^(?:File |Cell |Input )?((?:[/~]|[A-Za-z]:\\|In ?\[|<ipython)[^\s\":]{0,300}?)(?::(\d{1,9})|, line "
-    r"(\d{1,9}))?,? in (<?[\w.<> ]{1,120}?>?)(?:\(|$)",
-    re.M,
-)
-_RICH = re.compile(
-    r"^((?:[/~]|[A-Za-z]:\\)[^\s\":]{1,300}(?:\n[^\s\":]{1,200}){0,2}):\n?(\d{1,9})\s{1,3}in\s{1,3}([\w.<>]{1,120})\s{0,200}$",
-    re.M,
-)
-_SHORT = re.compile(
-    r"^(?:at |in |File )?[\"']?([\w./\\~<>-]{1,200}\.py)[\"']?(?:[:(]|, line )(\d{1,9})\)?[:,]? ?(?:in "
-    r")?([A-Za-z_<][\w.>]{0,120})",
-    re.M,
-)
+_PYTHON, *_OTHERS = (re.compile(pattern) for pattern in typed("log_lines", "frames", dict[str, str]).values())
 _MARKS = re.compile(r"^[\s^~❱❯|>-]{0,2000}$")
 
 
@@ -80,7 +64,7 @@ def _read(block: Sequence[str]) -> list[Frame]:
 
 def _matched(block: Sequence[str]) -> list[Frame]:
     text = "\n".join(line.strip() for line in block)
-    for pattern in (_PYTHON, _RICH, _IPYTHON, _SHORT):
+    for pattern in (_PYTHON, *_OTHERS):
         found = list(pattern.finditer(text))
         if found:
             ends = [*(match.start() for match in found[1:]), len(text)]

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from memprof.oom.knowledge_files import table
+from memprof.oom.knowledge_files import typed
 
 _ANSI = re.compile(
     r"(?:\x1b|\\u001b|\\x1b|\\033)(?:\[[0-9;?]{0,30}[ -/]{0,3}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])"
@@ -23,33 +23,9 @@ _TAG = re.compile(
     r"</?(?:span|pre|br|div|font|code|b|i|u|p|td|tr|table|strong|samp|details|summary)\b[^<>\n]{0,300}>", re.I
 )
 _BREAK = re.compile(r"<br\b[^<>\n]{0,40}>|</(?:div|p|tr|pre)>", re.I)
-_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
-# What launchers, Ray, containers, loggers and mail programs put before a line; tried again until none is left.
-_PREFIX = re.compile(
-    r"[ \t]{0,400}(?:"
-    r"\[(?:rank|default)[ ]?(?P<rank>\d{1,5})\]:?"
-    r"|\[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:"
-    r"|\((?P<actor>[A-Za-z_][\w.:@/<>+-]{0,80}(?: rank=(?P<arank>\d{1,5}))?,? pid=(?P<pid>\d{1,9})[^()\n]{0,100})\)"
-    r"|(?P<srun>\d{1,4}):(?=[ \t])"
-    r"|\[?\d{4}[-/](?:\d\d|[A-Z][a-z]{2})[-/]\d\d[T ,_]{1,3}\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?"
-    r"(?:Z|[ ]?[+-]\d\d:?\d\d)?(?P<tags>(?: [A-Z]{2}\d{1,4}){0,4})\]?:?(?:[ \t]{0,20}-(?=[ \t]))?"
-    rf"|[\w.-]{{1,60}}[ \t]{{1,4}}-[ \t]{{1,4}}{_LEVEL}[ \t]{{1,4}}-(?=[ \t])"
-    rf"|{_LEVEL}:[\w.]{{1,60}}:|{_LEVEL}[ \t]{{0,8}}\|"
-    r"|[\w.<>]{1,80}:[\w.<>]{1,60}:\d{1,6}[ ]-(?=[ \t])"
-    r"|[IWEF]\d{4} [\d:.]{8,30}[ \t]{1,8}\d{1,9} [\w./-]{1,160}:\d{1,6}\]"
-    r"|[IWEF] [\w./-]{1,160}\.(?:cc|cpp|h|cu):\d{1,6}\]"
-    rf"|\[?{_LEVEL}\]?(?: \d\d-\d\d \d\d:\d\d:\d\d)?:?(?=[ \t\[]|$)(?:[ \t]{{0,20}}-(?=[ \t]))?"
-    r"|\[ {0,6}\d{1,9}\.\d{1,9}\]"
-    rf"|\d{{2,9}}:\d{{2,9}}(?=[ \t]{{1,4}}{_LEVEL}\b)"
-    r"|\[[\w./-]{1,60}\.(?:py|cc|cpp|rs)(?::\d{1,6})?(?::\w{1,60})?\]:?"
-    r"|[\w.-]{1,60}\.py:\d{1,6}\]"
-    r"|[\w.-]{1,40}[ \t]{0,40}\|(?=[ \t]|$)"
-    r"|[>│┃║]{1,40}(?=[ \t]|$|[^>])|\|(?=[ \t]|$)"
-    r"|[A-Z]{5,20}:(?=[ \t])"
-    r"|\[?std(?:err|out)\]?[:|]?(?=[ \t])"
-    r"|[#E](?=[ \t]{3})|#(?=[ \t])"
-    r")"
-)
+_PREFIXES = "|".join(typed("log_lines", "prefixes", tuple[str, ...]))
+_PREFIX = re.compile(rf"[ \t]{{0,400}}(?:{_PREFIXES.replace('{level}', typed('log_lines', 'level', str))})")
+_JSON_KEYS = typed("log_lines", "json_keys", tuple[str, ...])
 _RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗╚╝╟╢+=_-]{0,2000}$")
 _BOX_END = re.compile(r"[ \t]{0,400}[│┃║]{1,20}[ \t]{0,400}$")
 # The file and line that rich's log handler prints at the right edge.
@@ -62,11 +38,6 @@ _ESCAPED = re.compile(
 _ESCAPE = re.compile(r"\\([\\\"/nrt])")
 _UNESCAPED = {"n": "\n", "r": "", "t": "\t"}
 _MOST_LEVELS = 4
-#: Keys under which loggers, containers and clouds put what was printed, in the order in which it is read.
-_SAYS = (
-    "log", "message", "msg", "text", "line", "event", "textPayload", "body", "error", "err", "exception", "exc_info",
-    "exc_text", "stack", "stack_trace", "stacktrace", "traceback",
-)  # fmt: skip
 _REPEATED = re.compile(
     r"[ \t]{0,400}\[repeated \d{1,7}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?[ \t]{0,400}$"
 )
@@ -177,7 +148,7 @@ def _of_json(raw: str) -> str:
     except (ValueError, RecursionError):
         return raw
     rank = next((entry[key] for key in ("rank", "local_rank") if isinstance(entry.get(key), int)), None)
-    said = [text for key in _SAYS for text in [entry.get(key)] if isinstance(text, str) and text]
+    said = [text for key in _JSON_KEYS for text in [entry.get(key)] if isinstance(text, str) and text]
     text = "\n".join(said or [value for value in entry.values() if isinstance(value, str) and " " in value])
     tag = "" if rank is None or isinstance(rank, bool) else f"[rank{rank}]: "
     return "\n".join(f"{tag}{_of_json(line) if line[:1] == '{' else line}" for line in text.rstrip("\n").split("\n"))
@@ -243,7 +214,7 @@ def _unsqueezed(text: str, count: int) -> int:
 
 
 # Words of these messages: two halves of one at a line's end were broken by a terminal, not by the author.
-_WORDS = frozenset(table("torch")["broken_words"])
+_WORDS = typed("torch", "broken_words", frozenset[str])
 
 
 def _join(parts: list[str]) -> str:

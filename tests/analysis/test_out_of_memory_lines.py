@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from memprof.reports.terminal.out_of_memory import MOST_LINES, oom_lines
 
-from memprof.oom.run_lines import MOST_LINES, oom_lines
 from memprof.report import Report
 from tests.report.plain import as_report
 from tests.reports.sample import sample
