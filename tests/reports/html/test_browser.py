@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,14 +76,11 @@ def drawn_peak(page: Any) -> float:
     )
 
 
-def test_opens_from_disk_quietly_quickly_and_alone(browser: Any, file: Path) -> None:
-    start = time.perf_counter()
+def test_opens_from_disk_quietly_and_alone(browser: Any, file: Path) -> None:
     with open_page(browser, file) as page:
-        took = time.perf_counter() - start
         assert page.problems == []
         assert page.requested == [file.as_uri()]
         assert page.locator("#peak-gib").inner_text() == PEAK
-    assert took < 15  # starting Chromium included; a hang, not a benchmark
 
 
 def test_scripts_write_sizes_as_the_text_does(page: Any) -> None:
