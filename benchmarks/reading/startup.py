@@ -1,4 +1,4 @@
-"""Measure what ``memprof --help`` costs over an empty interpreter, what it loads, and what the plugin costs TensorBoard.
+"""Measure what ``memprof --help`` costs and loads, and what the plugin costs TensorBoard when it starts.
 
 python -m benchmarks.reading startup [--rounds 15] [--json FILE]
 """

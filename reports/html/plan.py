@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-from memprof.reports.document.plan import PlanDocument, Point, parts_of, verdict_of
+from memprof.reports.document.plan import PlanDocument, parts_of, verdict_of
 from memprof.reports.document.text import thousands
+from memprof.reports.figures import front_figure
 from memprof.reports.html.elements import Markup, bar, copyable, draw_table, el, legend, notes_section, section
 from memprof.reports.html.page import PageData, render_page
 from memprof.reports.html.summary import headline_lines
@@ -21,7 +21,8 @@ def render_plan(plan: PlanDocument) -> str:
     rows = section("rows", "Side by side", searched, draw_table(plan.table))
     sections = (_best(plan), _chart(plan), _prices(plan), rows, notes_section(plan.notes))
     subtitle = ("simulated, nothing was run on a GPU", room)
-    data = PageData(report=found, front=_front(plan) if plan.timed else None)
+    front = front_figure(plan).to_plotly_json() if plan.timed else None
+    data = PageData(report=found, front=front)
     return render_page(plan.title, subtitle, sections, data, "pareto_front" if plan.timed else None)
 
 
@@ -68,19 +69,6 @@ def _prices(plan: PlanDocument) -> Markup | None:
     if plan.per_tokens:
         note = f"the rows' steps differ in their work, so time is that of {thousands(1000)} tokens"
     return section("front", "Memory against time", note, chart, keys)
-
-
-class Front(msgspec.Struct, frozen=True, kw_only=True):
-    """What the chart's script reads: the points, where the limit is, and what a time is of."""
-
-    points: tuple[Point, ...]
-    limit: int
-    per: str
-
-
-def _front(plan: PlanDocument) -> Front:
-    per = f"time of {thousands(1000)} tokens" if plan.per_tokens else "time of a step"
-    return Front(points=plan.priced(), limit=plan.plan.limit_bytes, per=per)
 
 
 def _limit_label(plan: PlanDocument, scale: int) -> Markup:

@@ -7,8 +7,8 @@ import math
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.text import phase_label, phase_short
 from memprof.reports.html.elements import Markup, el, join
-from memprof.reports.html.interactive_timeline import peak_hold
 from memprof.reports.palette import slug
+from memprof.reports.thinning import peak_hold
 
 from memprof.units import GIB, gib
 
@@ -28,7 +28,11 @@ def timeline_svg(timeline: Timeline, highest: int = 0) -> Markup:
     label = f"Memory over the run by category; the peak is {gib(timeline.total[timeline.peak_point])} GiB."
     return el(
         "svg",
-        {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": label, "class": "timeline-svg"},
+        {
+            "viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": label, "class": "timeline-svg",
+            # Where in the picture the axes are, for the cursor: left, right, top, bottom.
+            "data-axes": f"{_LEFT} {_WIDTH - _RIGHT} {_TOP} {_HEIGHT - _BOTTOM}",
+        },
         _grid(plot),
         _areas(timeline, held, plot),
         _reserved(timeline, held, plot),

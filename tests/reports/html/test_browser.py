@@ -46,7 +46,7 @@ def page(shared_page: Any, file: Path) -> Any:
     """The page anew, without what an earlier test left in its address."""
     shared_page.goto("about:blank")
     shared_page.goto(file.as_uri())
-    shared_page.wait_for_selector("html[data-ready=yes]", state="attached")
+    shared_page.wait_for_selector("html[data-charts=yes]", state="attached")
     return shared_page
 
 
@@ -81,6 +81,32 @@ def test_opens_from_disk_quietly_and_alone(browser: Any, file: Path) -> None:
         assert page.problems == []
         assert page.requested == [file.as_uri()]
         assert page.locator("#peak-gib").inner_text() == PEAK
+
+
+def test_the_first_screen_and_the_static_timeline_do_not_wait_for_plotly(browser: Any, file: Path) -> None:
+    """Nothing is idle here, so plotly comes only when the chart is zoomed."""
+    view = browser.new_context(viewport={"width": 1360, "height": 900})
+    view.add_init_script("window.requestIdleCallback = () => {};")
+    page = view.new_page()
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready=yes]", state="attached")
+    assert page.evaluate("typeof Plotly") == "undefined"
+    picture = page.locator(".picture svg")
+    picture.scroll_into_view_if_needed()
+    box = picture.bounding_box()
+    page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.5 * box["height"])
+    title, total, parts = panel(page)
+    assert title == "At the cursor"
+    assert total == pytest.approx(sum(parts), abs=0.02)
+    line = page.locator("#cursor").bounding_box()
+    assert box["x"] < line["x"] <= box["x"] + 0.2 * box["width"] + 2  # at the last event before the pointer
+    page.locator("#chart").focus()
+    page.keyboard.press("p")
+    assert panel(page)[0] == "Peak"
+    page.keyboard.press("+")
+    page.wait_for_selector("html[data-charts=yes]", state="attached")
+    assert not picture.is_visible()
+    view.close()
 
 
 def test_scripts_write_sizes_as_the_text_does(page: Any) -> None:
@@ -342,7 +368,7 @@ def test_a_simulated_runs_timeline_counts_events(browser: Any, tmp_path: Path) -
         assert page.evaluate("location.hash").removeprefix("#at=").split(".")[0] == event
         page.goto("about:blank")
         page.goto(f"{path.as_uri()}#at={event}")
-        page.wait_for_selector("html[data-ready=yes]", state="attached")
+        page.wait_for_selector("html[data-charts=yes]", state="attached")
         assert page.locator("#panel-where").inner_text().split()[1] == event
 
 
@@ -470,7 +496,7 @@ def test_the_address_brings_back_instant_filter_and_category(browser: Any, file:
     with browser.new_context() as context:
         other = context.new_page()
         other.goto(file.as_uri() + "#" + address)
-        other.wait_for_selector("html[data-ready=yes]", state="attached")
+        other.wait_for_selector("html[data-charts=yes]", state="attached")
         assert panel(other) == held
         assert other.locator("#filter").input_value() == "chunked"
         assert other.locator("#allocation-table tbody tr:visible").count() == 2
