@@ -231,9 +231,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
             continue
         for part in row.categories:
             bars.append(_stacked(part.label, labels, part.at_peak, LIGHT.get(part.id, FALLBACK), part.id))
-        whole = [
-            n if run.report is None else None for n, run in zip(row.at_peak, comparison.runs, strict=True)
-        ]
+        whole = [n if run.report is None else None for n, run in zip(row.at_peak, comparison.runs, strict=True)]
         if any(whole):
             bars.append(_stacked(f"{row.label} (published)", labels, whole, FALLBACK, row.id))
     layout = {**_layout(), "barmode": "stack", "showlegend": True, "yaxis": _value_axis()}

@@ -98,7 +98,7 @@ const shapesAndLabels = ([low, high], width) => {
   const top = highestPoint(), px = x[top], words = state.hidden.size ? "</b> the most of these" : "</b> peak";
   if (px >= low && px <= high)
     annotations.push({ ...timeline.figure.layout.annotations[0], x: px, y: total[top], text: "<b>" + amountOf(total[top] * GIB) + words,
-      arrowcolor: ink("soft"), ax: px > (low + high) / 2 ? -46 : 46, font: { size: 12, color: ink("ink") } });
+      arrowcolor: ink("soft"), bgcolor: ink("bg"), ax: px > (low + high) / 2 ? -46 : 46, font: { size: 12, color: ink("ink") } });
   return { shapes, annotations };
 };
 
@@ -301,7 +301,8 @@ const show = (index, range = null) => {
   showPanel();
   return zoom(range);
 };
-const choose = { run: (value) => { state.at = null; show(Number(value)); writeAddress(); }, axis: (value) => { axis = value; zoom(null); go(point); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
+const note = $$("axis-note"), showNote = () => { if (note.dataset.time) note.textContent = note.dataset[axis]; };
+const choose = { run: (value) => { state.at = null; show(Number(value)); writeAddress(); }, axis: (value) => { axis = value; zoom(null); go(point); showNote(); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
 for (const button of all("[data-choice]"))
   button.addEventListener("click", () => {
     all(`[data-choice="${button.dataset.choice}"]`).forEach((b) => b.setAttribute("aria-pressed", String(b === button)));

@@ -232,11 +232,29 @@ def test_filter_finds_by_stack(page: Any) -> None:
     before = rows.count()
     page.fill("#filter", "chunked_logprob loss")
     assert 0 < rows.count() < before
+    sizes = sum(int(row.get_attribute("data-bytes")) for row in rows.all())
+    assert page.locator("#nothing").inner_text() == f"“chunked_logprob loss”: {rows.count()} lines, {amount(sizes)}"
     page.fill("#filter", "no such thing")
     assert rows.count() == 0
     page.press("#filter", "Escape")
     assert page.input_value("#filter") == ""
     assert rows.count() == before
+
+
+def test_a_search_marks_boxes_of_the_icicle_and_sums_them(page: Any) -> None:
+    page.fill("#filter", "chunked_logprob")
+    found = page.locator(".icicle .box.found")
+    outer = page.evaluate(
+        """() => [...document.querySelectorAll(".box.found")].filter((box) => !box.parentElement.parentElement
+        .closest(".node")?.querySelector(":scope > .box").matches(".found")).map((box) => Number(box.dataset.bytes))"""
+    )
+    assert found.count() >= len(outer) > 0
+    boxes = "box" if len(outer) == 1 else "boxes"
+    words = page.locator("#icicle-found").inner_text()
+    assert words == f"“chunked_logprob”: {len(outer)} {boxes}, {amount(sum(outer))}"
+    page.fill("#filter", "")
+    assert found.count() == 0
+    assert not page.locator("#icicle-found").is_visible()
 
 
 def test_icicle_zooms_in_and_out(page: Any) -> None:

@@ -179,7 +179,7 @@ def test_every_category_and_phase_has_its_colour() -> None:
 
 def test_svg_shows_the_peak_and_every_category(timeline: Timeline) -> None:
     picture = timeline_svg(timeline)
-    assert "6.78 peak" in picture
+    assert "6.78 GiB peak" in picture
     for category in timeline.categories:
         assert f'class="fill c-{category}"' in picture
     assert 'class="reserved"' in picture
