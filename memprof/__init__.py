@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memprof.instrument.dump_requests import collect, request_dump
     from memprof.integrations.callback.callback import MemProfCallback
     from memprof.recording import phase, record
+    from memprof.reports.figures import figure
     from memprof.snapshot import Snapshot, load_snapshot
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "attach",
     "attached",
     "collect",
+    "figure",
     "load_snapshot",
     "phase",
     "record",
@@ -41,6 +43,7 @@ _HOME = {
     "attach": "memprof.instrument.attach",
     "attached": "memprof.instrument.attach",
     "collect": "memprof.instrument.dump_requests",
+    "figure": "memprof.reports.figures",
     "request_dump": "memprof.instrument.dump_requests",
     "load_snapshot": "memprof.snapshot",
     "phase": "memprof.recording",

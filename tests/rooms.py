@@ -67,10 +67,12 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 
-#: Imports against the rules, each inside a method: an analysis shows itself in a notebook and writes its own page, so
-#: that it can do so however it was obtained.
+#: Imports against the rules, each inside a method: an analysis shows itself in a notebook, draws its figures and writes
+#: its own page, so that it can do so however it was obtained.
 AGAINST_THE_RULES = {
+    ("memprof.analysis.analysis", "memprof.reports.figures"),
     ("memprof.analysis.analysis", "memprof.reports.notebook"),
+    ("memprof.analysis.breakdown", "memprof.reports.figures"),
     ("memprof.analysis.breakdown", "memprof.reports.notebook"),
 }
 

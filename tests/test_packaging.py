@@ -94,7 +94,7 @@ def test_wheel_holds_what_code_reads_at_run_time(wheel: Path) -> None:
     for needed in ("memprof/py.typed", *data):
         assert needed in names
     assert any(name.startswith("memprof/reports/templates/") for name in names)
-    assert any(name.startswith("memprof/reports/assets/") for name in names)
+    assert any(name.startswith("memprof/reports/scripts/") for name in names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 

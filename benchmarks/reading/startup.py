@@ -1,4 +1,4 @@
-"""Measure what ``memprof --help`` costs over an empty interpreter, and what it loads.
+"""Measure what ``memprof --help`` costs and loads, and what the plugin costs TensorBoard when it starts.
 
 python -m benchmarks.reading startup [--rounds 15] [--json FILE]
 """
@@ -27,6 +27,18 @@ except SystemExit:
     pass
 print(" ".join(sorted({name.split(".")[0] for name in sys.modules})))
 """
+# Seconds that TensorBoard waits for the plugin when it starts; TensorBoard's own modules are loaded before.
+PLUGIN = """
+import time
+from types import SimpleNamespace
+from tensorboard import default, program
+from tensorboard.plugins import base_plugin
+start = time.perf_counter()
+from memprof.integrations.board.loader import MemoryTabLoader
+plugin = MemoryTabLoader().load(SimpleNamespace(logdir="/nonexistent", flags=None))
+plugin.frontend_metadata(); plugin.get_plugin_apps(); plugin.is_active()
+print(time.perf_counter() - start)
+"""
 MUST_NOT_LOAD = ("torch", "plotly", "rich", "numpy", "msgspec", "transformers", "trl")
 
 
@@ -38,12 +50,19 @@ def timed(code: str) -> dict[str, float]:
     return {"wall": wall, "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
 
 
+def plugin_seconds() -> float:
+    """Return the wall seconds that the plugin adds to TensorBoard's start."""
+    done = subprocess.run([sys.executable, "-c", PLUGIN], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
 @click.command(help=__doc__)
 @click.option("--rounds", default=15, show_default=True)
 @click.option("--json", "path", type=click.Path(path_type=Path))
 def main(rounds: int, path: Path | None) -> None:
     results = interleaved({"empty": lambda: timed("pass"), "help": lambda: timed(HELP)}, rounds)
     loaded = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    plugin = statistics.median(plugin_seconds() for _ in range(rounds))
     modules = set(loaded.stdout.splitlines()[-1].split())
     write_result(
         {
@@ -53,6 +72,7 @@ def main(rounds: int, path: Path | None) -> None:
             "empty_wall_seconds": round(statistics.median(r["wall"] for r in results["empty"]), 4),
             "wall_ratio": round(ratio(results, "help", "empty", "wall"), 2),
             "cpu_ratio": round(ratio(results, "help", "empty", "cpu"), 2),
+            "tensorboard_plugin_wall_seconds": round(plugin, 4),
             "loaded_but_should_not": sorted(modules.intersection(MUST_NOT_LOAD)),
         },
         path,

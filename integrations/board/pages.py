@@ -6,8 +6,6 @@ keeps the analysis and its libraries out of TensorBoard's process.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import re
 import subprocess
@@ -21,7 +19,9 @@ from memprof.integrations.board.recordings import Recording
 
 _SECONDS = 300
 _KEPT = 16
-_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+# The page's own content security policy, which stands before anything that a file wrote.
+_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
+_HASH = re.compile(r"'sha256-([A-Za-z0-9+/=]+)'")
 # The command line's prefix of an error sentence on standard error.
 _OURS = re.compile(r"^(?:memprof|Error|Usage): ?", re.MULTILINE)
 
@@ -32,8 +32,8 @@ class Page:
     def __init__(self, text: str, problem: str | None = None) -> None:
         self.text = text
         self.problem = problem
-        #: SHA-256 of every inline script that runs, as a content security policy names it.
-        self.hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in _SCRIPT.findall(text)]
+        #: SHA-256 of every script that the page runs, as its own content security policy names it.
+        self.hashes: list[str] = _HASH.findall(policy[1]) if (policy := _POLICY.search(text)) else []
 
 
 class Pages:

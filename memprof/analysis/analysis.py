@@ -28,6 +28,8 @@ from memprof.timeline.timeline import Timeline, build_timeline
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from memprof.attribution.rules import RuleSet
 
 #: A function that reads a report without advice, and the analysis it is of, and returns its advice.
@@ -101,6 +103,21 @@ class Analysis(Views):
         page = Path(path)
         write_page(self, page)
         return page
+
+    def figure(self, kind: str = "timeline", axis: str = "phase", max_points: int | None = 10_000) -> Figure:
+        """Return a ``plotly.graph_objects.Figure``, the one that the page draws.
+
+        Args:
+            kind: ``timeline`` (memory by category over the run), ``breakdown`` (the peak by category) or ``steps``.
+            axis: of a timeline: ``phase`` draws every phase equally wide, ``time`` uses the recording's clock.
+            max_points: of a timeline: about how many instants are drawn, no peak missing; ``None`` draws the page's.
+
+        Raises:
+            UsageError: there is no such kind or axis, or the recording has nothing to draw for it.
+        """
+        from memprof.reports.figures import analysis_figure
+
+        return analysis_figure(self, kind, axis, max_points)
 
     def largest(
         self, top: int | None = 10, at: str = "peak", category: str | None = None, address: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from memprof.attribution.result import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import GROUP_OF, GUESSES, Category, Evidence, Group, Phase
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 _CATEGORIES = list(Category)
 _EVIDENCE = list(Evidence)
@@ -65,6 +69,12 @@ class Breakdown:
         from memprof.reports.notebook import breakdown_fragment
 
         return breakdown_fragment(self)
+
+    def figure(self) -> Figure:
+        """Return a ``plotly.graph_objects.Figure`` with a bar for each category."""
+        from memprof.reports.figures import breakdown_figure
+
+        return breakdown_figure(self)
 
     @cached_property
     def rows(self) -> I64:

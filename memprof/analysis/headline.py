@@ -50,6 +50,8 @@ _FIXED = 0.8
 _KNOWN = 0.1
 # With this share of the peak unattributed, no category is named.
 _UNKNOWN = 0.9
+# Next to next to nothing, how many times as much says nothing.
+_MANY_TIMES = 1000
 # Call a category guessed where at least this share of it is.
 _GUESSED = 0.5
 
@@ -264,8 +266,8 @@ def _cause(report: Report, category: Category | None, places: Sequence[Place]) -
     beside = _to_half(held, named, active)
     parts = [f"{amount(held[c])} of {_label(c)} ({percent(held[c], active)})" for c in (*named, *beside)]
     parts[0] = f"{parts[0][:-1]} of {whole})"
-    whose = ": " if len(named) == 1 else ", the latter "
-    made = f"{whose}{_places(places)}" if places else ""
+    of_it = "" if len(named) == 1 else f" of the {_label(named[-1])}"
+    made = f", {_places(places, of_it)}" if places else ""
     more = f"; beside {'it' if len(named) < 2 else 'them'} {_and(parts[len(named) :])}" if beside else ""
     sentence = f"{_explained(report)}{_and(parts[: len(named)])}{made}{more}.{_known_beside(report, (*named, *beside))}"
     counted = peak.guessed
@@ -294,7 +296,7 @@ def _known_beside(report: Report, told: Sequence[Category]) -> str:
         return ""
     places = listed_places(peak.largest, rest[0], held[rest[0]])
     share = percent(held[rest[0]], peak.active_bytes)
-    return f" {amount(held[rest[0]])} of {_label(rest[0])} ({share}): {_places(places)}." if places else ""
+    return f" {amount(held[rest[0]])} of {_label(rest[0])} ({share}), {_places(places)}." if places else ""
 
 
 def _explained(report: Report) -> str:
@@ -381,16 +383,30 @@ def _label(category: Category) -> str:
     return _LABELS[category]
 
 
-def _places(places: Sequence[Place]) -> str:
-    """Write ``38 % from models.py:174, 31 % from :181``: a file is named once where places follow each other in it."""
+def _places(places: Sequence[Place], of_it: str = " of it") -> str:
+    """Write ``6.00 GiB of it in softmax (nn_utils.py:6) and 3.05 GiB in forward (:181)``: sizes add up to the whole.
+
+    A file is named once where places follow each other in it.
+    """
+    of_it = of_it or " of it"
     if sum(place.share for place in places) < _TELLING:
-        return f"from many places, at most {100 * places[0].share:.0f} % from one"
+        whose = of_it.removeprefix(" of ") if of_it != " of it" else ""
+        return f"{whose} from many places, at most {amount(places[0].bytes)} from one".lstrip()
     words, before = [], ""
     for place in places:
         file, line = _file_and_line(place.frame)
-        words.append(f"{100 * place.share:.0f} % from {'' if file == before else file}:{line}")
+        found = f"{'' if file == before else file}:{line}"
+        function = _function(place.frame)
+        inside = f"in {function} ({found})" if function else f"from {found}"
+        words.append(f"{amount(place.bytes)}{'' if words else of_it} {inside}")
         before = file
-    return ", ".join(words)
+    return _and(words)
+
+
+def _function(frame: str) -> str:
+    """Return the function of ``file:line function``; "" where the frame names none, or a lambda or module."""
+    found = re.match(r".*?:\d+ ([\w.]+)$", frame, re.DOTALL)
+    return found[1] if found else ""
 
 
 def _file_and_line(frame: str) -> tuple[str, str]:
@@ -421,7 +437,7 @@ def _action(report: Report) -> str:
     how_to = (first.setting or "").split("  #")[0].removesuffix(": ...")
     setting = f" How: {how_to}." if how_to else ""
     it = "In inference it" if either else "It"
-    words = f"First thing to change: {action}. {it} saves {saves} ({how}{same}).{enough}{setting}"
+    words = f"Try first: {action}. {it} saves {saves} ({how}{same}).{enough}{setting}"
     return _from_a_dump(report, words) if _is_dump(report.source) else words
 
 
@@ -594,7 +610,7 @@ def change_words(
     if not first:
         return f"0 before, {write(first_most)} at most" if first_most else "new"
     if other >= 2 * first:
-        return f"{other / first:.1f}× as much"
+        return f"{other / first:.1f}× as much" if other < _MANY_TIMES * first else f">{_MANY_TIMES:,}× as much"
     share = 100 * abs(other - first) / first
     number = "<0.1" if share < 0.05 else f"{share:.1f}" if share < 9.95 else f"{share:.0f}"
     return f"{'>99' if share >= 99.5 else number} % {'less' if other < first else 'more'}"

@@ -19,6 +19,8 @@ from memprof.reports.renderers import Answer, formats_of, render
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _DOES_NOT_FIT = 4
+# Endings of files that somebody expects to be something else than a page.
+_NO_PAGES = {".csv", ".gif", ".jpeg", ".jpg", ".json", ".md", ".pdf", ".pickle", ".png", ".svg", ".txt", ".webp"}
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,9 @@ def output_options(kind: str, page: str | None = None, json_file: bool = True) -
     styles = click.Choice([style for style in formats_of(kind) if style != "html"])
     shown = "Choose what is printed; default: text."
     options: list[_Option] = [click.option("--format", "style", type=styles, default="text", help=shown)]
+    page_only = page is not None and "FILE.html" in page
     if page is not None:
-        metavar = "FILE.html" if "FILE.html" in page else "FILE"
+        metavar = "FILE.html" if page_only else "FILE"
         file = click.Path(path_type=Path)
         options.insert(0, click.option("-o", "--output", "page", type=file, metavar=metavar, help=page))
     if json_file:
@@ -75,6 +78,10 @@ def output_options(kind: str, page: str | None = None, json_file: bool = True) -
             for file in filter(None, (output.json_file, output.page)):
                 refuse_unwritable(file)
                 _refuse_inputs(file, given)
+            if output.page is not None and page_only and output.page.suffix.lower() in _NO_PAGES:
+                raise UsageError(
+                    f"-o {output.page}: the page is HTML. Name a file that ends in .html; a browser prints it as PDF."
+                )
             if output.json_file is not None and output.json_file == output.page:
                 raise UsageError(f"-o and --json both name {output.page}; give two names.")
             return function(*args, output=output, **given)

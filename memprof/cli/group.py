@@ -87,6 +87,7 @@ class _LazyGroup(click.Group):
         except click.exceptions.Abort:
             sys.exit(130)
         except click.ClickException as error:
+            _suggest_output(error)
             _fail(error.show, error.exit_code)
         except MemprofError as error:
             _fail(f"memprof: {error}", error.exit_code)
@@ -104,6 +105,14 @@ class _LazyGroup(click.Group):
         for name in closed:
             setattr(sys, name, None)
         code()  # a script under memprof run: it ends in its own way
+
+
+def _suggest_output(error: click.ClickException) -> None:
+    """Suggest ``-o`` to who types ``--html`` for the page."""
+    if not isinstance(error, click.NoSuchOption) or error.option_name != "--html" or error.ctx is None:
+        return
+    if any("-o" in option.opts for option in error.ctx.command.params):
+        error.possibilities = ["-o FILE.html"]
 
 
 def _fail(sentence: str | Callable[[], None], code: int) -> NoReturn:

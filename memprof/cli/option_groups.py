@@ -18,12 +18,15 @@ def grouped(
     """Make a command class that shows its options by group.
 
     Args:
-        groups: maps a group's title to its options' Python names, separated by blanks.
+        groups: maps a group's title to its options' Python names, separated by blanks; the first that names one has it.
         rest: the title of options in no group, which come last.
         aliases: other names of options, which work and are not shown; mapped to the options.
         advice: names that are no options, with what to give instead.
     """
-    group_of = {name: title for title, names in groups.items() for name in names.split()}
+    group_of: dict[str, str] = {}
+    for title, names in groups.items():
+        for name in names.split():
+            group_of.setdefault(name, title)
 
     class Grouped(click.Command):
         def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

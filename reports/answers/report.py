@@ -27,7 +27,7 @@ from memprof.reports.document.outside_torch import outside_facts
 from memprof.reports.document.page_title import subtitle_of
 from memprof.reports.document.prediction import lengths_table, needs_table
 from memprof.reports.document.ranks import recordings_table
-from memprof.reports.document.tables import component_table, evidence_bytes, phase_table
+from memprof.reports.document.tables import component_table, evidence_bytes, phase_table, unused_words
 from memprof.reports.document.text import short_path, thousands
 
 from memprof.report import Report
@@ -54,13 +54,18 @@ def report_and_changes(document: Document) -> Sheet:
 
 def short_report(document: Document) -> Sheet:
     """Show the peak, its bar and the rows: what a training run ends with."""
+    return _headed(document, (*_summary(document, facts=False), _components(document)))
+
+
+def _components(document: Document) -> Section:
+    unused = unused_words(document.rows)
     rows = component_table(document.rows, document.summary.moment)
-    return _headed(document, (*_summary(document, facts=False), (rows,)))
+    return rows, Said(unused, tone="muted") if unused else None
 
 
 def _sheet(document: Document, changes: str) -> Sheet:
     found, moment = document.report, document.summary.moment
-    sections = [*_summary(document), *_prediction(found), (component_table(document.rows, moment),)]
+    sections = [*_summary(document), *_prediction(found), _components(document)]
     listed = largest(document.allocations, moment)
     sections += [_recordings(recordings_table(found)), (phase_table(found),), (listed,)]
     advice = advice_sections(found, changes, nothing="t" if "t" in changes else "")
@@ -119,7 +124,9 @@ def _ranks(ranks: Ranks) -> Section:
         _rank(ranks, row, ("t" if i < most else "") + ("m" if i < _MOST_IN_MARKDOWN else ""))
         for i, row in enumerate(ranks.rows)
     ]
-    blocks: list[Block | None] = [Said(ranks.sentence), Said(ranks.missing, tone="bad") if ranks.missing else None]
+    found = f"{ranks.finding[:1].upper()}{ranks.finding[1:]}. " if ranks.finding else ""
+    missing = Said(ranks.missing, tone="bad") if ranks.missing else None
+    blocks: list[Block | None] = [Said(ranks.sentence, lead=found), missing]
     blocks.append(Table(tuple(columns), tuple(lines), scale=scale or 1, units=False))
     if rest := ranks.rows[most:]:
         low, high = gib(min(r.peak_bytes for r in rest)), gib(max(r.peak_bytes for r in rest))

@@ -52,7 +52,8 @@ def advice_basis(report: Report) -> str:
     changes, unchanged = report.advice, report.unchanged
     if not changes:
         return ""
-    order = "the first to begin with, then by what each saves at the peak" if len(changes) > 1 else "at the peak"
+    first = "the one to try first on top, the others by what each saves at the peak"
+    order = first if len(changes) > 1 else "at the peak"
     if all(change.basis != "simulated" for change in changes):
         whole = next(filter(None, (whole_step(change, report) for change in changes)), None)
         counted = f"; counted from the {gib(whole)} GiB that the step needs in all" if whole else ""

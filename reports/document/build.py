@@ -101,19 +101,22 @@ def build_document(
     if allocations is None:  # a report of an older memprof lists single allocations only
         allocations = peak.largest or fold(peak.allocations)
     rows = allocation_rows(allocations, peak.active_bytes, timed=timed)
+    shown = summary_of(report, rows)
+    # A dump without history is one moment: drawn over time it would be a flat line that is labelled a peak.
+    over_time = series is not None and bool(series.time_us) and shown.moment == "peak"
     bad = report.oom is not None or (report.fit is not None and not report.fit.fits)
     return Document(
         report=report,
         title=label or title_of(report),
         headline=Headline.of(report.headline or headline_of(report), bad=bad),
-        summary=summary_of(report, rows),
+        summary=shown,
         rows=group_rows(report),
         allocations=rows[:_MAX_ROWS],
         # Those of the table, and those that get a box in the icicle.
         openable=tuple(r for i, r in enumerate(rows) if i < _MAX_ROWS or r.bytes * SMALLEST_BOX >= peak.active_bytes),
         elsewhere=allocation_rows(elsewhere, peak.active_bytes, timed=timed)[:_MAX_ELSEWHERE],
-        icicle=icicle(peak, rows),
-        timeline=_timeline(series, timed) if series and series.time_us else None,
+        icicle=icicle(peak, rows, shown.moment),
+        timeline=_timeline(series, timed) if series and over_time else None,
         grown_by=_grown_by(report.device_peak.grown_by),
         checks=checks_of(report),
         notes=notes_of(report),

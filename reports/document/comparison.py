@@ -12,7 +12,7 @@ from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document, Room
 from memprof.reports.document.page_title import base_name, subtitle_of
 from memprof.reports.document.summary import room_of
-from memprof.reports.document.tables import call_site, shown_stack, site_words
+from memprof.reports.document.tables import call_site, nothing_in, shown_stack, site_words
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
     GROUP_WORDS,
@@ -121,7 +121,7 @@ def build_comparison(comparison: Comparison, documents: Sequence[Document | None
     """
     runs, capacity = comparison.runs, comparison.capacity
     known = list(documents) or [None] * len(runs)
-    columns = tuple(_column(run, document, capacity) for run, document in zip(runs, known, strict=True))
+    columns = tuple(_column(run, known[i], capacity, i) for i, run in enumerate(runs))
     labels, totals = [run.label for run in runs], comparison.rows[-1].at_peak
     beside = _beside_rows(comparison.beside)
     devices = [n for row in beside if row.id == "device_peak" for n in row.values]
@@ -144,8 +144,12 @@ def build_comparison(comparison: Comparison, documents: Sequence[Document | None
         only_in=tuple(_only_in(entry, labels) for entry in comparison.allocations_only_in if entry.allocations),
         legend=_legend(columns),
         reproduce=_reproduce(comparison),
-        # The comparison's own, then each run's under its label.
-        notes=(*comparison.notes, *[f"{c.label}: {note}" for c in columns if c.document for note in c.document.notes]),
+        # What is not in the table, the comparison's own, then each run's under its label.
+        notes=(
+            *filter(None, [nothing_in([row.label for row in _unused(comparison.rows)])]),
+            *comparison.notes,
+            *[f"{c.label}: {note}" for c in columns if c.document for note in c.document.notes],
+        ),
     )
 
 
@@ -159,7 +163,7 @@ def _title(comparison: Comparison) -> str:
     return f"{title} (published for {'; '.join(settings)})"
 
 
-def _column(run: ComparedRun, document: Document | None, capacity: ComparedCapacity | None) -> RunColumn:
+def _column(run: ComparedRun, document: Document | None, capacity: ComparedCapacity | None, index: int) -> RunColumn:
     if run.report is None:
         published = run.published
         sizes = published.groups if published else {}
@@ -169,7 +173,27 @@ def _column(run: ComparedRun, document: Document | None, capacity: ComparedCapac
     if capacity is not None:  # the GPU that runs are measured against may be another run's
         report = replace(report, capacity=Capacity(bytes=capacity.bytes, source=capacity.source))
         others = capacity.source == "device" and report.source.device_total_bytes != capacity.bytes
-    return RunColumn(run, made, subtitle_of(made.report), made.summary.bar, room_of(report, others))
+    room = _as_judged(room_of(report, others), capacity, index)
+    return RunColumn(run, made, subtitle_of(made.report), made.summary.bar, room)
+
+
+def _as_judged(room: Room | None, capacity: ComparedCapacity | None, index: int) -> Room | None:
+    """Draw a run's room with all that its verdict counts, so that both give the same number.
+
+    A verdict adds a CUDA context where none was recorded. What failed for want of memory needs no verdict.
+    """
+    if room is None or capacity is None or any(part.id == "request" for part in room.parts):
+        return room
+    need, total = capacity.needs[index], capacity.bytes
+    used = tuple(part for part in room.parts if part.id != "free")
+    assumed = need - sum(part.bytes for part in used)
+    if assumed < 0:
+        return room
+    added = (Part("non_torch", "CUDA context, assumed", assumed),) if assumed else ()
+    free = (Part("free", "Free", total - need),) if need < total else ()
+    context = f", {amount(assumed)} of it for a CUDA context, which was not measured" if assumed else ""
+    sentence = f"needs {gib(need)} of {gib(total)} GiB{context}: {fit_words(capacity, index)}."
+    return Room((*used, *added, *free), max(need, total, 1), total, sentence)
 
 
 def _legend(columns: Sequence[RunColumn]) -> tuple[Part, ...]:
@@ -213,6 +237,12 @@ _PLAIN = ("total", "device_peak", "reserved", "non_torch")
 _Row = ComparedGroup | ComparedCategory | ComparedDetail | ComparedLine
 
 
+def _unused(rows: Sequence[ComparedGroup]) -> list[ComparedGroup]:
+    """List the rows that no run ever used; what is unattributed is shown even so."""
+    always = (Group.UNATTRIBUTED, Group.TOTAL)
+    return [row for row in rows if not (any(row.at_peak) or any(row.own_peak)) and row.id not in always]
+
+
 def _beside_rows(rows: Sequence[ComparedLine]) -> list[ComparedLine]:
     """Leave out reserved memory if non-PyTorch memory is not known."""
     outside = any(row.id == "non_torch" for row in rows)
@@ -245,7 +275,7 @@ class _Rows:
         return max(self.highest, capacity if capacity <= 4 * self.highest else 0)
 
     def table(self, rows: Sequence[ComparedGroup], beside: Sequence[ComparedLine]) -> Table:
-        lines = [line for row in rows for line in self._lines(row, GROUP_WORDS, ())]
+        lines = [line for row in rows if row not in _unused(rows) for line in self._lines(row, GROUP_WORDS, ())]
         lines += [line for row in beside for line in self._lines(row, {}, (), "beside")]
         lines += [self._fits()] if self.capacity else []
         limit = self.capacity.bytes if self.capacity else None

@@ -95,10 +95,12 @@ class Ranks:
     """Everything shown of the ranks in addition to the one that the report is about.
 
     ``columns`` are ``(category id, label)``, the last with the id "" for all that is nowhere worth a column of its own;
+    ``finding`` says which rank stands out, "" if none does.
     ``rows`` and ``nodes`` have the highest first, a rank that ran out of memory before all. ``in_full`` is the heading
     of what concerns that one rank.
     """
 
+    finding: str
     sentence: str
     in_full: str
     missing: str

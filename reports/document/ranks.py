@@ -50,6 +50,7 @@ def ranks_of(report: Report) -> Ranks | None:
     nodes = sorted(across.nodes, key=lambda node: -node.highest_bytes)
     rest = [("", "Everything else")] if len(columns) < len(spreads) else []
     return Ranks(
+        finding=_finding(across),
         sentence=_sentence(across, len(ranks), shown, rows),
         in_full=_in_full(shown, peak, rows),
         missing=_missing(across.missing),
@@ -136,6 +137,15 @@ def _row(rank: RankSummary, shown: int | None, scale: _Scale, peaks: Spread) -> 
         shown=rank.rank == shown,
         cells=tuple(cells),
     )
+
+
+def _finding(across: AcrossRanks) -> str:
+    """Say by how much the highest-memory rank is above the median: ``rank 5 uses 3.10 GiB more than the median``."""
+    peak = across.peak
+    more = peak.highest_bytes - peak.median_bytes
+    if more <= _ALIKE * peak.highest_bytes:
+        return ""
+    return f"rank {peak.highest_rank} uses {size(more)} more than the median"
 
 
 def _sentence(across: AcrossRanks, count: int, shown: int | None, rows: Sequence[RankRow]) -> str:

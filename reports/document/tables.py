@@ -102,8 +102,26 @@ def _details(category: Category, peak: Peak) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: -row.at_peak))
 
 
+def is_unused(row: Row) -> bool:
+    """Tell whether a row was empty all the time; what is unattributed is shown even so."""
+    return not (row.at_peak or row.own_peak or row.children) and row.id not in (Group.UNATTRIBUTED, Group.TOTAL)
+
+
+def unused_words(rows: Sequence[Row]) -> str:
+    """Name the rows that a table leaves out because they were empty all the time; "" where there are none."""
+    return nothing_in([row.label for row in rows if is_unused(row)])
+
+
+def nothing_in(labels: Sequence[str]) -> str:
+    """Say which rows are left out; "" where none is."""
+    inside = [label if label[1:2].isupper() else label[:1].lower() + label[1:] for label in labels]
+    return f"No memory in {sentence_list(inside)}." if inside else ""
+
+
 def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
     """Draw up the published table's rows, their categories, and for pages their details; the total last.
+
+    Rows that were empty all the time are left out (see :func:`unused_words`).
 
     At a dump's ``moment`` no row's own peak is known.
     """
@@ -113,7 +131,7 @@ def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
         Column("Own peak", right=True),
     )  # fmt: skip
     whole = rows[-1].at_peak
-    lines = tuple(line for row in rows for line in _component(row, (), whole))
+    lines = tuple(line for row in rows if not is_unused(row) for line in _component(row, (), whole))
     if moment != "peak":
         columns, lines = columns[:-1], tuple(line._replace(cells=line.cells[:-1]) for line in lines)
     return Table(columns, lines, "components", scale=whole or 1, units=False)
@@ -312,14 +330,14 @@ def _lifetime(lives: Sequence[tuple[int | None, int | None]], timed: bool) -> st
     return f"{low if low == high else f'{low} to {high}'} event{'' if spans[-1] == 1 else 's'}"
 
 
-def icicle(peak: Peak, allocations: Sequence[AllocationRow]) -> Node:
+def icicle(peak: Peak, allocations: Sequence[AllocationRow], moment: str = "peak") -> Node:
     """Nest the peak as rectangles: category, frames, tensor. What is not listed is a node of its own."""
     listed: dict[str, list[AllocationRow]] = defaultdict(list)
     for allocation in allocations:
         listed[allocation.category].append(allocation)
     parts = sorted(category_parts(peak.categories), key=lambda p: -p.bytes)
     children = tuple(Node(p.label, p.id, p.bytes, _places(p, listed[p.id])) for p in parts)
-    return Node("Peak", "", peak.active_bytes, children)
+    return Node(moment.capitalize(), "", peak.active_bytes, children)
 
 
 # Frames of a call site that the icicle shows, the innermost and those that called it.

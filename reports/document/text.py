@@ -43,7 +43,7 @@ def signed_gib(n_bytes: int) -> str:
 
 def thousands(number: int) -> str:
     """Write an integer in groups of three digits."""
-    return f"{number:,}".replace(",", "\u202f")
+    return f"{number:,}"
 
 
 def duration(us: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from memprof.reports.document.advice import advice_basis, advice_words, whole_step
@@ -10,6 +11,7 @@ from memprof.reports.html.elements import Markup, copyable, el, section
 from memprof.report import Report
 from memprof.report.advice import Advice, Combination
 from memprof.units import amount
+from memprof.vocabulary import Category
 
 # The others are folded: the timeline is what people scroll to.
 _SHOWN = 4
@@ -49,12 +51,28 @@ def _combination(found: Combination | None) -> Markup | None:
     )
 
 
+def _same(report: Report) -> str:
+    """Name what an exact change leaves as it is: a run without gradients has results alone."""
+    return "same gradients" if report.own_peaks.get(Category.GRADIENTS) else "same results"
+
+
+# A setting to paste: an option, a call, an assignment or a line of YAML. Everything else is a sentence.
+_CODE = re.compile(r"(?:export )?(?:--\w|[A-Za-z_][\w.]*(?:\(|\s*=|: \S))")
+
+
+def _how(setting: str) -> Markup:
+    """Show code to paste with a button that copies it, and a description as text."""
+    if all(_CODE.match(line.strip()) or line.strip().startswith("#") for line in setting.splitlines() if line.strip()):
+        return copyable(code=setting)
+    return el("div", "How: ", setting)
+
+
 def _change(change: Advice, report: Report) -> Markup:
     most = max(other.saves_bytes for other in report.advice) or 1
     width = f"width:{100 * change.saves_bytes / most:.2f}%"
     badges = [
         el(f"span.badge {change.basis}", "estimate" if change.basis == "estimated" else change.basis),
-        el("span.badge exact", "same gradients") if change.exact else None,
+        el("span.badge exact", _same(report)) if change.exact else None,
     ]
     of = whole_step(change, report)
     whole = f" of {amount(of)}" if of else ""
@@ -70,7 +88,7 @@ def _change(change: Advice, report: Report) -> Markup:
         el(
             "div.change",
             el("div", el("strong", change.action), " ", *badges),
-            copyable(code=change.setting) if change.setting else None,
-            el("div.muted", advice_words(change)),
+            _how(change.setting) if change.setting else None,
+            el("div.muted", el("b", "Cost: "), advice_words(change)),
         ),
     )

@@ -56,7 +56,7 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
         note + ("; one scale for all runs" if len(drawn) > 1 else ""),
         tools,
         el("div.split", plot, _panel(drawn[0][1], opened[0])),
-        el("p.muted caption", {"id": "axis-note"}, _axis_note(drawn[0][2] if len(drawn) == 1 else None)),
+        _axis_note(drawn[0][2] if len(drawn) == 1 else None),
     )
 
 
@@ -65,10 +65,13 @@ def _picture(label: str, timeline: Timeline, highest: int) -> Markup:
     return el("figure.picture", caption, timeline_svg(timeline, highest=highest))
 
 
-def _axis_note(timeline: Timeline | None) -> str:
+def _axis_note(timeline: Timeline | None) -> Markup:
+    """Explain the axis; the script writes the other note when the other axis is chosen."""
     long = f"; the recording is {duration(timeline.time_us[-1])} long" if timeline and timeline.timed else ""
     keys = "Drag to zoom, double-click to reset, click to hold the cursor."
-    return f"Phases are drawn equally wide, the time between them narrower{long}. {keys}"
+    phase = f"Phases are drawn equally wide, the time between them narrower{long}. {keys}"
+    time = f"Drawn by the recording's clock{long}. {keys}"
+    return el("p.muted caption", {"id": "axis-note", "data-phase": phase, "data-time": time}, phase)
 
 
 def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:
@@ -110,7 +113,7 @@ def _panel(document: Document, opened: Opened) -> Markup:
     )
 
 
-def icicle_section(root: Node, opened: Opened) -> Markup | None:
+def icicle_section(root: Node, opened: Opened, moment: str = "peak") -> Markup | None:
     """Draw the peak as nested boxes; a tensor's box opens what is known of it."""
     if not root.bytes:
         return None
@@ -118,15 +121,16 @@ def icicle_section(root: Node, opened: Opened) -> Markup | None:
         "icicle",
         "Where it was made",
         "category › call site › tensor; press a box to zoom, the top one to go back, a tensor to see its stack",
+        el("p", {"id": "icicle-found", "class": "muted fine", "role": "status"}),
         el(
             "div.icicle",
             {"id": "icicle-root", "role": "group", "aria-label": "Boxes; arrow keys move"},
-            _node(root, root.bytes, root.bytes, 0, opened),
+            _node(root, root.bytes, root.bytes, 0, opened, moment),
         ),
     )
 
 
-def _node(node: Node, total: int, parent: int, depth: int, opened: Opened) -> Markup:
+def _node(node: Node, total: int, parent: int, depth: int, opened: Opened, moment: str) -> Markup:
     children, small = [], 0
     for child in node.children:
         if child.bytes * SMALLEST_BOX < total:
@@ -135,17 +139,20 @@ def _node(node: Node, total: int, parent: int, depth: int, opened: Opened) -> Ma
             children.append(child)
     if small:
         children.append(Node("smaller ones", node.category, small))
-    words = f"{node.label}, {amount(node.bytes)}, {percent(node.bytes, total)} of the peak"
+    words = f"{node.label}, {amount(node.bytes)}, {percent(node.bytes, total)} of the {moment}"
     guess = node.allocation is not None and node.allocation.guessed
     colour = f"c-{colour_class(node.category)}" + (" guess" if guess else "") if node.category else "root"
     button = el(
         "button",
-        {"type": "button", "class": f"box {colour}", "title": words, "data-open": opened(node.allocation)},
+        {
+            "type": "button", "class": f"box {colour}", "title": words, "data-open": opened(node.allocation),
+            "data-bytes": str(node.bytes),
+        },
         el("span.label", {"data-shorter": "\n".join(node.shorter) or None}, node.label),
         el("b", amount(node.bytes)),
-        el("span.sr", f", {percent(node.bytes, total)} of the peak"),
+        el("span.sr", f", {percent(node.bytes, total)} of the {moment}"),
     )
-    kids = [_node(child, total, node.bytes, depth + 1, opened) for child in children]
+    kids = [_node(child, total, node.bytes, depth + 1, opened, moment) for child in children]
     below = el("div.kids", *kids) if kids else None
     category = colour_class(node.category) if depth == 1 else None
     style = f"flex:{100 * node.bytes / (parent or 1):.3f} 1 0"

@@ -84,7 +84,8 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
     segments = []
     for part in parts:
         width = 100 * (part.bytes - part.guessed) / scale
-        text = el("b", part.label) if labels and width > 1.1 * len(part.label) and part.id != "free" else None
+        # A letter is about 0.6 % of the bar on a screen of usual width; narrower ones cut a name with an ellipsis.
+        text = el("b", part.label) if labels and width > 1.7 + 0.6 * len(part.label) and part.id != "free" else None
         title = f"{part.label}: {amount(part.bytes)}" + (f", {amount(part.guessed)} guessed" if part.guessed else "")
         kind = f"seg c-{colour_class(part.id)}"
         if part.bytes > part.guessed:

@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING
@@ -29,19 +30,23 @@ _POLICY = (
 )
 
 
+# plotly.js is inert text until the page inflates it after its first paint, and runs it under its hash.
 # One function's parts, in the order they run; a page has at most one of those that draw with plotly.
 _SCRIPTS = (
-    "page", "rows", "copying", "address", "categories", "stacks", "allocations", "icicle", "timeline", "pareto_front",
+    "page", "rows", "copying", "address", "categories", "stacks", "icicle", "allocations", "timeline", "pareto_front",
 )  # fmt: skip
 _DRAWING = ("timeline", "pareto_front")
 _READY = 'root.dataset.ready = "yes";'
 
 
 class PageData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a page's script reads: the answer that the download button saves, and what it draws and opens."""
+    """What a page's script reads: the answer that the download button saves, and what it draws and opens.
+
+    ``front`` is plotly's figure of a plan.
+    """
 
     report: Model
-    front: msgspec.Struct | None = None
+    front: dict[str, object] | None = None
     timelines: tuple[TimelineData, ...] | None = None
     opened: OpenedData | None = None
     timeline: TimelineData | None = None
@@ -61,17 +66,19 @@ def render_page(
     parts = [part for part in _SCRIPTS if part not in _DRAWING or part == chart]
     written = [_asset(f"scripts/{part}.js") for part in parts]
     scripts = ["\n".join(['"use strict";', "(async () => {", *written, _READY, "})();"])]
+    plotly, hashes = (None, [_sha256(script) for script in scripts])
     if chart is not None:
-        scripts.insert(0, _asset("assets/plotly-basic.min.js"))
-    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+        plotly, its_hash = _plotly()
+        hashes.append(its_hash)
     page = Template(_asset("templates/page.html"))
     return page.substitute(
-        policy=_POLICY.format(hashes=hashes),
+        policy=_POLICY.format(hashes=" ".join(f"'sha256-{one}'" for one in hashes)),
         title=join(f"{title} · memprof"),
         style=_style(),
         body=join(_header(title, subtitle), el("main", {"id": "main"}, *sections)),
         footer=_footer(chart is not None),
         data=_packed(data),
+        plotly=el("script", {"type": "text/plain", "id": "plotly-source"}, Markup(plotly)) if plotly else "",
         scripts=join(*[Markup(f"<script>{script}</script>") for script in scripts]),
     )
 
@@ -90,7 +97,7 @@ def _header(title: str, subtitle: Sequence[str]) -> Markup:
 
 def _footer(charts: bool) -> Markup:
     words = f"memprof {__version__} · self-contained file, no network access"
-    words += " · plotly.js basic (MIT)" if charts else ""
+    words += " · plotly.js (MIT)" if charts else ""
     return el("footer.muted", words)
 
 
@@ -98,6 +105,15 @@ def _packed(data: PageData) -> str:
     """Pack data as gzip'd JSON in base64: small, and without a character that could end its element."""
     text = dumps(msgspec.to_builtins(data), indent=None)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+@cache
+def _plotly() -> tuple[str, str]:
+    """Return plotly.js of the installed package, packed, and the hash of the script that the page makes of it."""
+    from plotly.offline import get_plotlyjs
+
+    script = get_plotlyjs()
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode(), _sha256(script)
 
 
 def _style() -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-from memprof.reports.document.plan import PlanDocument, Point, parts_of, verdict_of
+from memprof.reports.document.plan import PlanDocument, parts_of, verdict_of
 from memprof.reports.document.text import thousands
+from memprof.reports.figures import front_figure
 from memprof.reports.html.elements import Markup, bar, copyable, draw_table, el, legend, notes_section, section
 from memprof.reports.html.page import PageData, render_page
 from memprof.reports.html.summary import headline_lines
@@ -19,21 +19,28 @@ def render_plan(plan: PlanDocument) -> str:
     room = f"{amount(found.total_bytes)}, of which {amount(found.limit_bytes)} may be used"
     searched = _SEARCHED[found.maximized] if plan.largest_title else ""
     rows = section("rows", "Side by side", searched, draw_table(plan.table))
-    sections = (_best(plan), _chart(plan), _prices(plan), rows, notes_section(plan.notes))
+    sections = (_verdict(plan), _best(plan), _chart(plan), _prices(plan), rows, notes_section(plan.notes))
     subtitle = ("simulated, nothing was run on a GPU", room)
-    data = PageData(report=found, front=_front(plan) if plan.timed else None)
+    front = front_figure(plan).to_plotly_json() if plan.timed else None
+    data = PageData(report=found, front=front)
     return render_page(plan.title, subtitle, sections, data, "pareto_front" if plan.timed else None)
 
 
+def _verdict(plan: PlanDocument) -> Markup:
+    """Give the answer before anything to paste."""
+    lines = headline_lines(plan.headline, changes=False)
+    badge = el("span.badge simulated", "simulated")
+    return el("section", {"id": "summary", "aria-label": "Summary"}, *lines, el("p", badge))
+
+
 def _best(plan: PlanDocument) -> Markup:
-    """Say first what to choose, with the settings that do it."""
-    found, badge = plan.plan, el("span.badge simulated", "simulated")
+    """Show the settings to choose."""
+    found = plan.plan
     code = copyable(code=found.code) if plan.best and found.code else None
     title = "Ready to paste" if code else "Nothing fits"
     fastest = el("p.cause", {"id": "fastest"}, plan.fastest_sentence)
     more = copyable(code=plan.fastest_code) if plan.fastest_code else None
-    lines = headline_lines(plan.headline, changes=False)
-    return section("best", title, "", *lines, el("p", badge), code, fastest, more)
+    return section("best", title, "", code, fastest, more)
 
 
 def _chart(plan: PlanDocument) -> Markup:
@@ -45,7 +52,8 @@ def _chart(plan: PlanDocument) -> Markup:
     return section(
         "growth",
         "What each needs",
-        "as given, before anything is made larger; whiskers: how far off programs on GPUs were",
+        "reserved memory plus what is outside torch, as given, before anything is made larger; the black whiskers span "
+        "what runs on real GPUs measured where such a need was simulated",
         el("div.growth", _limit_label(plan, scale), *rows),
         legend(used.values()),
         el("p.muted fine", found.expected_error.sentence),
@@ -68,19 +76,6 @@ def _prices(plan: PlanDocument) -> Markup | None:
     if plan.per_tokens:
         note = f"the rows' steps differ in their work, so time is that of {thousands(1000)} tokens"
     return section("front", "Memory against time", note, chart, keys)
-
-
-class Front(msgspec.Struct, frozen=True, kw_only=True):
-    """What the chart's script reads: the points, where the limit is, and what a time is of."""
-
-    points: tuple[Point, ...]
-    limit: int
-    per: str
-
-
-def _front(plan: PlanDocument) -> Front:
-    per = f"time of {thousands(1000)} tokens" if plan.per_tokens else "time of a step"
-    return Front(points=plan.priced(), limit=plan.plan.limit_bytes, per=per)
 
 
 def _limit_label(plan: PlanDocument, scale: int) -> Markup:

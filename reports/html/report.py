@@ -65,7 +65,7 @@ def _sections(document: Document, opened: Opened) -> list[Markup | None]:
         recordings if not document.ranks else None,
         component_section(document.rows, document.summary.moment),
         timeline_section(document, opened),
-        icicle_section(document.icicle, opened),
+        icicle_section(document.icicle, opened, document.summary.moment),
         allocation_table(document, opened),
         phases_section(phase_table(report)),
         device_peak_table(document, opened),

@@ -7,10 +7,10 @@ import math
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.text import phase_label, phase_short
 from memprof.reports.html.elements import Markup, el, join
-from memprof.reports.html.interactive_timeline import peak_hold
 from memprof.reports.palette import slug
+from memprof.reports.thinning import peak_hold
 
-from memprof.units import GIB, gib
+from memprof.units import GIB, amount
 
 _WIDTH, _HEIGHT = 940, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 34, 24
@@ -25,10 +25,14 @@ def timeline_svg(timeline: Timeline, highest: int = 0) -> Markup:
     held = peak_hold(x, timeline.total, (_WIDTH - _LEFT - _RIGHT) // 2)
     ceiling = max(highest_of(timeline), highest, 1) * 1.06
     plot = _Plot(x[0], x[-1] if x[-1] > x[0] else x[0] + 1, ceiling)
-    label = f"Memory over the run by category; the peak is {gib(timeline.total[timeline.peak_point])} GiB."
+    label = f"Memory over the run by category; the peak is {amount(timeline.total[timeline.peak_point])}."
     return el(
         "svg",
-        {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": label, "class": "timeline-svg"},
+        {
+            "viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": label, "class": "timeline-svg",
+            # Where in the picture the axes are, for the cursor: left, right, top, bottom.
+            "data-axes": f"{_LEFT} {_WIDTH - _RIGHT} {_TOP} {_HEIGHT - _BOTTOM}",
+        },
         _grid(plot),
         _areas(timeline, held, plot),
         _reserved(timeline, held, plot),
@@ -65,13 +69,14 @@ def nice_step(ceiling: float) -> float:
 
 
 def _grid(plot: _Plot) -> Markup:
-    step = nice_step(plot.ceiling / GIB)
+    unit, name = (GIB, "GiB") if plot.ceiling >= GIB else (GIB // 1024, "MiB")
+    step = nice_step(plot.ceiling / unit)
     lines = []
-    for i in range(int(plot.ceiling / GIB / step) + 1):
-        y = plot.y(i * step * GIB)
+    for i in range(int(plot.ceiling / unit / step) + 1):
+        y = plot.y(i * step * unit)
         lines.append(el("line", {"x1": _LEFT, "x2": _WIDTH - _RIGHT, "y1": y, "y2": y, "class": "grid"}))
         lines.append(el("text", {"x": _LEFT - 6, "y": y + 4, "text-anchor": "end"}, f"{i * step:g}"))
-    lines.append(el("text", {"x": 12, "y": _TOP - 8}, "GiB"))
+    lines.append(el("text", {"x": 12, "y": _TOP - 8}, name))
     return join(*lines)
 
 
@@ -152,8 +157,8 @@ def _peak_mark(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
     px = plot.x(x[timeline.peak_point])
     peak = timeline.total[timeline.peak_point]
     side = "end" if px > _WIDTH / 2 else "start"
-    shift = -7 if side == "end" else 7
+    shift, words = -7 if side == "end" else 7, f"{amount(peak)} peak"
     return join(
         el("line", {"x1": px, "x2": px, "y1": plot.y(peak) - 6, "y2": plot.y(0), "class": "peak"}),
-        el("text", {"x": px + shift, "y": plot.y(peak) - 1, "text-anchor": side, "class": "peak"}, f"{gib(peak)} peak"),
+        el("text", {"x": px + shift, "y": plot.y(peak) - 1, "text-anchor": side, "class": "peak"}, words),
     )

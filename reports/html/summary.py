@@ -58,7 +58,7 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
                 "div.peak",
                 el("div.muted", summary.peak_word, " ", el(f"span.badge {badge}", badge)),
                 el("div.number", el("strong", {"id": "peak-gib"}, number), " ", unit),
-                el("div", lead, el("a", {"href": "#timeline"}, summary.where)),
+                el("div", lead, el("a", {"href": "#timeline"}, summary.where)) if summary.moment == "peak" else None,
             ),
             el("dl.facts", *cards),
         ),

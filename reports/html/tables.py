@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memprof.reports.document.blocks import Column, Line, Table, Words, table
 from memprof.reports.document.build import growth_words, has_trend, steps_table
 from memprof.reports.document.model import AllocationRow, Document, Row
-from memprof.reports.document.tables import call_site, component_table, shown_stack, site_words
+from memprof.reports.document.tables import call_site, component_table, shown_stack, site_words, unused_words
 from memprof.reports.document.text import category_label, phase_label, size, thousands, where_words
 from memprof.reports.html.elements import (
     Markup,
@@ -33,7 +33,10 @@ def component_section(rows: Sequence[Row], moment: str) -> Markup:
     note = f"values at the {moment} add up"
     if moment == "peak":
         note += "; own peaks are each row's highest at any time and need not coincide"
-    return section("components", f"What the {moment} is made of", note, draw_table(component_table(rows, moment)))
+    unused = unused_words(rows)
+    left_out = el("p.muted fine", unused) if unused else None
+    drawn = draw_table(component_table(rows, moment))
+    return section("components", f"What the {moment} is made of", note, drawn, left_out)
 
 
 _LEFT_BEHIND = (
@@ -105,7 +108,7 @@ def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
     category = allocation.label + (f", {allocation.detail}" if allocation.detail else "")
     return el(
         "tr",
-        {"data-category": colour_class(allocation.category)},
+        {"data-category": colour_class(allocation.category), "data-bytes": str(allocation.bytes)},
         el("td", el("details", {"data-open": reference}, summary, *body)),
         el("td", swatch(allocation.category), category),
         el("td.num", amount(allocation.bytes)),

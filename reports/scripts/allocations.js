@@ -12,14 +12,17 @@ if (filter) {
     more.hidden = wanted.length > 0 || shown >= found.length;
     more.textContent = "Show all " + found.length + " lines";
     const where = state.hidden.size ? " among the categories shown" : "";
-    nothing.textContent = found.length ? "" : wanted.length ? `No allocation${where} matches “${filter.value.trim()}”.` : `No listed allocation${where}.`;
+    const sum = found.reduce((bytes, [row]) => bytes + Number(row.dataset.bytes), 0);
+    const lineCount = `${found.length} ${found.length === 1 ? "line" : "lines"}, ${amountOf(sum)}`;
+    nothing.textContent = found.length ? (wanted.length ? `“${filter.value.trim()}”${where}: ${lineCount}` : "") : wanted.length ? `No allocation${where} matches “${filter.value.trim()}”.` : `No listed allocation${where}.`;
   };
-  const search = (words) => { filter.value = state.filter = words; writeAddress(); show(); };
-  filter.addEventListener("input", () => { state.filter = filter.value.trim(); writeAddress(); show(); });
+  const searchAll = () => { show(); findBoxes(filter.value); };
+  const search = (words) => { filter.value = state.filter = words; writeAddress(); searchAll(); };
+  filter.addEventListener("input", () => { state.filter = filter.value.trim(); writeAddress(); searchAll(); });
   more.addEventListener("click", () => { shown = lines.length; show(); });
   filter.addEventListener("keydown", (event) => { if (event.key === "Escape") search(""); });
   for (const link of all("[data-filter]")) link.addEventListener("click", () => search(link.dataset.filter));
-  const restore = () => { if (filter.value.trim() !== state.filter) filter.value = state.filter; show(); };
+  const restore = () => { if (filter.value.trim() !== state.filter) filter.value = state.filter; searchAll(); };
   watchers.push(restore);
   restore();
 }

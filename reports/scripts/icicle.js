@@ -1,3 +1,17 @@
+/** Mark the boxes that a search finds, and sum them: of boxes within each other the outer one counts. */
+const findBoxes = (words) => {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean), status = $$("icicle-found");
+  if (!status) return;
+  const found = new Set(all("#icicle-root .node:not(.d0) > .box").filter((box) => wanted.length && wanted.every((word) => box.title.toLowerCase().includes(word))));
+  for (const box of all("#icicle-root .box")) { box.classList.toggle("found", found.has(box)); box.classList.toggle("pale", found.size > 0 && !found.has(box)); }
+  const outer = [...found].filter((box) => {
+    for (let node = box.parentElement.parentElement.closest(".node"); node; node = node.parentElement.closest(".node"))
+      if (found.has(node.querySelector(":scope > .box"))) return false;
+    return true;
+  });
+  const sum = outer.reduce((bytes, box) => bytes + Number(box.dataset.bytes), 0);
+  status.textContent = wanted.length ? `“${words.trim()}”: ${outer.length} ${outer.length === 1 ? "box" : "boxes"}, ${amountOf(sum)}` : "";
+};
 // The icicle: press to zoom, arrow keys to move, labels only where they fit.
 const icicle = $$("icicle-root");
 if (icicle) {

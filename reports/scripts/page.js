@@ -26,6 +26,16 @@ const unzip = (text) => {
 };
 /** The report and the timeline: JSON, gzip'd, base64. */
 const loaded = unzip($$("memprof-data").textContent).json();
+/** plotly.js, inflated and run when a chart is first wanted: nothing before it waits for its megabytes. */
+let plotly = null;
+const withPlotly = () => (plotly ??= (async () => {
+  const script = document.createElement("script");
+  script.textContent = await unzip($$("plotly-source").textContent).text();
+  document.head.append(script);
+  return window.Plotly;
+})());
+/** Run once the page is painted and nothing else is to do. */
+const whenIdle = (action) => requestAnimationFrame(() => (window.requestIdleCallback ? requestIdleCallback(action, { timeout: 1000 }) : setTimeout(action, 50)));
 
 // ---- header ---------------------------------------------------------------------------------------------------
 const themes = ["auto", "light", "dark"];

@@ -1,7 +1,6 @@
-// The chart, its cursor and its panel.
+// The chart, its cursor and its panel: over the static pictures first, over plotly's chart once that is drawn.
 const { timeline: single, timelines = single ? [single] : [] } = await loaded;
-if (!timelines.length || typeof Plotly === "undefined") { root.dataset.ready = "yes"; return; }
-const chart = $$("chart"), cursor = $$("cursor"), plot = chart.parentElement;
+const chart = $$("chart"), cursor = $$("cursor"), plot = chart.parentElement, pictures = all(".picture svg", plot);
 /** Columns of whole numbers: differences, eight planes of bytes each; scaled. */
 const unpack = async ({ points, n_points: n, columns, unit }) => {
   const raw = new Uint8Array(await unzip(points).arrayBuffer()), found = {};
@@ -74,20 +73,20 @@ const highestPoint = () => {
   return top;
 };
 
+/** The figure's boxes of the phases that are in view, and labels where they fit. */
 const shapesAndLabels = ([low, high], width) => {
-  const shapes = [], annotations = [], x = xs();
+  const shapes = [], annotations = [], x = xs(), boxes = timeline.figure.layout.shapes || [];
   const steps = new Map();
-  for (const [phase, label, step, first, last, short] of timeline.spans) {
+  timeline.spans.forEach(([, label, step, first, last, short], i) => {
     if (step !== null) steps.set(step, [(steps.get(step) || [first])[0], last]);
     const x0 = Math.max(x[first], low), x1 = Math.min(x[last], high);
-    if (x1 <= x0) continue;
-    shapes.push({ type: "rect", xref: "x", yref: "paper", x0, x1, y0: 1.015, y1: 1.055, line: { width: 0 },
-      fillcolor: timeline.phase_colours[phase] || "#8c9196" });
+    if (x1 <= x0) return;
+    shapes.push({ ...boxes[i], x0, x1 });
     const name = [label, short].find((n) => ((x1 - x0) / (high - low)) * width > 6.6 * n.length);
     if (name)
       annotations.push({ x: (x0 + x1) / 2, y: 1.06, xref: "x", yref: "paper", yanchor: "bottom", text: name.replace(/[<>&]/g, ""),
         showarrow: false, font: { size: 10.5, color: ink("soft") } });
-  }
+  });
   for (const [step, [first, last]] of steps) {
     const x0 = Math.max(x[first], low), x1 = Math.min(x[last], high);
     if (((x1 - x0) / (high - low)) * width < 46) continue;
@@ -98,12 +97,12 @@ const shapesAndLabels = ([low, high], width) => {
   }
   const top = highestPoint(), px = x[top], words = state.hidden.size ? "</b> the most of these" : "</b> peak";
   if (px >= low && px <= high)
-    annotations.push({ x: px, y: total[top], text: "<b>" + amountOf(total[top] * GIB) + words, showarrow: true,
-      arrowhead: 0, arrowwidth: 1, arrowcolor: ink("soft"), ax: px > (low + high) / 2 ? -46 : 46, ay: -12, font: { size: 12, color: ink("ink") } });
+    annotations.push({ ...timeline.figure.layout.annotations[0], x: px, y: total[top], text: "<b>" + amountOf(total[top] * GIB) + words,
+      arrowcolor: ink("soft"), bgcolor: ink("bg"), ax: px > (low + high) / 2 ? -46 : 46, font: { size: 12, color: ink("ink") } });
   return { shapes, annotations };
 };
 
-const draw = () => {
+const drawChart = () => {
   const range = view || extent();
   const width = Math.max(chart.clientWidth - 54, 100);
   const [starts, points] = peakHold(range, Math.round(width));
@@ -116,22 +115,43 @@ const draw = () => {
     } else shown.line = { ...trace.line, color: ink("ink") };
     return shown;
   });
-  const layout = { ...timeline.figure.layout, ...shapesAndLabels(range, width), width: chart.clientWidth, height: chart.clientHeight,
+  const layout = { ...timeline.figure.layout, ...shapesAndLabels(range, width), width: chart.clientWidth, height: chart.clientHeight, hovermode: false,
     font: { color: ink("soft"), size: 11.5, family: getComputedStyle(document.body).fontFamily } };
   layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis === "time", ticksuffix: axis === "time" && timeline.timed ? " s" : "" };
   layout.yaxis = { ...layout.yaxis, gridcolor: ink("line"), ...(ceiling ? { range: [0, ceiling] } : { autorange: true }) };
   return Plotly.react(chart, drawn, layout, { displayModeBar: false, showTips: false, doubleClick: false })
     .then(placeCursor);
 };
+/** Put plotly's chart in the static pictures' place. */
+let drawn = false, starting = null;
+const start = () => (starting ??= withPlotly().then(async () => {
+  drawn = true;
+  plot.classList.add("drawn");
+  await drawChart();
+  chart.on("plotly_relayout", (change) => {
+    if (change["xaxis.range[0]"] === undefined) return;
+    zoom([Number(change["xaxis.range[0]"]), Number(change["xaxis.range[1]"])]);
+  });
+  chart.on("plotly_doubleclick", () => zoom(null));
+  root.dataset.charts = "yes";
+}));
+/** The static pictures show the whole run by phase; anything else needs the chart. */
+const draw = () => (drawn ? drawChart() : view || axis !== "phase" || patterns || state.hidden.size ? start() : placeCursor());
 
+/** Where the axes are in the plot's box, in pixels. */
+const frame = () => {
+  if (drawn) { const { l, t, w, h } = chart._fullLayout._size; return { left: l, top: t, width: w, height: h }; }
+  const picture = pictures[state.run] || pictures[0], [left, right, top, bottom] = picture.dataset.axes.split(" ").map(Number);
+  const box = picture.getBoundingClientRect(), at = plot.getBoundingClientRect(), scale = box.width / picture.viewBox.baseVal.width;
+  return { left: box.left - at.left + left * scale, top: box.top - at.top + top * scale, width: (right - left) * scale, height: (bottom - top) * scale };
+};
 const placeCursor = () => {
-  const full = chart._fullLayout;
-  const [low, high] = view || extent(), x = xs()[point];
+  const { left, top, width, height } = frame(), [low, high] = view || extent(), x = xs()[point];
   cursor.hidden = x < low || x > high;
   cursor.classList.toggle("held", held);
-  cursor.style.left = full._size.l + ((x - low) / (high - low)) * full._size.w + "px";
-  cursor.style.top = full._size.t + "px";
-  cursor.style.height = full._size.h + "px";
+  cursor.style.left = left + ((x - low) / (high - low)) * width + "px";
+  cursor.style.top = top + "px";
+  cursor.style.height = height + "px";
 };
 
 const line = (name, label, value) => {
@@ -222,10 +242,10 @@ const aroundPeak = () => {
   return zoom([low - pad, high + pad]);
 };
 const pointAt = (event) => {
-  const full = chart._fullLayout, [low, high] = view || extent();
-  const share = (event.clientX - chart.getBoundingClientRect().left - full._size.l) / full._size.w;
+  const { left, width } = frame(), [low, high] = view || extent();
+  const share = (event.clientX - plot.getBoundingClientRect().left - left) / width;
   if (share < 0 || share > 1) return null;
-  const columns = Math.round(full._size.w), column = Math.min(Math.floor(share * columns), columns - 1);
+  const columns = Math.round(width), column = Math.min(Math.floor(share * columns), columns - 1);
   const [starts, points] = peakHold([low + ((high - low) * column) / columns, low + ((high - low) * (column + 1)) / columns], 1);
   return starts.length ? points[0] : null;
 };
@@ -233,6 +253,9 @@ const pointAt = (event) => {
 let pressed = null;
 chart.addEventListener("mousemove", (event) => {
   if (held || pressed) return;
+  // Of several static pictures the one below the pointer answers.
+  const below = drawn ? -1 : pictures.findIndex((picture) => { const box = picture.getBoundingClientRect(); return box.top <= event.clientY && event.clientY < box.bottom; });
+  if (below >= 0 && below !== state.run) { show(below); markRun(); }
   const p = pointAt(event);
   if (p !== null) go(p);
 });
@@ -278,7 +301,8 @@ const show = (index, range = null) => {
   showPanel();
   return zoom(range);
 };
-const choose = { run: (value) => { state.at = null; show(Number(value)); writeAddress(); }, axis: (value) => { axis = value; zoom(null); go(point); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
+const note = $$("axis-note"), showNote = () => { if (note.dataset.time) note.textContent = note.dataset[axis]; };
+const choose = { run: (value) => { state.at = null; show(Number(value)); writeAddress(); }, axis: (value) => { axis = value; zoom(null); go(point); showNote(); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
 for (const button of all("[data-choice]"))
   button.addEventListener("click", () => {
     all(`[data-choice="${button.dataset.choice}"]`).forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
@@ -291,25 +315,20 @@ $$("patterns").addEventListener("click", () => {
   draw();
 });
 
+const markRun = () => all('[data-choice="run"]').forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.value === String(state.run))));
 /** Show what the address says, and categories that were hidden or shown meanwhile. */
 const restore = () => {
-  const index = Math.min(Math.max(state.run, 0), prepared.length - 1);
-  all('[data-choice="run"]').forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.value === String(index))));
-  return show(index, view);
+  const shown = show(Math.min(Math.max(state.run, 0), prepared.length - 1), view);
+  markRun();
+  return shown;
 };
 watchers.push(restore);
-
-plot.classList.add("drawn");
-await restore();
-chart.on("plotly_relayout", (change) => {
-  if (change["xaxis.range[0]"] === undefined) return;
-  zoom([Number(change["xaxis.range[0]"]), Number(change["xaxis.range[1]"])]);
-});
-chart.on("plotly_doubleclick", () => zoom(null));
+restore();
 redrawers.push(draw);
+whenIdle(start);
 let drawnWidth = chart.clientWidth;
 new ResizeObserver(() => {
   if (chart.clientWidth === drawnWidth || !chart.clientWidth) return;
   drawnWidth = chart.clientWidth;
-  draw();
+  if (drawn) drawChart(); else placeCursor();
 }).observe(chart);

@@ -47,7 +47,11 @@ def _block(block: Block, width: int, colour: bool) -> Iterator[RenderableType]:
 
     if isinstance(block, Headline):
         yield Text(plain(block.verdict), style="bold red" if block.bad else "bold")
-        for words, style in ((block.cause, ""), (block.action, "bold"), (block.assumed, "dim")):
+        # What to try is the third line at the latest: a cause of several lines comes after it.
+        parts = [(block.cause, ""), (block.action, "bold"), (block.assumed, "dim")]
+        if len(block.cause) > width and not block.verdict.startswith("Out "):
+            parts[:2] = parts[1::-1]
+        for words, style in parts:
             yield from [Text(plain(words), style=style)] if words else []
     elif isinstance(block, Said):
         yield _said(block, colour)

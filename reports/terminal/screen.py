@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH = 100
 # Stand-ins where the encoding is not Unicode.
-_ASCII = str.maketrans("×·–−µ█■›³⁰¦\u202f▁▂▃▄▅▆▇", "x---u##>30| _.-:=+*") | str.maketrans({"…": "..."})
+_ASCII = str.maketrans("×·–−µ█■›³⁰¦▁▂▃▄▅▆▇", "x---u##>30|_.-:=+*") | str.maketrans({"…": "..."})
 
 
 def abilities(stream: TextIO) -> tuple[int, bool]:

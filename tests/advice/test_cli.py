@@ -39,7 +39,7 @@ def test_estimates_at_once(known: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Turn gradient checkpointing on (estimated, same gradients)" in done.stdout
     assert "gradient_checkpointing=True" in done.stdout
-    assert "First thing to change: " in done.stdout
+    assert "Try first: " in done.stdout
     data = json.loads(_invoke("advise", str(known), "--estimate", "--json", "-").stdout)
     validate(data)
     assert {entry["basis"] for entry in data["advice"]} == {"estimated"}

@@ -71,7 +71,7 @@ def test_table_json_and_page_have_the_simulated_advice(
     assert "Does it add up? Yes" in done.stdout
     assert "Train 1 completion at a time instead of 8 (simulated, same gradients)" in done.stdout
     assert "per_device=<1>" in done.stdout
-    assert done.stdout.count("First thing to change") == 1
+    assert done.stdout.count("Try first") == 1
     report = json.loads(data.read_text())
     validate(report)
     assert report["advice"] == [ENTRY]

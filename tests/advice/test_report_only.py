@@ -263,7 +263,7 @@ def test_the_sentence_is_row_one_and_nothing_has_to_change_where_there_is_room()
     whole = {**roomy, "phases": [*roomy["phases"], {**roomy["phases"][0], "phase": "optimizer_step"}]}
     assert headline_of(whole)["action"] == "Nothing has to change: 64.00 of 80.00 GiB are left."
     action = found["advice"][0]["action"]
-    assert headline_of(tight)["action"].startswith(f"First thing to change: {action[:1].lower()}{action[1:]}.")
+    assert headline_of(tight)["action"].startswith(f"Try first: {action[:1].lower()}{action[1:]}.")
 
 
 def test_what_costs_nothing_goes_before_what_rounds() -> None:

@@ -105,3 +105,19 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
         assert ended.exit_code == 3
         assert why in ended.stderr
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["page.pdf", "picture.PNG", "answer.json"])
+def test_a_page_that_is_no_html_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    (file := tmp_path / "run.pickle").write_bytes(b"a recording")
+    done = call("report", str(file), "-o", str(tmp_path / name))
+    assert done.exit_code == 2
+    assert done.output.count("\n") == 1
+    assert "Name a file that ends in .html" in done.output
+    assert not (tmp_path / name).exists()
+
+
+def test_html_as_an_option_suggests_the_page(tmp_path: Path) -> None:
+    done = call("report", str(tmp_path / "run.pickle"), "--html")
+    assert done.exit_code == 2
+    assert "-o FILE.html" in done.output

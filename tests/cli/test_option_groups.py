@@ -9,7 +9,7 @@ from memprof.cli import main
 from memprof.cli.commands.plan import SEARCH
 from memprof.cli.simulation_options import GROUPS
 
-TITLES = {"simulate": [*GROUPS, "Output"], "plan": [*GROUPS, "Search", "Output"]}
+TITLES = {"simulate": [*GROUPS, "Output"], "plan": ["Required", *GROUPS, "Search", "Output"]}
 
 
 @pytest.mark.parametrize("name", TITLES)

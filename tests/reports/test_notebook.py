@@ -77,10 +77,10 @@ def test_out_of_memory_shows_the_failure_the_card_and_the_advice(tmp_path: Path)
     assert "64.00 MiB were asked for" in shown
     assert "the card at least" in shown
     report = {**analysis.to_dict(), "capacity": {"bytes": 1024 * MIB, "from": "option"}}
-    report["headline"]["action"] = "First thing to change: halve it."
+    report["headline"]["action"] = "Try first: halve it."
     shown = document_fragment(build_document(report))
     assert "of 1.00 GiB" in shown
-    assert "First thing to change: halve it." in shown
+    assert "Try first: halve it." in shown
 
 
 def test_repr_says_the_peak(snapshot: Path) -> None:

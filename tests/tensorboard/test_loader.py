@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -55,25 +54,21 @@ def test_a_plugin_that_cannot_be_made_is_left_out(capsys: pytest.CaptureFixture[
     assert "no Memory tab" in capsys.readouterr().err
 
 
-COST = f"""
-import json, sys, time
+LOADED = f"""
+import json, sys
 from tensorboard import default, program
 from tensorboard.plugins import base_plugin
-default.get_plugins()
 before = set(sys.modules)
-start = time.perf_counter()
 from {LOADER} import MemoryTabLoader
 from types import SimpleNamespace
 plugin = MemoryTabLoader().load(SimpleNamespace(logdir="/nonexistent", flags=None))
 plugin.frontend_metadata(); plugin.get_plugin_apps(); plugin.is_active()
-seconds = time.perf_counter() - start
-print(json.dumps([seconds, sorted({{m.split(".")[0] for m in set(sys.modules) - before}})]))
+print(json.dumps(sorted({{m.split(".")[0] for m in set(sys.modules) - before}})))
 """
 
 
-def test_it_costs_tensorboard_little_and_brings_nothing_heavy() -> None:
+def test_it_brings_nothing_heavy() -> None:
+    """How long it takes is measured by ``python -m benchmarks.reading startup``."""
     pytest.importorskip("tensorboard")
-    code = COST.replace("default.get_plugins()\n", "")
-    runs = [json.loads(python(code)) for _ in range(5)]
-    assert set(runs[0][1]).isdisjoint({"torch", "plotly", "pandas", "rich", "transformers", "click"})
-    assert min(seconds for seconds, _ in runs) <= 0.05, statistics.median(seconds for seconds, _ in runs)
+    loaded = set(json.loads(python(LOADED)))
+    assert loaded.isdisjoint({"torch", "plotly", "pandas", "rich", "transformers", "click"})

@@ -170,7 +170,7 @@ class Tab:
 
     def report(self, part: str) -> Any:
         frame = self.frame(part)
-        frame.wait_for_selector("html[data-ready=yes]", state="attached", timeout=60_000)
+        frame.wait_for_selector("html[data-charts=yes]", state="attached", timeout=60_000)
         return frame
 
 

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from memprof.plan.planner import Plan, Row
 
 SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_model_len max_num_seqs"
+_SHOWN = {"Required": "model gpu", **GROUPS, "Search": SEARCH}
 
 
-@click.command(name="plan", cls=grouped({**GROUPS, "Search": SEARCH}, aliases=OTHER_NAMES, advice=INSTEAD))
+@click.command(name="plan", cls=grouped(_SHOWN, aliases=OTHER_NAMES, advice=INSTEAD))
 @run_options
 @click.option(
     "--gpu", required=True, metavar="NAME|SIZE", help="Plan for this GPU: a name such as H100, or a size such as 24GB."

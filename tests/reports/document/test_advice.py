@@ -37,7 +37,7 @@ def test_what_keeps_the_gradients_goes_first_unless_it_saves_little() -> None:
     adapter = _entry("Train an adapter", 4.0)
     kept = _entry("Turn checkpointing on", 2.0, exact=True, toll=1)
     action = headline_of(_report(adapter, kept))["action"]
-    assert action.startswith("First thing to change: turn checkpointing on. It saves 2.00")
+    assert action.startswith("Try first: turn checkpointing on. It saves 2.00")
     little = _entry("Turn checkpointing on", 1.0, exact=True, toll=1)
     assert "train an adapter" in headline_of(_report(adapter, little))["action"]
     dear = _entry("Move things to the host", 2.2, exact=True, toll=2)
@@ -155,7 +155,7 @@ def test_advice_is_read_without_fault(page: Any) -> None:
     assert page.locator("#advice li:visible").count() == 4
     page.locator("#advice details summary").click()
     assert page.locator("#advice li:visible").count() == 6
-    assert "First thing to change: change0 it. It saves 3.00 GiB" in page.locator("#summary .first").inner_text()
+    assert "Try first: change0 it. It saves 3.00 GiB" in page.locator("#summary .first").inner_text()
 
 
 @pytest.mark.browser

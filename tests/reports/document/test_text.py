@@ -51,7 +51,7 @@ def test_duration(us: int, words: str) -> None:
 
 
 def test_small_words() -> None:
-    assert thousands(1234567) == "1\u202f234\u202f567"
+    assert thousands(1234567) == "1,234,567"
     assert sentence_list(["a", "b", "c"]) == "a, b and c"
     assert sentence_list([]) == ""
     assert short_path("/a/b/c.py:1 f") == "b/c.py:1 f"

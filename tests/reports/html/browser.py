@@ -35,8 +35,11 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def open_page(browser: Any, path: Path, **context: Any) -> Iterator[Any]:
-    """The page at ``path``, ready, from ``file://``; errors go to ``page.problems``, addresses to ``requested``."""
+def open_page(browser: Any, path: Path, charts: bool = True, **context: Any) -> Iterator[Any]:
+    """The page at ``path``, ready, from ``file://``; errors go to ``page.problems``, addresses to ``requested``.
+
+    ``charts``: wait for plotly's too, which come after the page is ready.
+    """
     view = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, **context})
     try:
         page = view.new_page()
@@ -47,6 +50,8 @@ def open_page(browser: Any, path: Path, **context: Any) -> Iterator[Any]:
         page.goto(path.resolve().as_uri())
         if context.get("java_script_enabled", True):
             page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=20_000)
+            if charts and page.locator("#plotly-source").count():
+                page.wait_for_selector("html[data-charts=yes]", state="attached", timeout=20_000)
         yield page
     finally:
         view.close()

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
+import json
 import re
-from importlib.resources import files
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.text import STACK_ORDER
-from memprof.reports.html.interactive_timeline import PHASE_UNIT, peak_hold, thinned, timeline_data, timeline_figure
+from memprof.reports.figures import timeline_figure
+from memprof.reports.html.interactive_timeline import PHASE_UNIT, TimelineData, timeline_data
 from memprof.reports.html.opened import Opened
+from memprof.reports.html.report import render_html
 from memprof.reports.html.static_timeline import nice_step, timeline_svg
 from memprof.reports.palette import DARK, LIGHT, LOOKS, PATTERNS, PHASES
+from memprof.reports.thinning import peak_hold, thinned
 from plotly.graph_objects import Figure
+from plotly.offline import get_plotlyjs
 
+import memprof
+from memprof.analysis.analysis import analyze
+from memprof.errors import UsageError
+from memprof.snapshot import load_snapshot
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
+from tests.attribution.runs import Run, train
+from tests.reports.compared import published_comparison, sample_comparison
 from tests.reports.sample import sample
-from tests.reports.typed import build_document
+from tests.reports.typed import build_document, comparison_of
 
 
 @pytest.fixture
@@ -71,37 +84,88 @@ def test_thinning_leaves_a_small_timeline_alone(timeline: Timeline) -> None:
     assert thinned(timeline, 10_000) is timeline
 
 
-def test_plotly_understands_the_figure(timeline: Timeline) -> None:
-    figure = Figure(timeline_figure(timeline))  # which refuses what it has no name for
+def unpacked(data: TimelineData) -> dict[str, list[int]]:
+    """The points as the page's script unpacks them, whole numbers by column."""
+    planes = np.frombuffer(gzip.decompress(base64.b64decode(data.points)), np.uint8)
+    steps = planes.reshape(len(data.columns), 8, data.n_points).transpose(0, 2, 1).copy().view("<i8")[..., 0]
+    return dict(zip(data.columns, np.cumsum(steps, axis=1).tolist(), strict=True))
+
+
+def test_the_timeline_stacks_categories_without_separators(timeline: Timeline) -> None:
+    figure = timeline_figure(timeline)
     stacked = [trace for trace in figure.data if trace.stackgroup]
     assert [trace.meta for trace in stacked] == list(timeline.categories)
     assert [trace.meta for trace in figure.data if not trace.stackgroup] == ["reserved"]
     # Separator lines in the background's colour would erase narrow spikes.
     assert {trace.line.width for trace in stacked} == {0}
     assert figure.layout.xaxis.showticklabels is False
+    assert len(figure.layout.shapes) == len(timeline.spans)
+    assert timeline_figure(timeline, "time").data[0].x[-1] == timeline.time_us[-1] / timeline.unit
 
 
 def test_points_hold_the_same_bytes(timeline: Timeline) -> None:
     data = timeline_data(timeline, build_document(*sample()), 10**9, Opened(build_document(*sample())))
-    planes = np.frombuffer(gzip.decompress(base64.b64decode(data.points)), np.uint8)
-    steps = planes.reshape(len(data.columns), 8, data.n_points).transpose(0, 2, 1).copy().view("<i8")[..., 0]
-    points = dict(zip(data.columns, np.cumsum(steps, axis=1).tolist(), strict=True))
+    points = unpacked(data)
     at_peak = sum(points[category][data.peak_point] for category in timeline.categories)
     assert at_peak == timeline.total[timeline.peak_point]
     assert points["time"] == list(timeline.time_us)
     assert [x / PHASE_UNIT for x in points["phase"]] == pytest.approx(timeline.phase_x)
 
 
-def test_vendored_plotly_is_the_one_the_figures_are_built_for() -> None:
-    from plotly.offline import get_plotlyjs_version
+def test_the_page_draws_the_figure_that_python_returns(tmp_path: Path) -> None:
+    """The figure's JSON in the page, its points put in, is that of ``Analysis.figure``."""
+    run = Run()
+    train(run)
+    analysis = analyze(load_snapshot(run.builder.save(tmp_path / "run.pickle")))
+    page = analysis.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    (found,) = re.findall(r'id="memprof-data">([^<]*)<', page)
+    data = msgspec.convert(json.loads(gzip.decompress(base64.b64decode(found)))["timeline"], TimelineData)
+    points = unpacked(data)
+    for trace in data.figure["data"]:
+        trace["x"] = pytest.approx([x / PHASE_UNIT for x in points["phase"]], abs=1e-6)
+        trace["y"] = [n / 2**30 for n in points[trace["meta"]]]
+    figure = analysis.figure(max_points=None)
+    assert isinstance(figure, Figure)
+    python = json.loads(figure.to_json(engine="json"))
+    assert data.figure["layout"] == python["layout"]
+    for in_page, returned in zip(data.figure["data"], python["data"], strict=True):
+        assert in_page == returned
 
-    script = files("memprof.reports").joinpath("assets/plotly-basic.min.js").read_text(encoding="utf-8")
-    head = re.search(r"plotly\.js \(basic - minified\) v(\S+)", script[:400])
-    assert head is not None
-    assert head.group(1) == get_plotlyjs_version()
-    assert "MIT" in script[:400]
-    assert "Plotly" in files("memprof.reports").joinpath("assets/plotly-LICENSE.txt").read_text(encoding="utf-8")
-    assert "</script" not in script.lower()
+
+def test_figures_of_a_run_and_what_has_none(tmp_path: Path) -> None:
+    run = Run()
+    train(run)
+    analysis = analyze(load_snapshot(run.builder.save(tmp_path / "run.pickle")))
+    bars = analysis.figure("breakdown").data[0]
+    assert sum(bars.x) * 2**30 == pytest.approx(analysis.peak.active_bytes)
+    assert analysis.peak.figure() == analysis.figure("breakdown") == memprof.figure(analysis.peak)
+    assert sum(memprof.figure(analysis.report).data[0].x) == pytest.approx(sum(bars.x))
+    steps = analysis.figure("steps")
+    assert [list(trace.x) for trace in steps.data] == [[s.step for s in analysis.report.growth.steps]] * 2
+    for wrong in ({"kind": "pie"}, {"axis": "bytes"}):
+        with pytest.raises(UsageError, match=r"no (figure|axis) '(pie|bytes)': give "):
+            analysis.figure(**wrong)
+
+
+def test_a_comparison_is_stacked_below_its_capacity() -> None:
+    comparison = comparison_of(sample_comparison()[0])
+    figure = memprof.figure(comparison)
+    for i, run in enumerate(comparison.runs):
+        drawn = sum(trace.y[i] or 0 for trace in figure.data)
+        assert drawn * 2**30 == pytest.approx(run.report.peak.active_bytes)
+    assert comparison.capacity is not None
+    assert figure.layout.shapes[0].y0 * 2**30 == comparison.capacity.bytes
+    published = memprof.figure(comparison_of(published_comparison()))
+    assert any(trace.name.endswith("(published)") for trace in published.data)
+
+
+def test_plotly_is_the_installed_package_and_runs_under_its_hash(timeline: Timeline) -> None:
+    page = render_html(build_document(*sample()))
+    (packed,) = re.findall(r'id="plotly-source">([^<]*)<', page)
+    script = gzip.decompress(base64.b64decode(packed)).decode()
+    assert script == get_plotlyjs()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in page[: page.index("<title>")]
 
 
 def test_every_category_and_phase_has_its_colour() -> None:
@@ -115,7 +179,7 @@ def test_every_category_and_phase_has_its_colour() -> None:
 
 def test_svg_shows_the_peak_and_every_category(timeline: Timeline) -> None:
     picture = timeline_svg(timeline)
-    assert "6.78 peak" in picture
+    assert "6.78 GiB peak" in picture
     for category in timeline.categories:
         assert f'class="fill c-{category}"' in picture
     assert 'class="reserved"' in picture

@@ -19,6 +19,7 @@ from memprof.reports.document.text import plain
 from memprof.reports.html.elements import el, join
 from memprof.reports.html.interactive_timeline import pack_columns
 from memprof.reports.html.report import render_html, write_html
+from plotly.offline import get_plotlyjs
 
 from memprof.errors import InputError
 from memprof.files import write_text
@@ -97,7 +98,8 @@ def test_page_asks_the_network_for_nothing(page: str) -> None:
 def test_policy_allows_the_pages_own_scripts_and_no_others(page: str) -> None:
     policy = next(a["content"] for _, a in Page(page).tags if a.get("http-equiv") == "Content-Security-Policy") or ""
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    assert len(scripts) == 2
+    assert len(scripts) == 1
+    scripts.append(get_plotlyjs())
     hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
     assert re.findall(r"'sha256-([^']+)'", policy) == hashes
     assert "unsafe-eval" not in policy
@@ -138,7 +140,7 @@ def test_timelines_that_do_not_pack_are_thinned_until_the_page_is_small() -> Non
     }
     page = render_html(build_document(report, series))
     held = unpacked(packed(page)["timeline"])
-    assert len(page.encode()) < 2_000_000
+    assert len(page.encode()) < 3_000_000
     assert 5000 < len(held["time"]) < n_points
     assert max(map(sum, zip(*(held[name] for name in names), strict=True))) == total.max()
 
@@ -157,7 +159,7 @@ def test_points_are_packed_without_loss() -> None:
 
 
 def test_page_is_small(page: str) -> None:
-    assert len(page.encode()) < 2_000_000
+    assert len(page.encode()) < 3_000_000
 
 
 def test_page_is_the_same_each_time(page: str) -> None:
@@ -168,7 +170,7 @@ def test_hostile_names_are_text() -> None:
     page = render_html(build_document(*hostile()))
     parsed = Page(page)
     kinds = [tag for tag, _ in parsed.tags]
-    assert kinds.count("script") == 3
+    assert kinds.count("script") == 3  # the data, plotly, the page's own
     assert "img" not in kinds
     assert not [name for _, attributes in parsed.tags for name in attributes if name.startswith("on")]
     words = "".join(parsed.words)
