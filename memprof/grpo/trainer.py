@@ -241,9 +241,10 @@ class LeanTrainer(_Trainer):
     ) -> torch.Tensor:
         """Compute the loss of a micro-batch.
 
-        In a training step, all pieces but the last have their backward here. The result has the value of the whole
-        loss and the graph of the last piece: its backward is the step's last. Anywhere else, with gradients on, this is
-        TRL's ``compute_loss``: one graph of the whole micro-batch, and nothing is added to ``.grad``.
+        In a training step, the pieces have their backward here, and the result has the value of the whole loss. It has
+        the graph of the last piece only if ranks meet in that backward or a subclass may scale the loss. Anywhere else,
+        with gradients on, this is TRL's ``compute_loss``: one graph of the whole micro-batch, and nothing is added to
+        ``.grad``.
         """
         step_loss, has_graph = self._step_loss, torch.is_grad_enabled()
         # transformers divides RLOO's loss in its training step, and nowhere else.

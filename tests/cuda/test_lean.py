@@ -21,10 +21,8 @@ _CHECKPOINTED = {"gradient_checkpointing": True}
 CASES: dict[str, dict[str, Any]] = {
     "offloaded": {"settings": {"checkpointing": "offloaded", "max_tokens_per_piece": 60, "tiled_mlp": 16}},
     "host-reference": {"settings": {"beta": 0.04, "reference": "host", "max_tokens_per_piece": 120}},
-    "selective": {"lora": True, "settings": {"checkpointing": "selective", "max_tokens_per_piece": 1}},
-    "selective, raises": {
-        "lora": True, "settings": {"checkpointing": "selective", "max_tokens_per_piece": 1, "on_oom": "raise"},
-    },
+    "selective": {"lora": True, "settings": {"checkpointing": "selective"}},
+    "selective, raises": {"lora": True, "settings": {"checkpointing": "selective", "on_oom": "raise"}},
     "generation": {"lora": True, "settings": {
         "generation_batch": 2, "cache_implementation": "offloaded", "checkpointing": "mlp"}},
     "rolling": {"lora": True, "settings": {

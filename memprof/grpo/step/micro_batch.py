@@ -76,7 +76,7 @@ class PiecewiseStep:
             self._logps[:, 0] = inputs["old_logps"]  # of the sequence: its sum counts
 
     def run(self) -> torch.Tensor:
-        """Run all pieces; return the loss's value with the graph of the last piece."""
+        """Run all pieces; return the loss's value with the graph of what is left to be differentiated."""
         if self._scheme == TWO_PASS:
             states = self._score(self._pieces)
             loss, gradient = self._whole_gradient()
@@ -104,9 +104,9 @@ class PiecewiseStep:
     def _all_but_last(self, gradient: Gradient | None, states: list[RandomState]) -> torch.Tensor:
         """Run every piece forward and all but the last backward; return the last's surrogate.
 
-        Where memory that runs out is lived through, the last has its backward here too (unless the loss may be scaled
-        later), and a scalar without a graph is returned. ``states``: the random state before each piece, restored where
-        given.
+        Unless ranks meet in it, or the loss may be scaled later, the last has its backward here too, and a scalar
+        without a graph is returned: a run that goes on after memory has run out and one that raises then have the same
+        peak. ``states``: the random state before each piece, restored where given.
         """
         repeats, step = bool(states), self._step
         wanted, sharded = step.settings.gradient_sums, step.ranks.forward_together
@@ -116,7 +116,7 @@ class PiecewiseStep:
                 with self._unsynchronised():
                     self._forward_and_backward(piece, gradient, sums)
         self._set_or_note_random_state(states, len(self._pieces) - 1, repeats)
-        if step.adaptation is None or self._distributed or step.loss.may_be_scaled_later:
+        if self._distributed or sharded or step.loss.may_be_scaled_later:
             return self._watched(self._surrogate(self._pieces[-1], gradient))
         with self._unsynchronised():  # the backward that ends the step is that of the scalar
             self._forward_and_backward(self._pieces[-1], gradient, {})
