@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from memprof.errors import UsageError
 from memprof.recording.guard import as_warning
+from memprof.report.base import known
+from memprof.report.counters import StepCounters
 from memprof.units import format_bytes, parse_size
 
 _PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d+)?)\s*%\s*")
@@ -63,13 +64,13 @@ class Alert:
         self._rank, self._on_device, self._hook = rank, on_device, hook
         self._over = False
 
-    def look(self, row: Mapping[str, Any]) -> None:
-        """Take the line of a step, as the counters file has it."""
+    def look(self, row: StepCounters) -> None:
+        """Compare a step's counters with the limit."""
         used = self._used(row)
         if self._over or used is None or used <= self._limit:
             return
         self._over = True
-        found = HighMemory(self._rank, int(row["step"]), used, self._limit, self._capacity)
+        found = HighMemory(self._rank, row.step, used, self._limit, self._capacity)
         as_warning(
             f"memprof: rank {self._rank} used {format_bytes(used)} of {format_bytes(self._capacity)} up to step "
             f"{found.step}, more than warn_above allows ({format_bytes(self._limit)}); training goes on."
@@ -81,8 +82,8 @@ class Alert:
         except Exception as error:
             as_warning(f"memprof: on_high_memory raised {error!r}; training goes on.")
 
-    def _used(self, row: Mapping[str, Any]) -> int | None:
+    def _used(self, row: StepCounters) -> int | None:
         if not self._on_device:
-            return row.get("host_rss")
-        reserved = row.get("peak_reserved") or row.get("reserved")
-        return None if reserved is None else reserved + (row.get("non_torch") or 0)
+            return known(row.host_rss)
+        reserved = known(row.peak_reserved) or known(row.reserved)
+        return None if reserved is None else reserved + (known(row.non_torch) or 0)

@@ -129,7 +129,8 @@ def _wide_by_tag(facts: Facts, parameters: Counter[int], vocabulary: int) -> Boo
     hits = (facts.tags.last_extent == vocabulary) & (facts.tags.rank >= 2)
     wide: Bools = hits[facts.timeline.metadata] & ~facts.whole_numbers
     matrix = (facts.tags.rank == 2)[facts.timeline.metadata] & ~_not_parameters(facts, parameters)
-    return wide & ~matrix
+    found: Bools = wide & ~matrix
+    return found
 
 
 def _between_passes(facts: Facts) -> Bools:

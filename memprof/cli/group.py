@@ -87,7 +87,7 @@ class _LazyGroup(click.Group):
         except click.exceptions.Abort:
             sys.exit(130)
         except click.ClickException as error:
-            _suggest_output(error)
+            error = _with_output_option(error)
             _fail(error.show, error.exit_code)
         except MemprofError as error:
             _fail(f"memprof: {error}", error.exit_code)
@@ -107,12 +107,14 @@ class _LazyGroup(click.Group):
         code()  # a script under memprof run: it ends in its own way
 
 
-def _suggest_output(error: click.ClickException) -> None:
+def _with_output_option(error: click.ClickException) -> click.ClickException:
     """Suggest ``-o`` to who types ``--html`` for the page."""
     if not isinstance(error, click.NoSuchOption) or error.option_name != "--html" or error.ctx is None:
-        return
-    if any("-o" in option.opts for option in error.ctx.command.params):
-        error.possibilities = ["-o FILE.html"]
+        return error
+    if not any("-o" in option.opts for option in error.ctx.command.params):
+        return error
+    message = f"{error.format_message()} Use -o FILE.html to write the page."
+    return click.NoSuchOption(error.option_name, message, ctx=error.ctx)
 
 
 def _fail(sentence: str | Callable[[], None], code: int) -> NoReturn:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from memprof.errors import InputError, MemprofError, UsageError, how_to_install
+from memprof.report.base import known
 
 if TYPE_CHECKING:
     from memprof.analysis.counters import Counters
@@ -51,25 +52,27 @@ class RunCollector:
             ranks = []
         for name in _SIZES:
             family = Gauge(f"memprof_{name}_bytes", f"{name} of the newest step.", labels=["rank"])
-            yield _filled(family, (([str(r.rank)], r.newest.get(name)) for r in ranks if r.newest))
+            yield _filled(family, (([str(r.rank)], r.newest.size(name)) for r in ranks if r.newest))
         capacity = Gauge("memprof_device_total_bytes", "Memory that the device has.", labels=["rank"])
-        yield _filled(capacity, (([str(r.rank)], r.about.get("device_total_bytes")) for r in ranks))
+        yield _filled(capacity, (([str(r.rank)], known(r.about.device_total_bytes)) for r in ranks))
         steps = Gauge("memprof_step", "The newest optimizer step.", labels=["rank"])
-        yield _filled(steps, (([str(r.rank)], r.newest.get("step")) for r in ranks if r.newest))
+        yield _filled(steps, (([str(r.rank)], r.newest.step) for r in ranks if r.newest))
         ended = Gauge("memprof_training_ended", "1 if the training has ended.", labels=["rank"])
         yield _filled(ended, (([str(r.rank)], int(r.ended is not None)) for r in ranks))
         phases = Gauge("memprof_phase_peak_bytes", "Highest allocated bytes of a phase.", labels=["rank", "phase"])
-        yield _filled(phases, _of_table(ranks, "phases"))
+        tables = [(rank, known(rank.newest.phases)) for rank in ranks if rank.newest is not None]
+        yield _filled(phases, _labelled(tables))
         categories = Gauge(
             "memprof_category_bytes", "Bytes of a category at the peak that was recorded.", labels=["rank", "category"]
         )
-        yield _filled(categories, _of_table(ranks, "categories"))
+        peaks = [(rank, known(rank.recorded.categories)) for rank in ranks if rank.recorded is not None]
+        yield _filled(categories, _labelled(peaks))
 
 
-def _of_table(ranks: list[Counters], table: str) -> Iterator[tuple[list[str], Any]]:
-    for rank in ranks:
-        row = rank.newest if table == "phases" else rank.categories
-        for name, size in ((row or {}).get(table) or {}).items():
+def _labelled(tables: Iterable[tuple[Counters, Mapping[str, int] | None]]) -> Iterator[tuple[list[str], int]]:
+    """Yield the bytes of each rank's table, with the labels rank and name."""
+    for rank, table in tables:
+        for name, size in (table or {}).items():
             yield [str(rank.rank), name], size
 
 
