@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ContextDecorator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 from memprof.errors import UsageError
 from memprof.recording.guard import Door, way_in
@@ -57,6 +61,21 @@ class PhaseMark:
         return dict(vars(self))
 
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+# The open phases of this thread or task, outermost first: a task begins with those of the one that starts it.
+_AROUND: ContextVar[tuple[PhaseMark, ...]] = ContextVar("memprof_phases", default=())
+
+
+def _flow() -> object:
+    """Return what phases nest in: the asyncio task that runs, or else the thread's number."""
+    asyncio = sys.modules.get("asyncio")
+    try:
+        task = None if asyncio is None else asyncio.current_task()
+    except RuntimeError:  # no loop runs on this thread
+        task = None
+    return threading.get_ident() if task is None else task
+
+
 #: Sessions that run now, oldest first; ``phase`` marks all of them.
 ACTIVE: list[Any] = []
 #: What ends recordings that nobody asked for: called, and taken out, when somebody asks for one.
@@ -66,33 +85,37 @@ STANDING_BY: list[Callable[[], None]] = []
 class PhaseLog:
     """Hold the open phases of every thread and the newest ``keep`` spans, so that a long run stays bounded.
 
-    Phases nest in their own thread; those of several threads may overlap. Not safe to call from several threads at
-    once: a session does so under its lock.
+    Phases nest in their own thread or asyncio task; those of several may overlap. Not safe to call from several threads
+    at once: a session does so under its lock.
     """
 
     def __init__(self, now_us: Callable[[], int], keep: int = 20_000) -> None:
         self._now = now_us
-        self._open: dict[int, list[PhaseMark]] = {}  # by thread, outermost first; only threads with open phases
+        # By thread or task, outermost first; only those with open phases.
+        self._open: dict[object, list[PhaseMark]] = {}
         self._spans: deque[PhaseMark] = deque(maxlen=keep)
 
     def enter(self, phase: str, step: int | None, detail: str | None = None) -> PhaseMark:
-        """Open a span inside whatever this thread has open."""
-        around = self._open.setdefault(threading.get_ident(), [])
-        if step is None and around:
-            step = around[-1].step
-        within = REHEARSAL if detail == REHEARSAL else _within(around)
+        """Open a span inside whatever this thread or task has open."""
+        around = [mark for mark in _AROUND.get() if mark.end_us is None]
+        own = self._open.setdefault(_flow(), [])
+        outer = own[-1] if own else next((mark for mark in reversed(around) if mark in self.open), None)
+        if step is None and outer is not None:
+            step = outer.step
+        within = REHEARSAL if detail == REHEARSAL else _within(outer)
         mark = PhaseMark(phase, self._now(), None, step, within, detail)
-        around.append(mark)
+        _AROUND.set((*around, mark))
+        own.append(mark)
         self._spans.append(mark)
         return mark
 
     def exit(self, mark: PhaseMark) -> list[PhaseMark]:
-        """Close ``mark``, on whichever thread, and what was left open inside it (an exception skips exits); innermost
+        """Close ``mark``, from whichever thread, and what was left open inside it (an exception skips exits); innermost
         first."""
-        found = next(((thread, marks) for thread, marks in self._open.items() if any(m is mark for m in marks)), None)
+        found = next(((flow, marks) for flow, marks in self._open.items() if any(m is mark for m in marks)), None)
         if found is None:
             return []
-        thread, marks = found
+        flow, marks = found
         closed = []
         while marks:
             last = marks.pop()
@@ -101,29 +124,29 @@ class PhaseLog:
             if last is mark:
                 break
         if not marks:
-            del self._open[thread]
+            del self._open[flow]
         return closed
 
     @property
     def current(self) -> PhaseMark | None:
-        """Return the innermost phase of this thread."""
-        marks = self._open.get(threading.get_ident())
+        """Return the innermost phase of this thread or task."""
+        marks = self._open.get(_flow())
         return marks[-1] if marks else None
 
     @property
     def newest(self) -> PhaseMark | None:
-        """Return the phase that was entered last, on whichever thread, and is open: memory counts for it."""
+        """Return the phase that was entered last, on whichever thread or task, and is open: memory counts for it."""
         return max((marks[-1] for marks in self._open.values()), key=lambda m: m.start_us, default=None)
 
     @property
     def open(self) -> list[PhaseMark]:
-        """Return the open spans of all threads, in the order in which they began."""
+        """Return the open spans of all threads and tasks, in the order in which they began."""
         return sorted((m for marks in self._open.values() for m in marks), key=lambda m: m.start_us)
 
     @property
     def depth(self) -> int:
-        """Return how many phases this thread has open."""
-        return len(self._open.get(threading.get_ident(), ()))
+        """Return how many phases this thread or task has open."""
+        return len(self._open.get(_flow(), ()))
 
     def to_plain(self, start_us: int, stop_us: int) -> list[dict[str, Any]]:
         """Return spans that touch ``[start_us, stop_us]``, with ``other`` between marked ones."""
@@ -139,13 +162,10 @@ class PhaseLog:
         return [m.to_plain() for m in sorted([*rows, *gaps], key=lambda m: m.start_us)]
 
 
-def _within(around: list[PhaseMark]) -> str | None:
-    for mark in reversed(around):
-        if mark.phase in _OUTER:
-            return mark.phase
-        if mark.detail == REHEARSAL:
-            return REHEARSAL
-    return None
+def _within(outer: PhaseMark | None) -> str | None:
+    if outer is None or outer.phase in _OUTER:
+        return None if outer is None else outer.phase
+    return REHEARSAL if outer.detail == REHEARSAL else outer.within
 
 
 class phase(ContextDecorator):
@@ -156,37 +176,51 @@ class phase(ContextDecorator):
         step: the optimizer step it belongs to; the enclosing phase's where not given.
         detail: free text kept with the mark.
 
-    Also a decorator: ``@phase("reward")``. Phases nest in their own thread; those of several threads may overlap.
+    Also a decorator, of coroutines too: ``@phase("reward")``. Phases nest in their own thread or asyncio task; those of
+    several may overlap.
 
     Raises:
-        UsageError: there is no such phase or step.
+        UsageError: there is no such phase or step, or a generator is decorated.
     """
 
     def __init__(self, name: str | Phase, step: int | None = None, detail: str | None = None) -> None:
         self._id = phase_id(name)
         self._step = None if step is None else step_number(step)
         self._detail = detail
-        self._marks: dict[int, list[list[tuple[Any, PhaseMark]]]] = {}  # by thread
+        self._marks: dict[object, list[list[tuple[Any, PhaseMark]]]] = {}  # by thread or task
         self.door = Door(lost=f"the mark of a phase, {self._id}")
 
     def _recreate_cm(self) -> phase:
         """Return a mark of its own for each call of a decorated function, which several threads may call at once."""
         return phase(self._id, self._step, self._detail)
 
+    def __call__(self, function: _F) -> _F:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(f"{function.__name__} is a generator; use `with phase({self._id!r}):` inside it.")
+        if not inspect.iscoroutinefunction(function):
+            return super().__call__(function)
+
+        @functools.wraps(function)
+        async def marked(*args: Any, **kwargs: Any) -> Any:
+            with self._recreate_cm():
+                return await function(*args, **kwargs)
+
+        return marked  # type: ignore[return-value]
+
     @way_in
     def __enter__(self) -> phase:
         marks = [(s, m) for s in list(ACTIVE) if (m := s.enter_phase(self._id, self._step, self._detail))]
-        self._marks.setdefault(threading.get_ident(), []).append(marks)
+        self._marks.setdefault(_flow(), []).append(marks)
         return self
 
     @way_in
     def __exit__(self, *exc: object) -> None:
-        thread = threading.get_ident()
-        if thread not in self._marks:  # a generator that another thread closes
-            thread = next(reversed(self._marks), thread)
-        entered = self._marks.get(thread, [])
+        flow = _flow()
+        if flow not in self._marks:  # a generator that another thread closes
+            flow = next(reversed(self._marks), flow)
+        entered = self._marks.get(flow, [])
         marks = entered.pop() if entered else []
         if not entered:
-            self._marks.pop(thread, None)
+            self._marks.pop(flow, None)
         for session, mark in reversed(marks):
             session.exit_phase(mark)

@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import memprof
 from memprof.instrument.attach import attach
+from memprof.instrument.loop import PlainLoop
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.kv_caches import CacheWatch
+from memprof.recording.phases import ACTIVE
 from memprof.recording.recorder import DeviceInfo
 from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
 from tests.recording.state import differences, fingerprint
 from tests.recording.test_cuda_history import _Fractions, _Limited
 
-Way = Callable[[Path, Any, Any], contextlib.AbstractContextManager[Any]]
+Body = Callable[[Any], None]
+Way = Callable[[Path, Any, Any, Body], None]
 
 
 @contextlib.contextmanager
@@ -57,9 +61,62 @@ def by_cuda(folder: Path, model: Any, optimizer: Any) -> contextlib.AbstractCont
     return by_session(folder, model, optimizer, recorder)
 
 
+def inside(way: Callable[[Path, Any, Any], contextlib.AbstractContextManager[Any]]) -> Way:
+    def recorded(folder: Path, model: Any, optimizer: Any, body: Body) -> None:
+        with way(folder, model, optimizer) as session:
+            body(session)
+
+    return recorded
+
+
+def by_callback(folder: Path, model: Any, optimizer: Any, body: Body) -> None:
+    """A trainer with memprof's callback; ``body`` runs in a step's forward."""
+
+    class Training(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            body(_running())
+            return {"loss": self.inner(x).sum()}
+
+    arguments = transformers.TrainingArguments(
+        str(folder / "out"), max_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
+    )
+    callback = memprof.MemProfCallback(steps=[1], output_dir=folder / "c", table=False, report=False, kind="trace")
+    rows = [{"x": torch.ones(8), "labels": torch.ones(1)}] * 4
+    trainer = transformers.Trainer(Training(), arguments, train_dataset=rows, callbacks=[callback])
+    handlers = list(trainer.callback_handler.callbacks)
+    trainer.train()
+    assert trainer.callback_handler.callbacks == handlers
+
+
+def by_run(folder: Path, model: Any, optimizer: Any, body: Body) -> None:
+    """What `memprof run` does with a script that has no trainer."""
+    loop = PlainLoop({"output_dir": folder / "loop", "table": False, "report": False})
+    loop.begin()
+    try:
+        model(torch.ones(4, 8))
+        body(_running())
+    finally:
+        loop.end()
+
+
+def _running() -> Any:
+    return ACTIVE[-1] if ACTIVE else None
+
+
 _FRACTION = _Fractions()
 _ALLOCATOR = _Limited(_FRACTION)
-WAYS: dict[str, Way] = {"record": by_record, "attach": by_attach, "trace session": by_session, "CUDA session": by_cuda}
+WAYS: dict[str, Way] = {
+    "record": inside(by_record),
+    "attach": inside(by_attach),
+    "trace session": inside(by_session),
+    "CUDA session": inside(by_cuda),
+    "callback": by_callback,
+    "memprof run": by_run,
+}
 ENDS = ("normally", "error", "interrupt", "exit", "memprof fails", "start fails", "stopped twice", "thread fails")
 
 
@@ -90,8 +147,9 @@ def run(way: Way, end: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     if end == "start fails":
         monkeypatch.setattr(CacheWatch, "start", broken)
-    with contextlib.suppress(*(type(error) for error in raises.values())), way(folder, model, optimizer) as session:
-        if end == "memprof fails":
+
+    def body(session: Any) -> None:
+        if end == "memprof fails" and session is not None:
             monkeypatch.setattr(type(session.recorder), "set_tags", broken)
         work(model, optimizer)
         if end in raises:
@@ -100,9 +158,12 @@ def run(way: Way, end: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
             thread = threading.Thread(target=torch.ones, args=("no size",))
             thread.start()
             thread.join()
-        if end == "stopped twice":
+        if end == "stopped twice" and session is not None:
             session.stop()
             session.stop()
+
+    with contextlib.suppress(*(type(error) for error in raises.values())):
+        way(folder, model, optimizer, body)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -113,6 +174,7 @@ def test_the_process_is_as_it_was(way: str, end: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with monkeypatch.context() as broken:
         run(WAYS[way], "normally", tmp_path, broken)  # what is imported late is
+    assert list(tmp_path.rglob("*.pickle")), "it has been recorded"
     before = fingerprint(_FRACTION)
     with monkeypatch.context() as broken:
         run(WAYS[way], end, tmp_path, broken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import pickle
 import sys
@@ -18,7 +19,9 @@ import torch
 from memprof.errors import UsageError
 from memprof.recording import phase, record
 from memprof.recording.phases import ACTIVE, PhaseLog
+from memprof.recording.session import Session
 from memprof.recording.trace.clock import Clock
+from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.snapshot import load_snapshot
 from memprof.vocabulary import Phase
 
@@ -110,6 +113,79 @@ def test_phases_of_two_threads_overlap_and_keep_their_lengths() -> None:
         assert (log.open, log.exit(reward)) == ([], [])
     spans = [(s["phase"], s["start_us"], s["end_us"], s["step"]) for s in log.to_plain(1, 6)]
     assert spans == [("generate", 1, 3, 3), ("reward", 2, 6, None), ("forward", 4, 5, None)]
+
+
+def _spans(path: Path) -> dict[str, Any]:
+    """The marked spans of a recording by phase."""
+    rows = pickle.loads(path.read_bytes())["memprof"]["phases"]
+    return {row["phase"]: row for row in rows if row["phase"] != "other"}
+
+
+def test_phases_of_two_tasks_overlap_and_keep_their_lengths(tmp_path: Path) -> None:
+    """Leaving one task's phase closes none of another's; a task's phases lie within those of who started it."""
+    seen: list[str] = []
+
+    @phase("reward")
+    async def reward(begun: asyncio.Event, go: asyncio.Event) -> None:
+        begun.set()
+        await go.wait()
+        with phase("forward"):
+            seen.append("forward")
+
+    async def main() -> None:
+        begun, go = asyncio.Event(), asyncio.Event()
+        with phase("evaluate", step=3):
+            task = asyncio.create_task(reward(begun, go))
+            with phase("generate"):
+                await begun.wait()
+            seen.append("generate")
+        go.set()
+        await task
+
+    with record(tmp_path / "r.pickle", stacks=None) as session:
+        asyncio.run(main())
+        assert session.phases.open == []
+    spans = _spans(tmp_path / "r.pickle")
+    assert seen == ["generate", "forward"]
+    order = [(spans[n]["start_us"], n) for n in ("evaluate", "generate", "reward", "forward")]
+    assert sorted(order) == order
+    ends = [(spans[n]["end_us"], n) for n in ("generate", "evaluate", "forward", "reward")]
+    assert sorted(ends) == ends
+    assert {n: (row["step"], row["within"]) for n, row in spans.items()} == {
+        "evaluate": (3, None),
+        "generate": (3, "evaluate"),
+        "reward": (3, "evaluate"),
+        "forward": (3, "evaluate"),
+    }
+
+
+def test_one_mark_entered_by_two_tasks_is_left_by_each() -> None:
+    one = phase("reward")
+
+    async def enter(wait: float) -> None:
+        with one:
+            await asyncio.sleep(wait)
+
+    async def main() -> None:
+        await asyncio.gather(enter(0.02), enter(0.0))
+
+    session = Session(TensorTrace(torch.device("cpu"), stacks=None))
+    session.start()
+    asyncio.run(main())
+    session.stop()
+    first, second = (m for m in session.to_raw()["memprof"]["phases"] if m["phase"] == "reward")
+    assert first["start_us"] < second["start_us"] < second["end_us"] < first["end_us"]
+    assert one._marks == {}
+
+
+def test_a_decorated_generator_is_refused() -> None:
+    """The mark would end before the generator's first line."""
+
+    def rows() -> Any:
+        yield 1
+
+    with pytest.raises(UsageError, match=r"rows is a generator; use `with phase\('reward'\):` inside it"):
+        phase("reward")(rows)
 
 
 def test_many_threads_mark_phases_while_one_writes(tmp_path: Path) -> None:
