@@ -2,6 +2,7 @@
 # make test   lint, types and tests; make test-all has the heaviest tests too
 # make docs   the documentation as a site, in build/site/
 # make test-cuda   tests of torch's CUDA build, on an emulated GPU; make cuda sets up its .venv-cuda/
+# make test-engines   tests of vLLM in the process, on a CPU; make engines sets up its .venv-engines/
 # All set up .venv/ by themselves, with the first Python that will do: transformers 5 and TRL 1.16,
 # which the demo and the tests run, want 3.11. PYTHON=... picks another.
 
@@ -19,6 +20,9 @@ DEMO_READY := $(VENV)/.demo-ready
 CUDA := .venv-cuda
 CUDA_READY := $(CUDA)/.ready
 CUDA_MARKS := not heavy
+# vLLM's CPU build pins other versions than .venv's.
+ENGINES := .venv-engines
+ENGINES_READY := $(ENGINES)/.ready
 
 # torch's threads spin while they wait for each other; on a machine that is shared, that starves the one waited for.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -29,7 +33,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/
 	--numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	--ignore tests/cuda --durations 100 --durations-min 4
 
-.PHONY: setup demo test tests test-all cuda test-cuda docs lint types browser clean
+.PHONY: setup demo test tests test-all cuda test-cuda engines test-engines docs lint types browser clean
 
 setup: $(READY) $(DEMO_READY)
 
@@ -61,10 +65,11 @@ tests:
 	$(PYTEST) -m "not heavy"
 
 # With the simulations and real models that would take `make test` beyond twenty minutes on two cores, and all of
-# `make test-cuda`.
+# `make test-cuda` and `make test-engines`.
 test-all: setup lint types browser
 	$(PYTEST)
 	$(MAKE) test-cuda CUDA_MARKS=
+	$(MAKE) test-engines
 
 # 0.8 GB to download (torch 527 MB, Triton 198 MB, bitsandbytes 43 MB), 2 GB on disk. The emulator is compiled once for
 # each version of its sources, in half a minute.
@@ -81,6 +86,20 @@ cuda: $(CUDA_READY)
 test-cuda: cuda
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(CUDA)/bin/python -m pytest --numprocesses logical --maxprocesses 2 \
 		--dist loadfile --durations 100 --durations-min 4 -m "$(CUDA_MARKS)" tests/cuda
+
+# 0.5 GB to download (torch 190 MB, vLLM 133 MB), 2.6 GB on disk.
+$(ENGINES_READY): requirements-engines.txt pyproject.toml
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --no-compile \
+		-r requirements-engines.txt
+	$(ENGINES)/bin/python -m pip --quiet uninstall -y torchvision torchaudio torchcodec
+	$(ENGINES)/bin/python -m pip --quiet --disable-pip-version-check install --no-compile --no-deps --no-build-isolation -e .
+	touch $@
+
+engines: $(ENGINES_READY)
+
+test-engines: engines
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(ENGINES)/bin/python -m pytest -p no:cacheprovider tests/engines
 
 # --quiet would hide the warnings from --strict, which counts them.
 docs: $(READY)

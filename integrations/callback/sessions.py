@@ -13,7 +13,7 @@ from memprof.recording.api import make_recorder
 from memprof.recording.guard import Door
 from memprof.recording.run_facts import collect_facts, collect_setup
 from memprof.recording.session import Session
-from memprof.recording.system.inference_engine import engine_of
+from memprof.recording.system.inference_engine import engine_of, server_note
 from memprof.vocabulary import Kind, Phase
 
 _HERE = str(Path(__file__).resolve().parents[1]) + "/"
@@ -75,6 +75,8 @@ def introduce(session: Session, trainer: Any, options: Options) -> None:
         if hasattr(function, "named_parameters"):
             session.add_model(function, "reward")
     session.owners.add_inference_engine(engine_of(trainer))
+    if (note := server_note(trainer, options.redact)) is not None and note not in session.notes:
+        session.notes.append(note)
     if getattr(trainer, "optimizer", None) is not None:
         session.owners.add_optimizer(trainer.optimizer)
 

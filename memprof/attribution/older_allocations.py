@@ -27,7 +27,7 @@ _CLEAR = 0.1  # a smaller difference between two shares is not evidence
 def copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     """Decide the whole copies of the trained parameters' sizes (``trained``: how many have each size in bytes)."""
     rows = np.flatnonzero(facts.ghost & draft.open)
-    first = Category.ADAPTERS if _is_small_part(facts, trained) else Category.WEIGHTS
+    first = Category.ADAPTERS if _is_small_part(facts, draft, trained) else Category.WEIGHTS
     state_is_old = _state_is_older(facts, draft)
     for factor in _STATE_DTYPES:
         sizes = {int(s * factor): c for s, c in trained.items() if s >= (_SMALL if factor != 1 else 1)}
@@ -190,14 +190,16 @@ def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
     return int(copies[order][np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)])
 
 
-def _is_small_part(facts: Facts, trained: Counter[int]) -> bool:
-    """Tell whether the trained part is small beside all ghosts but cuBLAS's: adapters, not the model.
+def _is_small_part(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
+    """Tell whether the trained part is small compared with all older blocks: adapters, not the model.
 
-    Layers with an embedding are a whole model, however much an engine or other models have beside it.
+    Blocks of cuBLAS and of an inference engine don't count. Layers with an embedding are a whole model, however large
+    other models are.
     """
     if is_language_model(trained):
         return False
-    kept = facts.ghost & facts.survivor & ~is_among(facts.size, WORKSPACE_BYTES)
+    engine = np.isin(draft.category, [Category.KV_CACHE.code, Category.INFERENCE_ENGINE.code])
+    kept = facts.ghost & facts.survivor & ~is_among(facts.size, WORKSPACE_BYTES) & ~engine
     return sum(s * c for s, c in trained.items()) < 0.15 * int(facts.size[kept].sum())
 
 

@@ -32,6 +32,7 @@ from memprof.recording.guard import Door, Seams, as_warning, way_in
 from memprof.recording.owners import unwrap_optimizer
 from memprof.recording.phases import PhaseMark, phase_id
 from memprof.recording.session import Session
+from memprof.recording.system.inference_engine import runner_of
 from memprof.vocabulary import Kind, Phase
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def attach(
     """Begin to watch this process. With ``MEMPROF=0`` in the environment, and where recording cannot begin, nothing is.
 
     Args:
-        model: what this worker runs; a wrapper (FSDP, DistributedDataParallel) or the module in it.
+        model: what this worker runs: a module, or a wrapper of it (FSDP, DistributedDataParallel); a vLLM (``LLM``, its
+            engine or a worker of it), whose KV cache and buffers are known then too.
         optimizer: whose state is to be known; optimizers that step are found without it.
         role: ``actor``, ``critic``, ``reference``, ``reward`` or ``rollout``.
         reference_model: another model in the same worker.
@@ -94,6 +96,8 @@ def attach(
         return watch
     require("attach")
     try:
+        runner = runner_of(model)
+        model = model if runner is None else runner.model
         where = device_of(model) if device is None else device
         recorder = make_recorder(where, kind, max_entries=max_entries, stacks=stacks)
         if recorder.kind is Kind.TRACE and max_entries is None:
@@ -103,6 +107,7 @@ def attach(
         for one, what in ((model, _ROLES[role]), (reference_model, "reference")):
             if one is not None:
                 session.add_model(one, what)
+        session.owners.add_inference_engine(runner)
         if optimizer is not None:
             session.owners.add_optimizer(optimizer)
         session.notes += missing("attach")

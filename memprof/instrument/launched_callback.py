@@ -32,7 +32,11 @@ class LaunchedCallback(MemProfCallback):
         recording = _recording(trainer, self)
         if recording is self:
             super()._begin(options, state)
-        elif not isinstance(recording, LaunchedCallback) and not getattr(trainer.accelerator, "process_index", 0):
+            return
+        if self._early is not None:  # begun before the script added its own
+            self._early[1].stop()
+            self._early = None
+        if not isinstance(recording, LaunchedCallback) and not getattr(trainer.accelerator, "process_index", 0):
             on_stderr(
                 "memprof: this training is recorded by the script's own MemProfCallback, with its options; those of "
                 "`memprof run` (--out, --steps ...) are not used."

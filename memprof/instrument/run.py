@@ -64,7 +64,7 @@ class Attachment:
         from memprof.integrations.run_recorder.output import say
 
         used_torch, trained = (False, False) if self._children is None else self._children.did()
-        if self.recorded or trained:
+        if self.recorded or trained or not (self._loop is None or self._loop.untouched):
             return
         if used_torch:
             say(
@@ -72,7 +72,7 @@ class Attachment:
                 "started. Record other loops where they run: torchrun ... -m memprof run train.py.",
                 "stderr",
             )
-        elif self._loop is not None and self._loop.untouched:
+        elif self._loop is not None:
             say("memprof: nothing was recorded: no model ran in the steps that were to be recorded.", "stderr")
 
     @property
