@@ -391,7 +391,8 @@ def _places(places: Sequence[Place], of_it: str = " of it") -> str:
     if sum(place.share for place in places) < _TELLING:
         whose = of_it.removeprefix(" of ") if of_it != " of it" else ""
         return f"{whose} from many places, at most {amount(places[0].bytes)} from one".lstrip()
-    words, before = [], ""
+    words: list[str] = []
+    before = ""
     for place in places:
         file, line = _file_and_line(place.frame)
         found = f"{'' if file == before else file}:{line}"

@@ -87,8 +87,7 @@ class _LazyGroup(click.Group):
         except click.exceptions.Abort:
             sys.exit(130)
         except click.ClickException as error:
-            _suggest_output(error)
-            _fail(error.show, error.exit_code)
+            _fail(_suggesting_output(error).show, error.exit_code)
         except MemprofError as error:
             _fail(f"memprof: {error}", error.exit_code)
         except BrokenPipeError:
@@ -107,12 +106,13 @@ class _LazyGroup(click.Group):
         code()  # a script under memprof run: it ends in its own way
 
 
-def _suggest_output(error: click.ClickException) -> None:
-    """Suggest ``-o`` to who types ``--html`` for the page."""
+def _suggesting_output(error: click.ClickException) -> click.ClickException:
+    """Return the error; who types ``--html`` for the page is told of ``-o``."""
     if not isinstance(error, click.NoSuchOption) or error.option_name != "--html" or error.ctx is None:
-        return
-    if any("-o" in option.opts for option in error.ctx.command.params):
-        error.possibilities = ["-o FILE.html"]
+        return error
+    if not any("-o" in option.opts for option in error.ctx.command.params):
+        return error
+    return click.NoSuchOption(error.option_name, possibilities=["-o FILE.html"], ctx=error.ctx)
 
 
 def _fail(sentence: str | Callable[[], None], code: int) -> NoReturn:
