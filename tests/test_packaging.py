@@ -152,8 +152,9 @@ def core_environment(folder: Path, wheel: Path) -> str:
 # Import names of the core dependencies and of what they need in turn.
 CORE_MODULES = (
     *("click", "detect_secrets", "markdown_it", "mdurl", "msgspec", "numpy", "numpy.libs", "pygments", "rich"),
+    *("_plotly_utils", "narwhals", "packaging", "plotly"),
     *("certifi", "charset_normalizer", "idna", "requests", "tomli", "urllib3", "yaml"),
-    *(f"{name}-*.dist-info" for name in ("click", "detect_secrets", "msgspec", "numpy", "rich")),
+    *(f"{name}-*.dist-info" for name in ("click", "detect_secrets", "msgspec", "numpy", "plotly", "rich")),
 )
 
 WRITE_SNAPSHOT = """

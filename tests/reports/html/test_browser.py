@@ -241,6 +241,16 @@ def test_filter_finds_by_stack(page: Any) -> None:
     assert rows.count() == before
 
 
+def test_a_long_call_in_the_first_change_does_not_widen_a_narrow_page(browser: Any, tmp_path: Path) -> None:
+    report, series = sample()
+    call = f"torch.cuda.memory._record_memory_history({'max_entries=100000,' * 6})"
+    report["headline"] = {"verdict": "It peaks", "cause": "", "places": [], "action": f"Call {call}", "assumed": []}
+    write_html(build_document(report, series), tmp_path / "page.html")
+    with open_page(browser, tmp_path / "page.html", viewport={"width": 400, "height": 900}) as page:
+        assert page.locator(".first").inner_text().startswith("Call torch")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
 def test_a_search_marks_boxes_of_the_icicle_and_sums_them(page: Any) -> None:
     page.fill("#filter", "chunked_logprob")
     found = page.locator(".icicle .box.found")
