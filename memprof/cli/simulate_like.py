@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -24,7 +25,7 @@ from memprof.vocabulary import Kind
 
 if TYPE_CHECKING:
     from memprof.config.gpus import Gpu
-    from memprof.config.settings import Settings
+    from memprof.config.settings import Settings, Value
     from memprof.reports.document.model import Document
     from memprof.simulate.evaluate import Outcome
 
@@ -35,7 +36,7 @@ _GENERATION = (9, 0)
 
 
 def simulate_like(
-    like: Path, changes: dict[str, Any], gpu: str | None, output: Output, allow_unsimulated: bool = False
+    like: Path, changes: Mapping[str, Value], gpu: str | None, output: Output, allow_unsimulated: bool = False
 ) -> None:
     """Simulate the run at ``like`` unchanged and with ``changes``, and put measured and simulated side by side."""
     from memprof.analysis.headline import headline_of_comparison
@@ -81,13 +82,13 @@ def _the_card(here: str) -> Gpu:
     return card if card in known_gpus() else dataclasses.replace(card, capability=_GENERATION)
 
 
-def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+def changes_of(assignments: tuple[str, ...], options: Mapping[str, Value]) -> dict[str, Value]:
     """Collect settings by name, from ``--set``, which wins, and from the command's other options; UsageError for a name
     that is no setting."""
     from memprof.config.settings import ALIASES, Settings
 
     known = [f.name for f in fields(Settings)]
-    found = {name: value for name, value in options.items() if value is not None}
+    found: dict[str, Value] = {name: value for name, value in options.items() if value is not None}
     for text in assignments:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
@@ -105,7 +106,7 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
     return found
 
 
-def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
+def _changed(settings: Settings, changes: Mapping[str, Value]) -> Settings:
     try:
         changed = settings.with_(**changes)
     except TypeError as error:
@@ -126,16 +127,16 @@ def _evaluated(what: str, settings: Settings, card: Gpu | None, its_own: Gpu | N
         return evaluate(settings, card, advisor=estimated_advice)
 
 
-def _named(changes: dict[str, Any]) -> str:
+def _named(changes: Mapping[str, Value]) -> str:
     return "with " + ", ".join(f"{name}={_plain(value)}" for name, value in changes.items())
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Value) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _compared(
-    given: GivenRun | None, unchanged: Outcome | None, changed: Outcome | None, changes: dict[str, Any], page: bool
+    given: GivenRun | None, unchanged: Outcome | None, changed: Outcome | None, changes: Mapping[str, Value], page: bool
 ) -> tuple[Comparison, list[Document | None]]:
     """Compare what was recorded, if it is given, with what was simulated; returns the comparison and each run's
     document.

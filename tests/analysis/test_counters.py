@@ -34,6 +34,21 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert plain(read_counters(file.path).ended) == {"ended": 9.0, "step": 2, "error": False}
 
 
+def test_a_line_says_what_is_not_known_and_leaves_out_what_was_not_asked(tmp_path: Path) -> None:
+    file = counters_file(tmp_path, 0, {"model_name": None, "world_size": 2, "max_steps": 3})
+    lines = [
+        {"step": 1, "time": 1764278400.125, "recorded": False, "host_rss": 5, "host_pinned": None,
+         "peak_allocated": None, "phases": {}},
+        {"step": 1, "phase": "backward", "peak_allocated": 7, "time": 2.5, "categories": {"weights": 5}, "groups": {}},
+        {"ended": 3.5, "step": 1, "error": False},
+    ]  # fmt: skip
+    for line in lines:
+        append(file, line)
+    about, *written = file.path.read_text().splitlines()
+    assert list(json.loads(about)) == ["schema", "rank", "started", "model_name", "world_size", "max_steps"]
+    assert written == [json.dumps(line, separators=(",", ":")) for line in lines]
+
+
 def test_the_file_stays_small_and_keeps_the_whole_course(tmp_path: Path) -> None:
     file = counters_file(tmp_path, 0, {}, max_bytes=6000)
     sizes = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from memprof.simulate.fast_start import take_process
 from memprof.simulate.shortcut_switches import SHORTCUTS, without
 
 if TYPE_CHECKING:
-    from memprof.config.settings import Settings
+    from memprof.config.settings import Settings, Value
 
 
 @click.command(name="simulate", cls=grouped(GROUPS, aliases=OTHER_NAMES, advice=INSTEAD))
@@ -133,7 +134,7 @@ def command(
     emit_simulated(report_answer("simulate", outcome.analysis.report, outcome.analysis), outcome, output)
 
 
-def _changes_of(values: dict[str, Any]) -> dict[str, Any]:
+def _changes_of(values: dict[str, Value]) -> dict[str, Value]:
     """Keep the settings that replace a script's own; refuse what only the script can say."""
     from memprof.config.from_trainer import CHANGEABLE
 
@@ -145,7 +146,7 @@ def _changes_of(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _refuse_unused_of_script(changes: dict[str, Any], device: str) -> None:
+def _refuse_unused_of_script(changes: Mapping[str, Value], device: str) -> None:
     """Refuse CUDA-only options on a CPU; the others depend on the script's settings, which are not known yet."""
     from memprof.config.settings import Settings
 
@@ -154,7 +155,7 @@ def _refuse_unused_of_script(changes: dict[str, Any], device: str) -> None:
 
 
 def _within(
-    settings: Settings, budget: str, gpu: str | None, known: dict[str, Any], workers: int | None, executor: str
+    settings: Settings, budget: str, gpu: str | None, known: Mapping[str, Value], workers: int | None, executor: str
 ) -> tuple[Settings, str | None]:
     """Choose settings for a budget and print them on stderr; return them and the card to judge the run on."""
     from memprof.config.gpus import find_gpu
