@@ -217,7 +217,8 @@ def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, co
 def _built_by_modules(facts: Facts, resolve: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Flag rows that loaders and torch's modules make, and not a constructor of the program's own."""
     own = np.array([r.name == "fused.parameter-init" for r in facts.stacks.rules.rules] + [False], bool)
-    return (resolve >= 0) & ~own[resolve]
+    built: NDArray[np.bool_] = (resolve >= 0) & ~own[resolve]
+    return built
 
 
 # --------------------------------------------------------------------------------- parameter sizes
