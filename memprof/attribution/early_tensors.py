@@ -15,7 +15,7 @@ import numpy as np
 from memprof.attribution.facts import Bools, Draft, Facts, Ints, multiset
 from memprof.attribution.gradients import trained_sizes
 from memprof.attribution.stack_index import named_frame
-from memprof.snapshot.model import distinct
+from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
 _SMALLEST = 512
@@ -49,6 +49,11 @@ def apply_early_tensors(
     known += multiset(facts.size[facts.ghost & (facts.size >= _SMALLEST)])
     has_model = _common(known, sizes) >= _MOST * total
     other_state = _state_is_known(facts, draft)
+    if not has_model:
+        model = _model_of_many_lines(facts, rows, line, sizes, total)
+        draft.decide(model, Category.WEIGHTS, "constructor.parameters")
+        has_model = len(model) > 0
+        rows, line = rows[draft.open[rows]], line[draft.open[rows]]
     for frame in _in_order(line[line >= 0]):
         mine = rows[line == frame]
         copies, factor = _copies(multiset(facts.size[mine]), sizes, total)
@@ -66,6 +71,24 @@ def apply_early_tensors(
             draft.fill(mine, Category.OPTIMIZER_STATE, Evidence.STACK, "constructor.of-optimizer")
         elif (whole and not other_state) or constructed:
             draft.decide(mine, Category.OPTIMIZER_STATE, "constructor.state-of-parameters")
+
+
+def _model_of_many_lines(facts: Facts, rows: Ints, line: Ints, sizes: Counter[int], total: int) -> Ints:
+    """Return the first set of parameters, where each kind of layer makes its own at a line of its own.
+
+    A line that makes a whole set before any of them makes the model itself; then there are none.
+    """
+    none = np.zeros(0, np.int64)
+    whole = np.zeros(len(rows), bool)
+    for frame in _in_order(line[line >= 0]):
+        whole[line == frame] = _copies(multiset(facts.size[rows[line == frame]]), sizes, total)[0] > 0
+    parts = rows[~whole & (line >= 0) & is_among(facts.size[rows], np.array(sorted(sizes), np.int64))]
+    if _common(multiset(facts.size[parts]), sizes) < _MOST * total:
+        return none
+    births = facts.timeline.alloc_event
+    if whole.any() and births[rows[whole]].min() < births[parts].min():
+        return none
+    return _first_copy(facts, parts, sizes)
 
 
 def _candidates(facts: Facts, draft: Draft) -> Bools:
@@ -91,7 +114,9 @@ def _copies(have: Counter[int], sizes: Counter[int], total: int) -> tuple[int, f
     for factor in _DTYPES:
         wanted = Counter({int(s * factor): c for s, c in sizes.items() if s >= _SMALLEST})
         excess = sum(s * c for s, c in have.items() if s not in wanted)
-        if _common(have, wanted) >= _MOST * total * factor and excess <= (1 - _MOST) * total * factor:
+        # A few large matrices can be most of the bytes; a whole set has the small parameters too.
+        many = sum((have & wanted).values()) >= _MOST * sum(wanted.values())
+        if many and _common(have, wanted) >= _MOST * total * factor and excess <= (1 - _MOST) * total * factor:
             counts = [have[s] // c for s, c in wanted.items() if have[s]]
             return max(min(counts), 1), factor
     return 0, 1.0
