@@ -132,6 +132,7 @@ def apply_gradients_in_flight(facts: Facts, draft: Draft, parameters: Counter[in
     births = np.sort(t.alloc_event[facts.birth_order])
     age = np.searchsorted(births, t.free_event[waiting]) - np.searchsorted(births, t.alloc_event[waiting])
     untagged[waiting[age < _SETTLED]] = False  # added at once to what is there
+    untagged = _more_than_parameters(facts, untagged, parameters)
     draft.decide(tagged | untagged, Category.GRADIENTS, "gradient.in-flight")
 
 

@@ -127,10 +127,10 @@ def _wide_by_tag(facts: Facts, parameters: Counter[int], vocabulary: int) -> Boo
     parameter's size, is a transposed embedding or its gradient where nothing computes logits of that very shape.
     """
     hits = (facts.tags.last_extent == vocabulary) & (facts.tags.rank >= 2)
-    wide: Bools = hits[facts.timeline.metadata] & ~facts.whole_numbers
+    by_tag = hits[facts.timeline.metadata] & ~facts.whole_numbers
     matrix = (facts.tags.rank == 2)[facts.timeline.metadata] & ~_not_parameters(facts, parameters)
-    found: Bools = wide & ~matrix
-    return found
+    wide: Bools = by_tag & ~matrix
+    return wide
 
 
 def _between_passes(facts: Facts) -> Bools:

@@ -11,7 +11,6 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.early_tensors import apply_early_tensors
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
 from memprof.attribution.gradients import (
     apply_buckets,
@@ -23,6 +22,7 @@ from memprof.attribution.gradients import (
 from memprof.attribution.lifetime_rules import (
     LAYERS,
     apply_early_parameters,
+    apply_early_tensors,
     apply_kv_cache,
     apply_optimizer_state,
     apply_weight_casts,
@@ -98,7 +98,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     _apply_matched(facts, draft, _with_role(facts, specific, "engine"))
     apply_tags(facts, draft, parameters, specific >= 0)
     apply_unfinished_gradients(facts, draft, trained or parameters)
-    apply_early_tensors(facts, draft, _built_by_modules(facts, resolve), trained, parameters)
+    apply_early_tensors(facts, draft, *_known_by_stack(facts, specific), trained, parameters)
     apply_loaded_models(facts, draft, resolve, trained)
     _apply_matched(facts, draft, np.where(_with_role(facts, specific, "resolve") >= 0, -1, specific))
     apply_optimizer_state(facts, draft, trained)
@@ -214,11 +214,13 @@ def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, co
             draft.fill(here, rule.category, Evidence.LIFETIME, rule.name, detail, others)
 
 
-def _built_by_modules(facts: Facts, resolve: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Flag rows that loaders and torch's modules make, and not a constructor of the program's own."""
-    own = np.array([r.name == "fused.parameter-init" for r in facts.stacks.rules.rules] + [False], bool)
-    found: NDArray[np.bool_] = (resolve >= 0) & ~own[resolve]
-    return found
+def _known_by_stack(facts: Facts, specific: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Flag rows that a stack rule knows, a constructor of the program's own left out, and parameters among them."""
+    rules = facts.stacks.rules.rules
+    own = np.array([r.name == "fused.parameter-init" for r in rules] + [True], bool)
+    holds = np.array([r.category in (Category.WEIGHTS, Category.ADAPTERS) for r in rules] + [False], bool)
+    known: NDArray[np.bool_] = ~own[specific]
+    return known, known & holds[specific]
 
 
 # --------------------------------------------------------------------------------- parameter sizes

@@ -26,3 +26,11 @@ def test_the_peak_is_what_the_program_made(shared: Path, name: str) -> None:
         pytest.skip("the recordings are not here")
     found = analyze(path).peak.categories
     assert {c: round(found[c] / MIB, 1) for c in found if c in RIGHT[name]} == RIGHT[name]
+
+
+@pytest.mark.parametrize("name", ["min_state_made_in_init_inplace.pickle", "min_foreach_scratch_advice.pickle"])
+def test_layers_that_all_have_gradients_are_no_two_copies(shared: Path, name: str) -> None:
+    path = shared / "cases4" / name
+    if not path.exists():
+        pytest.skip("the recordings are not here")
+    assert "two_copies" not in {found.kind for found in analyze(path).report.peak.findings}

@@ -38,10 +38,12 @@ def wrong(run: Run) -> dict[int, tuple[Category, Category]]:
 
 
 @pytest.mark.parametrize("frames", [OWN, ["optim.py:20 <listcomp>", *OWN]])
-def test_state_of_an_own_optimizer_updated_in_place(frames: list[str]) -> None:
+@pytest.mark.parametrize("lines", [1, 3])
+def test_state_of_an_own_optimizer_updated_in_place(frames: list[str], lines: int) -> None:
     run = Run()
     for size in PARAMETERS:
-        run.alloc(size, INIT, WEIGHTS)
+        kind = 0 if lines == 1 else (size > 2048) + (size > MATRIX)
+        run.alloc(size, [f"layers.py:{10 + kind} __init__", *INIT], WEIGHTS)
     for size in PARAMETERS:
         run.alloc(size, frames, STATE)
     for _ in range(3):

@@ -16,6 +16,8 @@ from memprof.vocabulary import Category, Evidence
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
+# Gradients of this many copies of the weights show that all of them train.
+_BOTH_TRAIN = 1.5
 # A finding is worth naming from this share of the peak on.
 _WORTH = 0.05
 _NOTICEABLE = 1024
@@ -46,6 +48,8 @@ def _two_copies(views: Views) -> Finding | None:
     if len(sizes) < 4 or total < _NOTICEABLE or odd > 0.01 * total or (counts[counts > 2] % 2).any():
         return None
     half = (total - odd) // 2
+    if views.own_peaks.get(Category.GRADIENTS, 0) > _BOTH_TRAIN * half:
+        return None  # more has gradients than one copy: these are one model's layers
     return Finding(
         kind="two_copies",
         category=Category.WEIGHTS,
