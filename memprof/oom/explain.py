@@ -15,6 +15,7 @@ from memprof.oom.judge import judge
 from memprof.oom.knowledge_files import NumberMeaning, typed
 from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
+from memprof.oom.reading.unread import unread_figures
 from memprof.oom.stack import own_frame, phase_of
 from memprof.report.advice import Headline
 from memprof.report.oom import ExplainedFailure, ExplainedText, FailedRank, MessageNumber, OtherProcess, Suggestion
@@ -136,6 +137,7 @@ def _explained(failure: Failure, explain_facts: bool) -> ExplainedFailure:
         frame=own_frame(failure.frames),
         numbers=(),
         suggestions=tuple(Suggestion(action=action, why=why) for action, why in tried),
+        unread=unread_figures(failure),
         evidence=tuple(facts.listed()) if explain_facts else (),
         ranks=(),
         headline=_NO_HEADLINE,

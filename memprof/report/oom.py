@@ -68,6 +68,18 @@ class TextFact(Model, frozen=True, kw_only=True):
     line: Count | None
 
 
+class UnreadFigure(Model, frozen=True, kw_only=True):
+    """A size beside the message that no part of the answer uses.
+
+    Attributes:
+        text: the figure as printed.
+        line: its line.
+    """
+
+    text: str
+    line: Count
+
+
 class FailedRank(Model, frozen=True, kw_only=True):
     """What one rank's message says about a failure that several ranks have; fields as in the failure."""
 
@@ -122,6 +134,7 @@ class ExplainedFailure(Model, frozen=True, kw_only=True):
         frame: the innermost frame outside installed libraries.
         numbers: the figures of the message with their meaning.
         suggestions: what to try, best first.
+        unread: sizes in and next to the message that the answer does not use, the first eight.
         evidence: every fact that was read, with ``--explain-facts``.
         ranks: each rank that failed.
         headline: the answer in sentences; ``places`` and ``assumed`` are empty.
@@ -162,6 +175,7 @@ class ExplainedFailure(Model, frozen=True, kw_only=True):
     frame: str | None
     numbers: tuple[MessageNumber, ...]
     suggestions: tuple[Suggestion, ...] = msgspec.field(name="try")
+    unread: tuple[UnreadFigure, ...]
     evidence: tuple[TextFact, ...]
     ranks: tuple[FailedRank, ...]
     headline: Headline

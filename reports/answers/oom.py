@@ -33,9 +33,15 @@ def _failure(failure: ExplainedFailure) -> tuple[Block | None, ...]:
         table(_NUMBERS, [*numbers, *_processes(failure)]),
         Said(f"{failure.sum}.") if failure.sum else None,
         *(Said(f"Contradiction: {plain(words)}.") for words in failure.contradictions),
+        Said(f"Not used by this answer: {_unread(failure)}.") if failure.unread else None,
         table(_TRIED, tried),
         table(_EVIDENCE, _evidence(failure)),
     )
+
+
+def _unread(failure: ExplainedFailure) -> str:
+    """List the figures of the text that were not read."""
+    return ", ".join(f"{plain(figure.text)} (line {figure.line})" for figure in failure.unread)
 
 
 def _evidence(failure: ExplainedFailure) -> list[Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from memprof.reports.renderers import draw
 
 from memprof.oom.explain import explain_log
 
@@ -104,3 +105,33 @@ def test_a_number_at_a_messages_end_takes_no_digits_of_the_next_line(end: str) -
     (failure,) = explain_log(text).failures
     assert failure.requested_bytes == 4096
     assert "16" not in failure.message
+
+
+def test_other_actors_of_a_ray_run_are_not_to_be_ended() -> None:
+    """Another process on the device may be the run's own engine."""
+    text = (
+        "CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 79.11 GiB of which 3.90 GiB is "
+        "free. Process 30011 has 52.20 GiB memory in use. Process 29001 has 22.98 GiB memory in use. Of the allocated "
+        "memory 48.30 GiB is allocated by PyTorch, and 2.66 GiB is reserved by PyTorch but unallocated."
+    )
+    (alone,) = explain_log(text).failures
+    (failure,) = explain_log(f"(PolicyModelActor pid=30011) {text}").failures
+    assert alone.suggestions[0].action == "nvidia-smi, and end what is left over from an earlier run"
+    assert failure.cause == alone.cause == "other_processes"
+    assert not any(row.action.endswith("end what is left over from an earlier run") for row in failure.suggestions)
+
+
+def test_a_line_of_its_own_is_found_behind_another() -> None:
+    (failure,) = explain_log("failed\nrun.sh: line 12: 88213 Killed                  python train.py").failures
+    assert failure.form == "shell.killed"
+
+
+def test_a_size_that_no_part_of_the_answer_uses_is_named() -> None:
+    text = (
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.91G of 15.75G hbm. "
+        "Exceeded hbm capacity by 3.16G.\n\nTotal hbm usage >= 19.16G:\n    reserved        258.00M\n"
+    )
+    answer = explain_log(text)
+    (failure,) = answer.failures
+    assert [(figure.text, figure.line) for figure in failure.unread] == [("19.16G", 3), ("258.00M", 4)]
+    assert "Not used by this answer: 19.16G (line 3), 258.00M (line 4)." in draw("oom", answer)

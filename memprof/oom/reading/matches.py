@@ -53,7 +53,7 @@ def _each_once_a_line(stream: Stream, hits: list[Hit]) -> list[Hit]:
 def _form_hits(stream: Stream) -> Iterator[Hit]:
     text = stream.squeezed
     for form in (*FORMS, DEVICE_FORMS[-1]):
-        for match in form.pattern.finditer(text):
+        for match in _matches(stream, form):
             if match.end() > match.start() and _stands(stream, form, match):
                 stop = _stop(stream, form, match)
                 found = {name: text[match.start(name) : min(match.end(name), stop)] for name in match.groupdict()}
@@ -64,12 +64,20 @@ def _form_hits(stream: Stream) -> Iterator[Hit]:
                     break  # a guess counts once, if at all
 
 
+def _matches(stream: Stream, form: Form) -> Iterator[re.Match[str]]:
+    """Yield the matches of a form, only at the beginning of a line if it has to stand there."""
+    if not (form.line_start or form.whole_line):
+        yield from form.pattern.finditer(stream.squeezed)
+        return
+    for start in stream.starts:
+        if (match := form.pattern.match(stream.squeezed, start)) is not None:
+            yield match
+
+
 def _stands(stream: Stream, form: Form, match: re.Match[str]) -> bool:
-    """Say whether a match stands where its form has to stand in its line."""
+    """Say whether a match ends where its form has to end in its line."""
     if not (form.line_start or form.whole_line):
         return True
-    if not stream.begins_line(match.start()):
-        return False
     i = stream.index_at(match.start())
     rest = stream.starts[i] + len("".join(stream.lines[i].text.split())) - match.end()
     if form.whole_line:

@@ -94,10 +94,6 @@ class Stream:
         """Return the index of the line that a position of ``squeezed`` falls into."""
         return max(0, bisect_right(self.starts, position) - 1)
 
-    def begins_line(self, position: int) -> bool:
-        """Say whether a line begins at ``position``."""
-        return self.starts[self.index_at(position)] == position
-
     def shown(self, start: int, stop: int) -> str:
         """Return the text of ``squeezed[start:stop]`` with its spaces, on one line."""
         first, last = self.index_at(start), self.index_at(max(start, stop - 1))
