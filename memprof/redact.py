@@ -16,38 +16,91 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from importlib import import_module
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeGuard
 
 from memprof.frame_paths import library_path, own_folders, short_path
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 
 HIDDEN = "<redacted>"
 
+# -- the names of secrets ----------------------------------------------------------------------------------------------
+# A name is split at underscores, hyphens, digits and capitals; plurals count as their singulars. Some words always name
+# a secret. Others do as the last word of a name, unless another one says what else they are: eos_token, cache_key.
+# Numbers, flags and special tokens of text such as <pad> are never secrets.
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_ALWAYS = {
+    "password", "passwd", "passphrase", "passcode", "pwd", "secret", "credential", "cred", "bearer", "jwt", "sas",
+    "dsn", "webhook", "auth", "authorization", "cookie",
+}  # fmt: skip
+_AS_LAST_WORD = {"token", "key", "session", "pass", "pat", "signature", "sig", "otp"}
+# A word that ends so is two, without what separates them: PGPASSWORD, apikey, dbpass.
+_ENDINGS = (
+    "password", "passwd", "passphrase", "passcode", "pwd", "secret", "credential", "cred", "token", "key", "pass",
+)  # fmt: skip
+_ONE_WORD = {
+    "bypass", "compass", "encompass", "surpass", "trespass", "lowpass", "highpass", "bandpass", "sacred", "monkey",
+    "hotkey", "turkey", "donkey", "jockey", "hockey", "whiskey", "pubkey", "subtoken", "multitoken",
+}  # fmt: skip
+# What may follow the word: hub_token_id, client-key-data.
+_AFTER = {"id", "value", "data", "text", "string", "str", "base", "hex", "raw"}
+# In front of the word, these say that it opens something, whatever else is there.
+_OPENS = {
+    "access", "account", "api", "auth", "bot", "client", "deploy", "encryption", "hub", "license", "master", "oauth",
+    "personal", "private", "refresh", "secret", "service", "session", "shared", "signing", "ssh", "storage",
+    "subscription", "user", "security",
+}  # fmt: skip
+# These say that it is a piece of text, a position in a table, a pass over data, a function's arguments.
+_ELSE = {
+    "token": {
+        "eos", "bos", "pad", "padding", "unk", "sep", "cls", "mask", "special", "image", "video", "audio", "vision",
+        "num", "n", "max", "min", "new", "next", "last", "first", "completion", "prompt", "input", "output", "total",
+        "generated", "truncated", "per", "stop", "start", "end", "begin", "text", "vocab", "think", "thinking",
+        "embed", "class", "boi", "eoi", "decoder", "forced", "suppress", "tool", "response", "patch", "register",
+        "added", "extra", "seen", "batched", "draft", "speculative", "boundary", "fim", "prefix", "suffix", "middle",
+        "reasoning", "answer", "turn",
+    },
+    "key": {
+        "public", "primary", "foreign", "sort", "group", "partition", "dict", "cache", "column", "label", "prompt",
+        "image", "query", "dataset", "state", "config", "metric", "input", "output", "index", "row", "hash", "reward",
+        "answer", "question", "message", "completion", "field", "item", "map", "missing", "unexpected", "ignore",
+        "ignored", "skip", "tied", "weight", "layer", "module", "param", "parameter", "buffer", "lookup", "json",
+        "past", "attention", "attn", "self", "num", "rng", "unique", "eval", "train", "loss", "batch", "sequence",
+        "kv", "tensor", "text", "arg", "sampling", "trial", "shard", "block", "encoder", "decoder",
+    },
+    "pass": {"forward", "backward", "first", "second", "single", "one", "two", "multi", "extra", "per", "each", "last"},
+    "signature": {"forward", "function", "call", "method", "input", "model"},
+    "session": {"training", "inference", "tmux", "screen"},
+}  # fmt: skip
+# Texts that are no secrets under any name, and those that are none but under a name that always is one.
+_EMPTY = re.compile(r"(?i)\s*(?:true|false|yes|no|none|null|nil|auto)?\s*|<redacted>")
+_PLAIN = re.compile(r"[+-]?[\d.,:eE+\s%-]*\d[\d.,:eE+\s%-]*|<[^<>]{0,40}>|</?s>|\[[A-Z_]{1,20}\]")
+
 _ENVIRONMENTS = r"env(?:iron(?:ment)?)?|argv|cmd(?:line)?|command(?:_?line)?"
-# Settings whose value is hidden whatever it looks like: secrets, people and places.
-_PRIVATE_KEY = re.compile(
-    r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|passphrase|pwd|credentials?|bearer|jwt|sas|dsn|webhook|signature"
-    r"|(?:api|access|account|client|deploy|encryption|license|master|private|secret|service|shared|signing|ssh|storage"
-    r"|subscription)[_-]?key|conn(?:ection)?[_-]?str(?:ing)?"
-    r"|auth(?:orization)?|cookie|host[_-]?(?:name)?|node(?:name|list)|user(?:[_-]?name)?|login|logname|e?mail|entity"
-    r"|organi[sz]ation|cwd"
-    rf"|{_ENVIRONMENTS}|master_addr|ip(?:_?address)?)(?:$|[_.-])"
+# Settings that name people and places; see :func:`_names_secret` for those that name secrets.
+_PLACE = re.compile(
+    r"(?i)(?:^|[_.-])(?:host[_-]?(?:name)?|node(?:name|list)|user(?:[_-]?name)?|login|logname|e?mail|entity"
+    rf"|organi[sz]ation|cwd|{_ENVIRONMENTS}|master_addr|ip(?:_?address)?)(?:$|[_.-])"
 )
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ENVIRONMENT = re.compile(rf"(?i){_ENVIRONMENTS}")
-# Settings named after tokens of text, which are no secrets.
-_INNOCENT_KEY = re.compile(
-    r"(?i)(?:eos|bos|pad|unk|sep|cls|mask|special|image|num|max|min|completion|prompt|truncated|mask_truncated)_tokens?(?:_id|_ids)?"
-    r"|(?:eos|bos|pad|unk|sep|cls|mask)_token|tokens_per|include_num_input_tokens|user_metadata|hub_strategy"
-)
+_NO_PLACE = {"user_metadata"}
+_ANYWHERE = ("localhost", "0.0.0.0", "127.0.0.1", "::1", "::")  # addresses that every machine has
 _SECRETS = re.compile(
     # Hubs and services of models.
     r"\b(?:hf|api_org|r8|gsk|rpa|jina|fw)_[A-Za-z0-9]{16,}\b|\b(?:nvapi|xai|pplx|tvly|csk)-[A-Za-z0-9_-]{16,}"
     r"|\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}\b|\b(?:wandb_v1|tgp_v1|lsv2_[ps][tk]|dop_v1)_[A-Za-z0-9_-]{16,}"
     r"|\b[0-9a-f]{40}\b"
+    r"|\b(?:lin_api|ntn|figd|glsa|glc|shp(?:at|ss|ca|pa)|fo1|pscale_(?:tkn|pw|oauth)|sntry[su])_[A-Za-z0-9_=+/.-]{12,}"
+    r"|\b(?:PMAK|NRAK|HRKU|CFPAT|tskey)-[A-Za-z0-9_-]{12,}|\ba[ks]-[A-Za-z0-9]{16,}\b|\bATATT[A-Za-z0-9_=+/-]{12,}"
+    r"|\bATBB[A-Za-z0-9]{12,}|\bAGE-SECRET-KEY-[A-Za-z0-9]{12,}|\b[A-Za-z0-9]{6,20}\.atlasv1\.[A-Za-z0-9_=-]{12,}"
+    r"|\bdp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9._-]{12,}|\bsecret_(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{16,}"
+    # Whatever else has a short prefix and a body of letters with three groups of digits, as random ones have.
+    r"|(?<![\w./-])[A-Za-z][A-Za-z0-9]{1,9}[_-](?=(?:[A-Za-z]{1,40}\d{1,6}){3}|\d{1,6}(?:[A-Za-z]{1,40}\d{1,6}){2})"
+    r"[A-Za-z0-9]{24,}(?![\w-])"
     # Code and packages.
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_[A-Za-z0-9_]{20,}\b|\bgl[a-z]{1,8}-[A-Za-z0-9_-]{16,}"
     r"|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[A-Za-z0-9_-]{16,}|\bdckr_pat_[A-Za-z0-9_-]{10,}"
@@ -85,22 +138,36 @@ _MACHINE = re.compile(
 )
 _URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{0,40})://[^\s'\"]+", re.IGNORECASE)
 _ADDRESS = re.compile(
-    r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"
+    r"(?<![\d.])(?!(?:0\.0\.0\.0|127\.0\.0\.1)(?![\d.]))(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"
     r"|(?<![\w:])(?=[0-9a-fA-F:]{0,39}(?:[0-9a-fA-F]::[0-9a-fA-F]*\d|(?::[0-9a-fA-F]{1,4}){4}))[0-9a-fA-F:]{4,39}(?![\w:])"
 )
-# A name and its value, as in a command line or an environment: NAME=value, --name value, "name": "value"; of names
-# that stand for nothing else also Name: value.
-# Between quotes a value may hold spaces.
-_VALUE = r"((?<=')[^'\n]{1,4000}|(?<=\")[^\"\n]{1,4000}|[^\s,;\"'{\[(-][^\s,;\"']{0,400})"
-_ONLY_SECRET = (
-    r"passw(?:or)?d|passphrase|pwd|(?:api|access|private)[ _-]?key|secret|_token"
-    r"|authorization|cookie|hostname|user_?name"
-)
+# A name and its value, as in a command line or an environment: NAME=value, --name value, "name": "value", and Name:
+# value if the name is a secret's. Between quotes a value may hold spaces; elsewhere a comma ends it if a space or
+# another setting follows.
+_PLAIN_VALUE = r"(?:[^\s,;\"']|[,;](?!\s|$|[\w.-]{1,60}\s?[=:])){0,400}"
+_VALUE = rf"((?<=')[^'\n]{{1,4000}}|(?<=\")[^\"\n]{{1,4000}}|[^\s,;\"'{{\[(]{_PLAIN_VALUE})"
+_SCHEME = r"(?i:(?:basic|bearer|token|digest|negotiate|apikey|aws4-hmac-sha256)[ \t]+)?"
 _SETTING = re.compile(
-    rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,60}})([ =][\"']?){_VALUE}"
-    rf"|(?<![\w.-])([A-Za-z_][\w.]{{0,60}})([\"']?\s?(?:=\s?|:\s?(?=[\"']))[\"']?){_VALUE}"
-    rf"|(?<![\w.-])((?i:[\w.-]{{0,40}}(?:{_ONLY_SECRET})))(:[ \t]+(?i:basic )?){_VALUE}"
+    rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,60}})(=[\"']?|[ ][\"']?(?!-)){_VALUE}"
+    rf"|(?<![\w.-])([A-Za-z_][\w.-]{{0,60}})([\"']?\s?(?:=\s?|:\s?(?=[\"']))[\"']?){_VALUE}"
+    rf"|(?<![\w.-])(?P<header>[A-Za-z_][\w.-]{{0,60}}(?:(?<=api|ate|ess|ret)[ ][Kk]ey)?)(:[ \t]+{_SCHEME}){_VALUE}"
 )
+# The same in a text that was quoted again, and as elements of XML.
+_ESCAPED = re.compile(
+    r"(?P<quote>\\{1,7}[\"'])(?P<name>[\w.-]{1,60})(?P=quote)(?P<between>\s?[:=]\s?)(?P=quote)"
+    r"(?P<value>(?:(?!(?P=quote)).){1,4000})"
+)
+_ELEMENT = re.compile(r"<(?P<name>[A-Za-z][\w.:-]{0,60})(?P<between>(?:\s[^<>]{0,200})?>)(?P<value>[^<]{1,4000})(?=</)")
+# The name and the value as two settings, as Kubernetes lists variables.
+_PAIR = re.compile(
+    r"(?P<name>\b(?i:name|key)[\"']?\s?[:=]\s?[\"']?(?P<what>[\w.-]{1,60})[\"']?,?\s{1,20}[\"']?(?i:value)[\"']?\s?[:=]\s?)"
+    rf"(?P<between>[\"']?)(?P<value>(?<=')[^'\n]{{1,4000}}|(?<=\")[^\"\n]{{1,4000}}|[^\s,;\"'{{\[(]{_PLAIN_VALUE})"
+)
+# A list or a dictionary under a name.
+_CONTAINER = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,60})\\{0,7}[\"']?\s?[:=]\s?(?=[\[{(])")
+_LONGEST_CONTAINER = 20_000
+# What in it is no text: its keys, flags and special tokens.
+_NO_TEXT = re.compile(r"[\"'\\]{0,9}[\w.-]{1,60}[\"'\\]{0,9}\s?:|\b(?:True|False|None|true|false|null)\b|<[^<>]{0,40}>")
 # The name of a user's folder.
 _HOME = re.compile(
     r"(?:/home|/Users|[A-Za-z]:[\\/]{1,2}Users)[\\/]{1,2}"
@@ -121,7 +188,7 @@ _PATH = re.compile(
 _GENERIC = {
     "root", "user", "ubuntu", "admin", "localhost", "home", "runner", "jovyan", "main", "train", "python", "model",
     "trl", "torch", "demo", "memprof", "report", "cuda", "none", "null", "true", "false", "auto", "default",
-    *(str(word) for words in (Category, Evidence, Group, History, Kind, Phase) for word in words),
+    *_ANYWHERE, *(str(word) for words in (Category, Evidence, Group, History, Kind, Phase) for word in words),
 }  # fmt: skip
 
 
@@ -219,26 +286,48 @@ def _names_in(data: Any) -> set[str]:
         value = waiting.pop()
         if isinstance(value, dict):
             waiting.extend(value.values())
+            if _hides(str(value.get("name", value.get("key"))), value.get("value")):
+                found.update(filter(_worth_finding, _texts_in(value["value"])))
             for key, inner in value.items():
                 if isinstance(inner, str) and _NAMING_KEY.search(str(key)):
                     found |= {inner, inner.split(".")[0]}
                 elif _private(str(key), inner):
-                    told = inner.values() if isinstance(inner, dict) else [inner]
-                    found.update(text for text in told if isinstance(text, str) and len(text) > 5)
+                    found.update(text for text in _texts_in(inner) if _worth_finding(text))
         elif isinstance(value, (list, tuple)):
             waiting.extend(value)
+            options = [inner for name, inner in pairwise(value) if _is_option(name) and _hides(name, inner)]
+            found.update(filter(_worth_finding, _texts_in(options)))
         elif isinstance(value, str):
             found.update(_HOME.findall(value))
     return found
+
+
+def _is_option(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and value.startswith("-") and "=" not in value
+
+
+def _worth_finding(text: str) -> bool:
+    """Tell whether a hidden value is told from ordinary words, so that it can be hidden wherever it stands."""
+    return len(text) > 5 and (any(c.isdigit() for c in text) or len(text) > 11 or not text.isalpha())
 
 
 def _walk(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
-        return {_key(str(k), clean): HIDDEN if _private(str(k), v) else _walk(v, clean) for k, v in value.items()}
+        named = value.get("name", value.get("key"))  # the name and the value as two settings
+        return {
+            _key(str(k), clean): HIDDEN
+            if _private(str(k), v) or (k == "value" and isinstance(named, str) and _hides(named, v))
+            else _walk(v, clean)
+            for k, v in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [_walk(item, clean) for item in value]
+        before = [None, *value]  # an option of a command line, in front of its value
+        return [
+            HIDDEN if _is_option(name) and _hides(name, item) else _walk(item, clean)
+            for name, item in zip(before, value, strict=False)
+        ]
     return value
 
 
@@ -247,17 +336,132 @@ def _key(key: str, clean: Callable[[str], str]) -> str:
     return key if key.isidentifier() and key.islower() and len(key) < 32 else clean(key)
 
 
+def _split_camel(name: str) -> str:
+    """Return a name with underscores in front of its capitals: ``apiKeys`` is ``api_Keys``."""
+    return _CAMEL.sub("_", name)
+
+
+@lru_cache(maxsize=65536)
+def _names_secret(name: str, prose: bool = False) -> str:
+    """Return ``"always"`` or ``"often"`` if a setting of this name holds a secret, else nothing.
+
+    Args:
+        name: of the setting; of a dotted one, the last part counts for words that often name a secret.
+        prose: the name stands in a sentence, where one word such as "session" or "pass" says nothing.
+    """
+    words = _words(name)
+    kinds = [_kind(word) for word in words]
+    connection = any(a[:4] == "conn" and b in ("str", "string") for a, b in pairwise(words))
+    if connection or "always" in kinds:
+        return "always"
+    last = _words(name.rpartition(".")[2])
+    if last in (["key"], ["keys"]):
+        last = _words(".".join(name.split(".")[-2:]))
+    while len(last) > 1 and last[-1] in _AFTER:
+        last.pop()
+    kind = _kind(last[-1]) if last else ""
+    if not kind:
+        return ""
+    before = [word.removesuffix("s") for word in last[:-1]]
+    if not before:
+        return "" if kind == "key" or (prose and kind != "token") else "often"
+    if before[-1] not in _OPENS and not _ELSE.get(kind, set()).isdisjoint({*before, *last[:-1]}):
+        return ""
+    return "often"
+
+
+def _hides(name: str, value: Any, prose: bool = False) -> bool:
+    """Tell whether a setting holds a secret: text under a secret's name, by itself or anywhere in a container."""
+    known = _names_secret(name, prose)
+    return bool(known) and any(
+        not _EMPTY.fullmatch(text) and (known == "always" or not _PLAIN.fullmatch(text)) for text in _texts_in(value)
+    )
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield every text of plain data, at any depth."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, (list, tuple)):
+            waiting.extend(one)
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Za-z]+", _split_camel(name))]
+
+
+def _kind(word: str) -> str:
+    """Return ``"always"``, a word that often names a secret, or nothing."""
+    for one in (word, word.removesuffix("s")):
+        if one in _ALWAYS:
+            return "always"
+        if one in _AS_LAST_WORD:
+            return one
+        if one not in _ONE_WORD and len(one) > 5 and one.endswith(_ENDINGS):
+            return "always"
+    return ""
+
+
 def _private(key: str, value: Any) -> bool:
-    """Tell whether a setting holds text under the name of a secret, or an environment; figures do not count."""
-    key = _CAMEL.sub("_", key)
-    kinds = (str, list, tuple, dict) if _ENVIRONMENT.fullmatch(key) else (str, list, tuple)
-    return isinstance(value, kinds) and bool(_PRIVATE_KEY.search(key)) and not _INNOCENT_KEY.search(key)
+    """Tell whether a setting holds text under the name of a secret, a person or a place; figures do not count."""
+    if isinstance(value, (str, list, tuple)) and _PLACE.search(key := _split_camel(key)) and key not in _NO_PLACE:
+        return value not in _ANYWHERE
+    if isinstance(value, dict) and _ENVIRONMENT.fullmatch(key):
+        return True
+    return _hides(key, value)
 
 
 def _setting_in_text(match: re.Match[str]) -> str:
-    name, between, value = filter(None, match.groups())
-    hidden = _private(name.replace("-", "_").replace(" ", "_"), value) and not value.isdecimal()
+    name, between, value = (part for part in match.groups()[:9] if part is not None)
+    if match["header"] is not None:
+        place = re.fullmatch(r"(?i)host_?name|user_?name", name) is not None
+        hidden = place or _hides(name, value, prose=not _at_start(match))
+    else:
+        hidden = _private(name.removeprefix("--").replace("-", "_"), value)
+        hidden = hidden and not (value.isdecimal() and not _hides(name, value))
     return f"{name}{between}{HIDDEN if hidden else _SETTING.sub(_setting_in_text, value)}"
+
+
+def _at_start(match: re.Match[str]) -> bool:
+    """Tell whether a setting stands at the start of a line, of a dictionary or of a list, as prose does not."""
+    before = match.string[max(0, match.start() - 100) : match.start()].rstrip(" \t-")
+    return before == "" or before[-1] in "\n{[,"
+
+
+def _named_in_text(match: re.Match[str]) -> str:
+    name = match.groupdict().get("what") or match["name"]
+    if not _hides(name.rpartition(":")[2], match["value"]):
+        return match[0]
+    return match[0][: match.start("value") - match.start()] + HIDDEN
+
+
+def _without_containers(text: str) -> str:
+    """Hide the lists and dictionaries that stand under the name of a secret."""
+    found, at = [], 0
+    for match in _CONTAINER.finditer(text):
+        if match.start() < at or not _names_secret(match["name"]):
+            continue
+        end = _closing(text, match.end())
+        if re.search(r"[A-Za-z_]", _NO_TEXT.sub("", text[match.end() : end])):
+            found += [text[at : match.end()], HIDDEN]
+            at = end
+    return "".join([*found, text[at:]])
+
+
+def _closing(text: str, start: int) -> int:
+    """Return where the bracket at ``start`` is closed; the end of the line where it is not."""
+    depth = 0
+    for at in range(start, min(len(text), start + _LONGEST_CONTAINER)):
+        depth += (text[at] in "[{(") - (text[at] in ")}]")
+        if not depth:
+            return at + 1
+    line = text.find("\n", start)
+    return len(text) if line < 0 else line
 
 
 def _cleaner(told: Iterable[str] = ()) -> Callable[[str], str]:
@@ -269,6 +473,9 @@ def _cleaner(told: Iterable[str] = ()) -> Callable[[str], str]:
     def clean(text: str) -> str:
         text = _SECRETS.sub(HIDDEN, text)
         text = _library_secrets().sub(HIDDEN, text)
+        text = _without_containers(text)
+        for named in (_ESCAPED, _ELEMENT, _PAIR):
+            text = named.sub(_named_in_text, text)
         text = _SETTING.sub(_setting_in_text, text)
         text = _EMAIL.sub(HIDDEN, text)
         text = _URL.sub(rf"\1://{HIDDEN}", text)

@@ -258,10 +258,79 @@ def test_a_secret_setting_is_hidden_whatever_it_is_worth(name: str) -> None:
     assert redact({"config": {name: "x1"}}) == {"config": {name: HIDDEN}}
 
 
+_PASSWORD = "hunter2xQ"
+#: Settings that hold a secret, by a word of their name, and texts that do.
+SECRET_CONFIGS: dict[str, Any] = {
+    "api_keys": [_PASSWORD, "b"], "passwords": [_PASSWORD], "openai_key": _PASSWORD, "db_pass": _PASSWORD,
+    "creds": {"a": {"b": _PASSWORD}}, "secret": {"value": _PASSWORD}, "tokens": [_PASSWORD], "session": _PASSWORD,
+    "PGPASSWORD": _PASSWORD, "pat": _PASSWORD, "passcode": _PASSWORD, "dbPass": _PASSWORD, "APIKeys": _PASSWORD,
+    "HFToken": _PASSWORD, "x-api-key": _PASSWORD, "openai.key": _PASSWORD, "env.HF_TOKEN": _PASSWORD,
+    "model_api_key": _PASSWORD, "password1": _PASSWORD, "private_key_id": _PASSWORD, "hubTokens": (_PASSWORD,),
+    "variables": [{"name": "HF_TOKEN", "value": _PASSWORD}], "arguments": ["--api-key", _PASSWORD],
+}  # fmt: skip
+SECRET_TEXTS = (
+    "PGPASSWORD=%s", "X-Auth-Token: %s", "X-Amz-Signature=%s", "Authorization: Token %s", "OPENAI_KEY=%s", "token: %s",
+    "GITHUB_PAT=%s", "client-key-data: %s", r'{\"hub_token\": \"%s\"}', r'{\\\"password\\\": \\\"%s\\\"}',
+    "<password>%s</password>", "<add:apiKey a='1'>%s</add:apiKey>", "{'api_keys': ['%s', 'b']}", "secret: {value: %s}",
+    "password=%s,more", "password=-%s", "- name: HF_TOKEN\n  value: %s", '{"name": "HF_TOKEN", "value": "%s"}',
+    "creds={'a': {'b': '%s'}}", "--api-key=%s", "pass: %s", "session: %s", "with session=%s now", "-H 'X-Api-Key: %s'",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRET_CONFIGS)
+def test_a_secret_is_known_by_a_word_of_its_name(name: str) -> None:
+    value = SECRET_CONFIGS[name]
+    for config in ({name: value}, {"deep": [{name: value}]}):
+        left = redact({"config": config, "note": f"it was {_PASSWORD} then"})
+        assert _PASSWORD not in json.dumps(left)
+        assert redact(left) == left
+
+
+@pytest.mark.parametrize("text", SECRET_TEXTS)
+def test_a_secret_is_known_by_a_word_of_its_name_in_a_text(text: str) -> None:
+    left = redact_text(text % _PASSWORD)
+    assert _PASSWORD not in left
+    assert HIDDEN in left
+    assert "more" not in left.replace("and more", "")
+
+
+_PREFIXES = (
+    "lin_api_", "ntn_", "secret_", "figd_", "PMAK-", "NRAK-", "glsa_", "glc_", "shpat_", "shpss_", "dp.pt.", "dp.st.",
+    "fo1_", "ATATT", "ATBB", "HRKU-", "AGE-SECRET-KEY-", f"{_random(14)}.atlasv1.", "ak-", "as-", "sntrys_",
+    "rnd_", "sbp_", "pul-", "abc123_",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", _PREFIXES)
+def test_a_token_is_known_by_its_prefix(prefix: str) -> None:
+    """The last four are of no list: a short prefix, and a random body."""
+    assert redact_text(f"it said {prefix}{_random(40)} again") == f"it said {HIDDEN} again"
+
+
+def test_the_settings_of_a_training_stay_readable() -> None:
+    """TRL's, PEFT's and models' configs in full: nothing of them is hidden, though many names hold "token" or "key"."""
+    trl, peft, transformers = (pytest.importorskip(name) for name in ("trl", "peft", "transformers"))
+    values = {
+        "trainer": trl.GRPOConfig(output_dir="out", report_to=[], bf16=False, use_cpu=True).to_dict(),
+        "adapter": peft.LoraConfig(r=8, target_modules=["q_proj", "k_proj"]).to_dict(),
+        **{kind: transformers.AutoConfig.for_model(kind).to_dict()
+           for kind in ("qwen3", "llama", "gemma3", "qwen2_moe", "whisper", "gpt2", "qwen2_vl", "mamba")},
+        "others": {
+            "stop_tokens": ["</s>", "<|im_end|>"], "tokens": {"prompt": 12, "completion": [3, 4]}, "token": "<pad>",
+            "session": 7, "max_tokens": "512", "tokenizer": "fast", "ignore_keys_for_eval": ["past_key_values"],
+            "label_key": "answer", "forward_pass": "first", "embed_tokens": "weights", "token_type": "bpe",
+            "attention.self.key": "weights", "pattern": "x", "dataset_key": "prompt", "author": "none", "passes": "two",
+        },
+    }  # fmt: skip
+    assert HIDDEN not in json.dumps(redact(values), default=str)
+    assert HIDDEN not in redact_text(repr(values["others"]))
+
+
 def test_a_text_made_to_be_slow_is_cleaned_in_time() -> None:
     started = time.perf_counter()
     for piece in ("-----BEGIN PRIVATE KEY-----", "eyJ", "ey.", "a-1.", "machine x login ", "ssh-rsa AAAA", "aws key ' ",
-                  "xoxb-1-", "PuTTY-User-Key-File-2", "@a.", "0123456789:", "sk-", "a@"):  # fmt: skip
+                  "xoxb-1-", "PuTTY-User-Key-File-2", "@a.", "0123456789:", "sk-", "a@", r'\"a\":\"', "tokens=[",
+                  "a={1,", "name=a ", "<a>", "<a b", "ab_1a2b3c", "a=,", "token: "):  # fmt: skip
         redact_text(piece * (40_000 // len(piece)))
     assert time.perf_counter() - started < 60
 
