@@ -268,30 +268,43 @@ def _simulated(
     from memprof.simulate.trainer.training import run_trl, selected_of
 
     config = load_config(settings.model)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_values_wanted(settings.model))
-        dimension = {"fsdp2": "dp_shard", "tp": "tp"}.get(settings.sharding) if settings.gpus > 1 else None
-        mesh = stack.enter_context(fake_group(settings.gpus, dimension)) if dimension else None
 
-        def run(session: FakeSession) -> None:
-            notes = [note for feature in features for note in missing(feature)]
-            session.notes += [note for note in dict.fromkeys(notes) if note not in session.notes]
-            session.growth = growth
-            run_trl(settings, config, session, mesh, by_name=by_name)
+    def execute(
+        shape: Any, room: int | None, train: Callable[[FakeSession, Callable[[FakeSession], None]], None]
+    ) -> dict[str, Any]:
+        """Simulate the run of a model of this shape; ``train`` is given what trains it."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_values_wanted(settings.model))
+            dimension = {"fsdp2": "dp_shard", "tp": "tp"}.get(settings.sharding) if settings.gpus > 1 else None
+            mesh = stack.enter_context(fake_group(settings.gpus, dimension)) if dimension else None
 
-        return simulate(
-            run,
-            config={**settings.to_dict(), **model_facts(config)},
-            device=settings.device,
-            attention=None if settings.attn == "auto" else settings.attn,
-            padding=settings.padding == "worst",
-            selected=selected_of(settings),
-            alloc_conf=settings.alloc_conf,
-            capacity=capacity,
-            gpu=gpu,
-            world_size=settings.gpus,
-            stacks=stacks,
+            def run(session: FakeSession) -> None:
+                notes = [note for feature in features for note in missing(feature)]
+                session.notes += [note for note in dict.fromkeys(notes) if note not in session.notes]
+                session.growth = growth
+                train(session, lambda session: run_trl(settings, shape, session, mesh, by_name=by_name))
+
+            return simulate(
+                run,
+                config={**settings.to_dict(), **model_facts(shape)},
+                device=settings.device,
+                attention=None if settings.attn == "auto" else settings.attn,
+                padding=settings.padding == "worst",
+                selected=selected_of(settings),
+                alloc_conf=settings.alloc_conf,
+                capacity=room,
+                gpu=gpu,
+                world_size=settings.gpus,
+                stacks=stacks,
+            )
+
+    if (depth := shortcut("depth")) is not None:
+        raw: dict[str, Any] | None = depth.simulated_by_depth(
+            settings, config, execute, capacity, growth=growth, by_name=by_name, key=(gpu, stacks)
         )
+        if raw is not None:
+            return raw
+    return execute(config, capacity, lambda session, train: train(session))
 
 
 def features_of(settings: Settings) -> list[str]:

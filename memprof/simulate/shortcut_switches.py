@@ -14,6 +14,7 @@ from typing import Any
 _ROOM = "memprof.simulate.shortcuts"
 #: What each leaves out, and its module in :mod:`memprof.simulate.shortcuts`.
 SHORTCUTS = {
+    "depth": "depth.run",  # layers of a deep model that repeat those of shallow ones
     "decoding": "decoding.learning",  # the steps of a generation between the first and the last ones
     "results": "results",  # operations whose result is known
     "rounds": "rounds",  # tiles and chunks that do what the one before did

@@ -25,6 +25,7 @@ from memprof.simulate.recorder.flops import Work
 from memprof.simulate.recorder.kernel_workspaces import KernelMemory
 from memprof.simulate.recorder.plain_heap import PlainHeap
 from memprof.simulate.recorder.storages import Storages
+from memprof.simulate.recorder.trace import frames_of
 from memprof.vocabulary import History, Kind
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -131,7 +132,7 @@ class FakeRecorder:
         if self.blocks.oom is None:
             return None
         found = dict(self.blocks.oom)
-        frames = StackWriter(_OURS).write([found.pop("captured")])[0]
+        frames = frames_of([found.pop("captured")], StackWriter(_OURS))[0]
         found["stack"] = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames]
         return found
 

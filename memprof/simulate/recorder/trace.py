@@ -81,7 +81,7 @@ class Trace:
     def written(self, device: int, hidden: tuple[str, ...]) -> dict[str, Any]:
         """Return plain dicts and lists, as torch does, for the device's index; frames in ``hidden`` own no memory."""
         stacks = StackWriter(hidden)
-        frames = stacks.write([e.captured for e in self.events])
+        frames = frames_of([e.captured for e in self.events], stacks)
         trace = [_entry(event, where) for event, where in zip(self.events, frames, strict=True)]
         segments = self._heap.segments()
         _add_frames(segments, self._origins, stacks)
@@ -114,9 +114,15 @@ def _entry(event: Event, frames: Any) -> dict[str, Any]:
     return row
 
 
+def frames_of(captured: list[Any], stacks: StackWriter) -> list[Any]:
+    """Return the frames of stacks, some of which a program has written already."""
+    written = stacks.write([None if isinstance(stack, list) else stack for stack in captured])
+    return [one if isinstance(one, list) else frames for one, frames in zip(captured, written, strict=True)]
+
+
 def _add_frames(segments: list[dict[str, Any]], origins: Mapping[int, tuple[Any, str]], stacks: StackWriter) -> None:
     blocks = [b for s in segments for b in s["blocks"] if b["state"] != "inactive"]
     known = [origins.get(b["address"], (None, "")) for b in blocks]
-    for block, frames, (_, tag) in zip(blocks, stacks.write([c for c, _ in known]), known, strict=True):
+    for block, frames, (_, tag) in zip(blocks, frames_of([c for c, _ in known], stacks), known, strict=True):
         block["frames"] = frames
         block["user_metadata"] = tag

@@ -57,7 +57,7 @@ def build_model(
     Raises:
         InputError: the architecture is not one of these, or its code needs real values.
     """
-    make = _maker(config, scores)
+    make = maker_of(config, scores)
     try:
         with torch.device("meta"):
             model = make(config, dtype=getattr(torch, dtype), attn_implementation=attention)
@@ -75,7 +75,7 @@ def build_model(
     return model
 
 
-def _maker(config: Any, scores: bool) -> Callable[..., Any]:
+def maker_of(config: Any, scores: bool = False) -> Callable[..., Any]:
     """Return what makes the model that TRL would load: the class a config names, else the one its type has.
 
     A config of images and text makes the whole model, whose vision part text leaves idle.

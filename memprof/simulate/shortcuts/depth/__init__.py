@@ -1,0 +1,1 @@
+"""Derive what a deep model allocates from three shallow ones, event by event."""
