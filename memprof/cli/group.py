@@ -112,7 +112,7 @@ def _suggesting_output(error: click.ClickException) -> click.ClickException:
         return error
     if not any("-o" in option.opts for option in error.ctx.command.params):
         return error
-    return click.NoSuchOption(error.option_name, possibilities=["-o FILE.html"], ctx=error.ctx)
+    return click.UsageError("No such option: --html. The page is written with -o FILE.html.", ctx=error.ctx)
 
 
 def _fail(sentence: str | Callable[[], None], code: int) -> NoReturn:
