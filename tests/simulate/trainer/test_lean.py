@@ -394,7 +394,7 @@ def test_the_choice_in_words_adds_up() -> None:
     assert head == "Memory budget 24.00 GiB: checkpointing=selective, generation_batch=4"
     assert last.split() == ["The", "rest", "0.00", "GiB"]
     sizes = [float(line.split()[-2]) for line in sentences(choice).splitlines() if line.startswith("  ")]
-    assert sum(sizes) == pytest.approx(choice.row["peak_bytes"] / GIB, abs=0.02)
+    assert sum(sizes) == pytest.approx(choice.row.peak_bytes / GIB, abs=0.02)
 
 
 def test_only_the_lean_recipe_is_chosen_for() -> None:
