@@ -145,6 +145,24 @@ def test_a_terminal_follows_the_run_until_it_ends(tmp_path: Path) -> None:
     assert "Traceback" not in seen
 
 
+def test_a_terminal_waits_for_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "memprof", "watch", str(tmp_path / "run"), "--interval", "0.1"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "60"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    try:
+        read_until(ours, "waiting for a run")
+        (tmp_path / "run").mkdir()
+        run_folder(tmp_path / "run", steps=2)
+        read_until(ours, "finished")
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
 def read_until(terminal: int, words: str, seconds: float = 30) -> str:
     import select
 

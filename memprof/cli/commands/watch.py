@@ -12,6 +12,7 @@ import click
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import name_other_runs
 from memprof.cli.metrics import Address, serve
+from memprof.errors import InputError
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 @click.command(name="watch")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--once", is_flag=True, help="Print what is known now and end; so does a pipe.")
+@click.option(
+    "--once", is_flag=True, help="Print the current values once and exit. Implied when output is not a terminal."
+)
 @click.option(
     "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS",
     help="Look again after this long.",
@@ -33,14 +36,18 @@ if TYPE_CHECKING:
 def command(folder: Path, once: bool, interval: float, address: tuple[str, int] | None, output: Output) -> None:
     """Show the newest counters of the run in DIR: memory now and at its highest, by rank, phase and category.
 
-    DIR is the trainer's output_dir or the _memprof folder in it. memprof watch ends when the training does.
+    DIR is the trainer's output_dir or the _memprof folder in it. On a terminal, and with --serve, memprof watch waits
+    for the run to begin. It ends when the training does.
     """
+    live = output.style == "text" and not once and sys.stdout.isatty()
+    if live or address is not None:
+        _wait_for_run(folder, interval)
     ranks = _read(folder)
     name_other_runs(ranks[0].path.parent)
     if address is not None:
         serve(folder, address)
         return
-    if output.style == "text" and not once and sys.stdout.isatty():
+    if live:
         _live(folder, interval)
         return
     rows = [_plain(rank) for rank in ranks]
@@ -61,6 +68,22 @@ def _read(folder: Path) -> list[Counters]:
     from memprof.analysis.counters import find_counters, read_counters
 
     return [read_counters(path) for path in find_counters(folder)]
+
+
+def _wait_for_run(folder: Path, interval: float) -> None:
+    """Return when the run in ``folder`` has counters; print that memprof waits if it has none yet."""
+    from memprof.analysis.counters import find_counters
+
+    waiting = False
+    while True:
+        try:
+            find_counters(folder)
+            return
+        except InputError as error:
+            if not waiting:
+                click.echo(f"memprof: waiting for a run. {error} End with Ctrl-C.", err=True)
+            waiting = True
+        time.sleep(interval)
 
 
 def _live(folder: Path, interval: float) -> None:
