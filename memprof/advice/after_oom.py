@@ -80,7 +80,7 @@ def _whole_state(run: Run, oom: OutOfMemory, gradients: int) -> int:
 
 
 def _gradient_itemsize(settings: Settings) -> int:
-    if settings.lora_r is not None:
+    if settings.has_adapter:
         return 2 if settings.load_in_4bit else 4
     return DTYPE_BYTES[settings.weights_dtype]
 

@@ -90,11 +90,13 @@ def _checkpointed_and_offloaded(run: Run, peak: Peak) -> Mapping[Category, int]:
 def _precision(s: Settings) -> Iterator[Candidate]:
     if s.dtype != "float32" or s.device == "cpu":
         return
-    name = "bf16_weights" if s.lora_r is None else "bf16_frozen_weights"
+    name = "bf16_weights" if not s.has_adapter else "bf16_frozen_weights"
     yield proposed(name, {"dtype": "bfloat16"}, effects.half_precision, id="bf16_weights")
 
 
 def _adapters(s: Settings) -> Iterator[Candidate]:
+    if s.has_adapter and s.lora_r is None:  # IA3, prompt tuning: they train less than LoRA
+        return
     if s.lora_r is None:
         also = "; the adapter switched off is the reference model" if s.beta or s.trainer == "dpo" else ""
         train, changes = an_adapter(), {"lora_r": RANK, "lora_target_modules": ("all-linear",)}
@@ -118,7 +120,7 @@ def _optimizer(s: Settings) -> Iterator[Candidate]:
 
 
 def _reference(s: Settings) -> Iterator[Candidate]:
-    if s.beta and s.lora_r is None:
+    if s.beta and not s.has_adapter:
         yield proposed("no_reference", {"beta": 0.0}, effects.all_of(Category.REFERENCE_MODEL))
 
 
@@ -151,7 +153,7 @@ def _lengths(s: TrainerSettings) -> Iterator[Candidate]:
 
 
 def _sharding(s: Settings) -> Iterator[Candidate]:
-    if s.gpus > 1 and s.sharding == "ddp" and s.lora_r is None and s.device != "cpu":
+    if s.gpus > 1 and s.sharding == "ddp" and not s.has_adapter and s.device != "cpu":
         yield proposed("fsdp2", {"sharding": "fsdp2"}, effects.divided(s.gpus), gpus=s.gpus)
 
 
@@ -234,7 +236,7 @@ def _engine(s: GenerationSettings) -> Iterator[Candidate]:
 
 
 def _given_reference(s: Settings) -> Iterator[Candidate]:
-    if s.trainer == "dpo" and s.lora_r is None:
+    if s.trainer == "dpo" and not s.has_adapter:
         yield proposed("precomputed_reference", effect=effects.all_of(Category.REFERENCE_MODEL))
 
 

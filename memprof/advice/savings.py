@@ -147,7 +147,7 @@ def half_precision(run: Run, peak: Peak) -> Mapping[Category, int]:
         _lower(peak, (Category.WEIGHTS, Category.GRADIENTS, Category.REFERENCE_MODEL, Category.TEMPORARIES), 0.5)
     )
     settings = run.settings
-    if settings is not None and settings.lora_r is not None:  # PEFT keeps its own parameters in float32
+    if settings is not None and settings.has_adapter:  # PEFT keeps its own parameters in float32
         saved |= {Category.GRADIENTS: 0, Category.TEMPORARIES: 0}
     elif settings is None or optimizer(settings.optim).bits is None:  # moments are as wide as the parameters
         saved[Category.OPTIMIZER_STATE] = peak.of(Category.OPTIMIZER_STATE) // 2
@@ -179,7 +179,7 @@ def coarser_state(optim: str) -> Effect:
             return {Category.OPTIMIZER_STATE: state, Category.TEMPORARIES: _foreach(run, peak)}
         wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
         left = state * each / (2 * wide)
-        if run.shape is not None and (run.settings is None or run.settings.lora_r is None):
+        if run.shape is not None and (run.settings is None or not run.settings.has_adapter):
             share = min(1.0, run.shape.vocabulary * run.shape.hidden / max(run.shape.parameters, 1))
             left += share * (state * 8 / (2 * wide) - left)
         return {Category.OPTIMIZER_STATE: round(state - left), Category.TEMPORARIES: _foreach(run, peak)}

@@ -33,7 +33,7 @@ def kept_by_a_layer(s: Settings, m: ModelShape) -> int:
     """Return the bytes a token that one decoder layer keeps for its backward without checkpointing."""
     stream, wide = DTYPE_BYTES[s.weights_dtype], _compute(s)
     hidden, inner, queries, keys = m.hidden, m.intermediate, m.heads * m.head_dim, m.kv_heads * m.head_dim
-    norms = 2 * 4 * hidden + (0 if s.lora_r else 2 * stream * hidden)
+    norms = 2 * 4 * hidden + (0 if s.has_adapter else 2 * stream * hidden)
     if _own_copies(s):  # q, k, v, gate and up each cast their input for themselves
         inputs = (5 * hidden + inner + (queries if s.lora_r else 0)) * wide
     else:  # one input for q, k and v, one for gate and up; attention's output is kept by attention
@@ -118,6 +118,8 @@ def _own_copies(s: Settings) -> bool:
 
 def _gradients(s: Settings, m: ModelShape) -> tuple[int, int]:
     """Return the bytes of all gradients, and of a vocabulary-wide one in flight (the head's, or the embedding's)."""
+    if s.has_adapter and s.lora_r is None:
+        return 0, 0  # IA3's vectors and prompt tuning's tokens: small, and no formula follows them
     if s.lora_r is not None:
         return m.adapter_parameters(s.lora_r) * (2 if s.load_in_4bit else 4), 0
     wide = DTYPE_BYTES[s.weights_dtype]
@@ -126,7 +128,7 @@ def _gradients(s: Settings, m: ModelShape) -> tuple[int, int]:
 
 def _unmade(s: Settings, m: ModelShape) -> int:
     """Return the bytes of one layer's gradients but for its last product's, which backward makes first."""
-    if s.lora_r is not None:
+    if s.has_adapter:
         return 0
     layer = (m.parameters - m.embeddings) // m.layers
     return (layer - m.hidden * m.intermediate) * DTYPE_BYTES[s.weights_dtype]

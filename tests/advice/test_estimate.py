@@ -332,3 +332,19 @@ def test_what_the_loop_left_is_advised_beside_simulations_too() -> None:
         assert (found["saves_bytes"], found["takes"]) == (2 * GIB, {"activations": 3 * GIB})
         assert found["exact"]
         assert "train.py:9 main" in found["action"]
+
+
+@pytest.mark.parametrize("kind", [{"peft_type": "IA3"}, {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 20}])
+def test_an_adapter_other_than_lora_is_not_full_fine_tuning(kind: dict[str, Any]) -> None:
+    """Its base is frozen: no LoRA, sharding or reference model is advised, and bfloat16 keeps its gradients."""
+    settings = Settings(model="m", dtype="float32", gpus=2, beta=0.04, gradient_checkpointing=False, **kind)
+    held = {"weights": 6 * GIB, "adapters": GIB // 64, "optimizer_state": GIB // 32}
+    phases = {"backward": {**held, "gradients": GIB // 64, "activations": 40 * GIB}}
+    found = _advice(phases, settings)
+    assert found.keys().isdisjoint({"lora", "qlora", "fsdp2", "no_reference"})
+    assert "bf16_weights" in found
+    frozen = {c.id: c for c in candidates_for(run_of(report(phases, settings)))}["bf16_weights"]
+    assert "frozen" in frozen.action.lower()
+    without = settings.with_(peft_type="LORA", num_virtual_tokens=None)
+    offered = {c.id for c in candidates_for(run_of(report(phases, without)))}
+    assert {"lora", "qlora", "fsdp2", "no_reference"} <= offered
