@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from memprof.errors import UsageError, did_you_mean
 from memprof.files import read_toml
-from memprof.report.known_settings import KnownSettings
 from memprof.units import GIB, format_gib, parse_size
+
+if TYPE_CHECKING:
+    from memprof.report.known_settings import KnownSettings
 
 MIB = 2**20
 # CUDA's context and the kernels loaded into it, for a process that uses cuBLAS and attention kernels. An estimate:

@@ -18,6 +18,7 @@ import pytest
 from benchmarks.advice.closed_loop import CASES as DYING
 from benchmarks.advice.closed_loop import Runs, follow
 from memprof.oom.explain import explain_log
+from memprof.report.oom import ExplainedFailure
 from memprof.units import format_bytes
 from tests.cuda.balance import Balance, report_of
 from tests.cuda.emulated import command_line, device, run
@@ -130,7 +131,7 @@ def snapshot_in(folder: Path, phase: str) -> Path:
     return snapshot
 
 
-def explained(folder: Path, phase: str, told: dict[str, Any], row: Row, name: str) -> dict[str, Any]:
+def explained(folder: Path, phase: str, told: dict[str, Any], row: Row, name: str) -> ExplainedFailure:
     """Check what was written when the run failed; what ``memprof oom`` says of its message."""
     assert told["error"] is not None, "it fitted"
     assert told["counters"]["ooms"] >= 1
@@ -149,7 +150,7 @@ def explained(folder: Path, phase: str, told: dict[str, Any], row: Row, name: st
     page = (snapshot.parent / "report.html").read_text(encoding="utf-8")
     assert format_bytes(oom["requested_bytes"]) in page
     assert "Out of memory in " + phase.replace("_", " ") in page.replace("_", " ")
-    return dict(failure)
+    return failure
 
 
 def segment(size: int) -> int:

@@ -13,7 +13,6 @@ from memprof.cli.answers import compared_document, comparison_answer, redacted, 
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed, chosen_file
 from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
-from memprof.config.gpus import capacity_bytes
 from memprof.errors import AboveLimit, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -68,6 +67,7 @@ def command(
 
     from memprof.analysis.compare import compare, over_limit
     from memprof.analysis.headline import headline_of_comparison
+    from memprof.config.gpus import capacity_bytes
 
     size, limit = None if capacity is None else capacity_bytes(capacity), _percent(fail_above)
     columns = [c for path in inputs for c in _read(path, device, rules, redact, output.page is not None)]

@@ -15,7 +15,6 @@ from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import GivenRun, analysed, known_report
 from memprof.cli.progress import working
-from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,6 +80,8 @@ def command(
     minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
+    from memprof.config.gpus import capacity_bytes
+
     card = None if capacity is None else capacity_bytes(capacity)
     whole = output.page is not None or redact
     how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole, number)

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from memprof.cli.options import check_folder, redact_option
-from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
@@ -99,6 +98,8 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
 def _options(given: dict[str, Any]) -> dict[str, Any]:
     """Translate the command's options into the callback's; a size that cannot be read is refused now, not when the
     model is loaded."""
+    from memprof.config.gpus import capacity_bytes
+
     if given["steps"] and given["every"]:
         raise UsageError("--steps and --every exclude each other; give one.")
     capacity, disk = given["capacity"], given["max_disk"]

@@ -13,7 +13,7 @@ OPENED = [{"paint_ms": 300.0, "ready_ms": r, "cpu_ms": r / 2, "zoom_ms": 50.0} f
 
 @pytest.mark.parametrize(
     ("name", "size", "fits"),
-    [("200,000 events", 1_999_999, True), ("200,000 events", 2_000_000, False), ("1,000,000 events", 2_000_000, True)],
+    [("200,000 events", 2_999_999, True), ("200,000 events", 3_000_000, False), ("1,000,000 events", 2_000_000, True)],
 )
 def test_limits(tmp_path: Path, name: str, size: int, fits: bool) -> None:
     page = tmp_path / "page.html"
