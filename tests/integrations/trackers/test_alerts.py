@@ -10,6 +10,7 @@ from memprof.integrations.trackers.alerts import Alert, HighMemory, parse_thresh
 
 from memprof import MemProfCallback
 from memprof.errors import MemprofError, UsageError
+from memprof.report.counters import StepCounters
 
 GB = 10**9
 
@@ -39,11 +40,11 @@ def test_the_first_step_above_warns_and_calls() -> None:
     alert = Alert(0.9, 10 * GB, 3, on_device=True, hook=told.append)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        alert.look({"step": 1, "peak_reserved": 8 * GB, "non_torch": GB})
-        alert.look({"step": 2, "host_rss": 20 * GB})  # the device's figures are not known
+        alert.look(StepCounters(step=1, peak_reserved=8 * GB, non_torch=GB))
+        alert.look(StepCounters(step=2, host_rss=20 * GB))  # the device's figures are not known
     with pytest.warns(UserWarning, match="rank 3 used 8.85 GiB of 9.31 GiB up to step 3, more than warn_above allows"):
-        alert.look({"step": 3, "peak_reserved": 8 * GB, "non_torch": GB + GB // 2})
-    alert.look({"step": 4, "peak_reserved": 10 * GB})
+        alert.look(StepCounters(step=3, peak_reserved=8 * GB, non_torch=GB + GB // 2))
+    alert.look(StepCounters(step=4, peak_reserved=10 * GB))
     assert told == [HighMemory(3, 3, 9 * GB + GB // 2, 9 * GB, 10 * GB)]
 
 
@@ -53,6 +54,6 @@ def test_without_a_device_the_process_counts_and_a_failing_function_ends_nothing
 
     alert = Alert(5 * GB, None, 0, on_device=False, hook=broken)
     with pytest.warns(UserWarning, match="on_high_memory raised ConnectionError"):
-        alert.look({"step": 1, "host_rss": 6 * GB, "peak_reserved": None})
+        alert.look(StepCounters(step=1, host_rss=6 * GB, peak_reserved=None))
     with pytest.raises(UsageError, match="give a size"):
         Alert(0.5, None, 0, on_device=True, hook=None)

@@ -372,7 +372,7 @@ def test_a_thread_from_before_the_recording_is_told_of() -> None:
     """It can't be watched: what is alive at the end and was never seen is said, and that it worked where nothing is."""
 
     def temporaries() -> None:
-        for _ in range(50):
+        for _ in range(2000):
             torch.ones(100_000)
 
     (alive,) = _beside_a_thread(lambda: torch.ones(2**20))
