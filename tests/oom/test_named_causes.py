@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from memprof.oom.explain import explain_log
@@ -74,3 +76,60 @@ def test_what_is_no_lack_of_memory_is_named(text: str, says: str) -> None:
     explained = explain_log(text)
     assert explained.failures == ()
     assert any(says in note for note in explained.notes)
+
+
+LIBRARIES = [
+    (
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,192,000,000 bytes (allocated so far: "
+        "16,384,512,000 bytes, limit set to: 20,000,000,000 bytes).",
+        "limit",
+        "may use 18.63 GiB and has allocated 15.26 GiB",
+        "CUPY_GPU_MEMORY_LIMIT",
+    ),
+    (
+        "onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*) Available memory of 734003200 "
+        "is smaller than requested bytes of 1610612736",
+        "limit",
+        "grow by 700.00 MiB under its limit .gpu_mem_limit., and 1.50 GiB",
+        "raise gpu_mem_limit",
+    ),
+    (
+        '  File "/w/program.py", line 334, in train\n    avg_loss.backward()\n:ResourceExhaustedError: \n\nOut of '
+        "memory error on GPU 0. Cannot allocate 1.562500GB memory on GPU 0, 14.312500GB memory has been allocated and "
+        "available memory is only 462.937500MB.\n",
+        "driver",
+        "14.31 GiB are allocated there and 462.94 MiB are available",
+        "^a smaller batch",
+    ),
+    (
+        "llama_new_context_with_model: n_ctx      = 131072\nggml_backend_cuda_buffer_type_alloc_buffer: allocating "
+        "16384.00 MiB on device 0: cudaMalloc failed: out of memory\nllama_kv_cache_init: failed to allocate buffer "
+        "for kv cache\n",
+        "driver",
+        "KV cache.*131072",
+        "^a shorter context",
+    ),
+    (
+        "[TRT] [E] IRuntime::deserializeCudaEngine: Error Code 1: Cuda Runtime (out of memory)\n[TRT] [W] Requested "
+        "amount of GPU memory (15062794240 bytes) could not be allocated.",
+        "driver",
+        "14.03 GiB for an engine's weights",
+        "fewer bits",
+    ),
+    (
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 47.7 GiB for an array with shape (80000, 80000) "
+        "and data type float64",
+        "host",
+        "80000,80000. and data type float64",
+        "blocks of rows",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "cause", "because", "first"), LIBRARIES, ids=lambda value: value[:24])
+def test_a_librarys_own_figures_decide(text: str, cause: str, because: str, first: str) -> None:
+    failure = only(text)
+    assert failure.cause == cause
+    assert re.search(because, failure.because, re.S)
+    assert re.search(first, failure.suggestions[0].action)
+    assert not failure.unread
