@@ -133,3 +133,82 @@ def test_a_librarys_own_figures_decide(text: str, cause: str, because: str, firs
     assert re.search(because, failure.because, re.S)
     assert re.search(first, failure.suggestions[0].action)
     assert not failure.unread
+
+
+ASKED = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 39.39 GiB of "
+    "which 700.00 MiB is free. Including non-PyTorch memory, this process has 38.70 GiB memory in use. Of the "
+    "allocated memory 37.50 GiB is allocated by PyTorch, and 500.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def traced(asked: str, *frames: tuple[str, str, str]) -> ExplainedFailure:
+    """Explain a failure with these frames: path, function and line of code."""
+    lines = [f'  File "/v/site-packages/{path}", line 9, in {name}\n    {code}' for path, name, code in frames]
+    return only("\n".join(["Traceback (most recent call last):", *lines, ASKED.format(asked)]))
+
+
+def actions(failure: ExplainedFailure) -> list[str]:
+    return [row.action for row in failure.suggestions]
+
+
+TRAIN = ("transformers/trainer.py", "train", "return inner_training_loop(")
+
+
+def test_an_evaluation_is_not_told_to_accumulate_gradients() -> None:
+    evaluating = ("transformers/trainer.py", "evaluation_loop", "all_preds.add(logits)")
+    padded = (
+        "transformers/trainer_pt_utils.py",
+        "torch_pad_and_concatenate",
+        "result = tensor1.new_full(shape, index)",
+    )
+    collected = traced("15.66 GiB", TRAIN, evaluating, padded)
+    assert "predictions of a whole evaluation" in collected.because
+    assert "preprocess_logits_for_metrics" in actions(collected)[0]
+    assert "eval_accumulation_steps=1" in actions(collected)
+    step = ("transformers/trainer.py", "prediction_step", "outputs = model(**inputs)")
+    forward = traced("2.00 GiB", TRAIN, step, ("torch/nn/modules/linear.py", "forward", "return F.linear(input)"))
+    assert "per_device_eval_batch_size" in actions(forward)[0]
+    for failure in (collected, forward):
+        assert not re.search(
+            "accumulat\\w+ gradients|gradient_(?:accumulation|checkpointing)", " ".join(actions(failure))
+        )
+
+
+def test_outputs_copied_by_accelerate_are_logits() -> None:
+    copied = ("accelerate/utils/operations.py", "_convert_to_fp32", "return tensor.float()")
+    failure = traced("9.28 GiB", ("trl/trainer/sft_trainer.py", "compute_loss", "super().compute_loss("), copied)
+    assert "[tokens, vocabulary]" in failure.because
+    assert "liger" in actions(failure)[0]
+
+
+def test_no_engine_is_blamed_where_transformers_generates() -> None:
+    cache = ("transformers/cache_utils.py", "update", "self.keys = torch.cat([self.keys, key_states], dim=-2)")
+    generate = ("trl/trainer/grpo_trainer.py", "_generate_single_turn", "unwrapped_model.generate(")
+    assert not re.search("vllm_", " ".join(actions(traced("900.00 MiB", generate, cache))))
+
+
+def test_weights_in_16_bits_are_not_advised_again() -> None:
+    made = (
+        "app/run.py",
+        "<module>",
+        'pipe = FluxPipeline.from_pretrained("F", torch_dtype=torch.bfloat16).to("cuda")',
+    )
+    moved = ("diffusers/pipelines/pipeline_utils.py", "to", "module.to(device, dtype)")
+    failure = traced("900.00 MiB", made, moved, ("torch/nn/modules/module.py", "convert", "return t.to("))
+    assert "enable_model_cpu_offload" in actions(failure)[0]
+    assert not re.search("bfloat16|tensor.parallel", " ".join(actions(failure)))
+    full = traced("900.00 MiB", (*made[:2], made[2].replace("bfloat16", "float32")), moved)
+    assert "torch.bfloat16" in " ".join(actions(full))
+
+
+def test_nothing_is_advised_twice() -> None:
+    states = ("torch/distributed/fsdp/_state_dict_utils.py", "_full_post_state_dict_hook", "state_dict[n].clone()")
+    saving = ("app/trainer.py", "save_checkpoint", "cpu_state = model.state_dict()")
+    assert sum("SHARDED_STATE_DICT" in row for row in actions(traced("1.96 GiB", saving, states))) == 1
+    eager = (
+        "transformers/models/gemma2/modeling_gemma2.py",
+        "eager_attention_forward",
+        "softmax(attn_weights, dim=-1)",
+    )
+    assert sum("smaller batch" in row for row in actions(traced("32.00 GiB", eager))) == 1
