@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from memprof.reports.renderers import draw
 
 from memprof.oom.explain import explain_log
 from memprof.report.oom import ExplainedFailure
@@ -212,3 +213,23 @@ def test_nothing_is_advised_twice() -> None:
         "softmax(attn_weights, dim=-1)",
     )
     assert sum("smaller batch" in row for row in actions(traced("32.00 GiB", eager))) == 1
+
+
+@pytest.mark.parametrize(("in_use", "shared"), [(8589934592, True), (41949672960, False)])
+def test_a_pool_far_below_its_limit_is_not_what_is_full(in_use: int, shared: bool) -> None:
+    failure = only(
+        "bfc_allocator.cc:485] Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.50GiB (rounded to "
+        f"1610612736)requested by op AddV2\nStats:\nLimit:   42949672960\nInUse:   {in_use}\nMaxInUse:   8600000000\n"
+    )
+    assert ("another process uses the rest" in failure.because) == shared
+    assert ("nvidia-smi" in actions(failure)[0]) == shared
+
+
+def test_sentences_are_well_formed() -> None:
+    failed = (
+        "ResourceExhaustedError: OOM when allocating tensor with shape[64,512,768] and type float on /job:localhost"
+    )
+    assert "shape (64,512,768) on" in only(failed).because
+    drawn = draw("oom", explain_log(ASKED.format("900.00 MiB")[: ASKED.index(" of which")]))
+    assert "Try first: nvidia-smi" in drawn
+    assert "?." not in drawn
