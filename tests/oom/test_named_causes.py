@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 
 import pytest
 from memprof.reports.renderers import draw
@@ -233,3 +235,17 @@ def test_sentences_are_well_formed() -> None:
     drawn = draw("oom", explain_log(ASKED.format("900.00 MiB")[: ASKED.index(" of which")]))
     assert "Try first: nvidia-smi" in drawn
     assert "?." not in drawn
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda text: {"error": {"message": text, "type": "ServerError"}, "status": 500},
+        lambda text: {"data": {"result": [{"stream": {"pod": "a"}, "values": [["1760000000", text]]}]}},
+        lambda text: {"ts": 1, "fields": {"exception": {"value": f'Traceback:\n  File "a.py"\n{text}'}}},
+    ],
+    ids=["error body", "Loki", "fields"],
+)
+def test_texts_further_inside_a_json_line_are_read(wrap: Callable[[str], dict[str, object]]) -> None:
+    failure = only(json.dumps(wrap(ASKED.format("2.00 GiB"))))
+    assert (failure.cause, failure.requested_bytes) == ("full", 2 * 2**30)
