@@ -118,6 +118,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "split_too_small": lambda n: n.or_0("largest_piece", "largest_free") < n.asked <= n.free,
     "half_precision_too_large": lambda n: n.whole / 2 > n.total,
     "share_is_high": lambda n: n.share_set >= 0.94,
+    "far_below_pool_limit": lambda n: n.in_use + 2 * n.asked <= 0.5 * n.limit_bytes,
     "counted_above_wanted": lambda n: n.available_tokens > n.wanted_tokens,
     "low_threshold": lambda n: n.threshold < 0.9,
     "torch_before_1_9": lambda n: n.torch_at_most < 109,

@@ -188,11 +188,12 @@ def _headline(row: ExplainedFailure) -> Headline:
     labels = typed("causes", "label", dict[str, str])
     cause = f"Cause: {labels.get(row.reason, labels[row.cause])}. {_sentence(row.because)}"
     first = row.suggestions[0] if row.suggestions else None
+    action = f"Try first: {first.action}. {_sentence(first.why)}" if first and first.action else ""
     return Headline(
         verdict=_verdict(row),
         cause=f"{cause} {where}" if (where := _where(row)) else cause,
         places=(),
-        action=f"Try first: {first.action}. {_sentence(first.why)}" if first and first.action else "",
+        action=action.replace("?. ", "? "),
         assumed=(),
     )
 

@@ -145,7 +145,8 @@ def _of_json(raw: str) -> str:
         return raw
     rank = next((entry[key] for key in ("rank", "local_rank") if isinstance(entry.get(key), int)), None)
     said = [text for key in _JSON_KEYS for text in [entry.get(key)] if isinstance(text, str) and text]
-    text = "\n".join(said or [value for value in entry.values() if isinstance(value, str) and " " in value])
+    # Texts that are all further inside are read as they stand, without the brace that would lead here again.
+    text = "\n".join(said or [v for v in entry.values() if isinstance(v, str) and " " in v]) or raw[1:]
     tag = "" if rank is None or isinstance(rank, bool) else f"[rank{rank}]: "
     return "\n".join(f"{tag}{_of_json(line) if line[:1] == '{' else line}" for line in text.rstrip("\n").split("\n"))
 
