@@ -19,6 +19,7 @@ from memprof.recording.cuda import history as module
 from memprof.recording.cuda.backend import TorchCuda
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.cuda.ring import AllocationCount
+from memprof.recording.phases import phase
 from memprof.recording.recorder import DeviceInfo, Recorder, Tags
 from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
@@ -120,6 +121,41 @@ def test_windows_have_their_own_peaks_by_resetting() -> None:
     outer = recorder.close_window()
     assert (inner.allocated_peak, second.allocated_peak, outer.allocated_peak) == (512 * 4, 512, 512 * 10)
     assert (second.allocated_end, second.reserved_end) == (512, 2**21)
+
+
+@pytest.mark.parametrize("ends_first", ["outer", "inner"])
+def test_recordings_that_overlap_have_the_same_peaks(ends_first: str) -> None:
+    """The one that looked second at a boundary used to find counters that the other had reset."""
+    allocator = Allocator()
+    outer, inner = (Session(CudaHistory(torch.device("cuda", 0), backend=allocator)) for _ in range(2))
+    outer.start()
+    inner.start()
+    with phase("forward", step=1):
+        allocator.free(allocator.malloc(512 * 40))
+        with phase("reward"):
+            allocator.free(allocator.malloc(512 * 30))
+    found = []
+    for session in (outer, inner) if ends_first == "outer" else (inner, outer):
+        session.stop()
+        rows = session.to_raw()["memprof"]["counters"]
+        found.append([(row["phase"], row["allocated_peak"]) for row in rows if row["phase"] != "other"])
+    assert found[0] == found[1] == [("reward", 512 * 30), ("forward", 512 * 40)]
+    assert "reset_peaks" not in vars(allocator), "the counters' reset is torch's own again"
+
+
+@pytest.mark.parametrize(("resets", "peak"), [(True, 512 * 10), (False, None)])
+def test_a_peak_counts_although_the_program_resets_the_counters(resets: bool, peak: int | None) -> None:
+    """It used to be what was allocated after the reset: 4 blocks of 10, of which nothing was said."""
+    allocator = Allocator()
+    if not resets:
+        allocator.free(allocator.malloc(512 * 10))
+    recorder = started(allocator, reset_peaks=resets)
+    recorder.open_window()
+    allocator.free(allocator.malloc(512 * 10))
+    allocator.reset_peaks(0)
+    allocator.free(allocator.malloc(512 * 4))
+    assert recorder.close_window().allocated_peak == peak
+    recorder.stop()
 
 
 def test_without_resetting_only_a_raised_peak_is_known() -> None:

@@ -15,6 +15,10 @@ from memprof.recording.cuda.ring import AllocationCount
 
 # What this process's torch tells of failed allocations: it takes observers and never gives them back.
 _observers: set[Callable[[int, int, int, int], None]] = set()
+# The functions that reset torch's peak counters, wrapped while anybody watches them: recordings may overlap, and end in
+# any order.
+_peak_resets = Patches()
+_reset_watchers: list[object] = []
 
 
 class TorchCuda:
@@ -58,6 +62,23 @@ class TorchCuda:
             if function := switch.find():
                 patches.put(*switch.place(), around(function))
         return patches.restore
+
+    def watch_resets(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+        """Put ``around(function)``, the same whoever watches, in the place of what every way to reset the peak counters
+        calls; return what ends this watch."""
+        if not _reset_watchers:
+            for reset in (names.PEAK_RESET, names.OTHER_PEAK_RESET):
+                if function := reset.find():
+                    _peak_resets.put(*reset.place(), around(function))
+        _reset_watchers.append(watcher := object())
+
+        def end() -> None:
+            if watcher in _reset_watchers:
+                _reset_watchers.remove(watcher)
+            if not _reset_watchers:
+                _peak_resets.restore()
+
+        return end
 
     def snapshot(self) -> dict[str, Any]:
         return dict(self._snapshot())
