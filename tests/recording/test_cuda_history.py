@@ -7,6 +7,7 @@ answers those calls in this way needs a GPU to see.
 from __future__ import annotations
 
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -671,6 +672,16 @@ def test_a_users_memory_fraction_is_restored() -> None:
     assert cuda.value == 0.3
 
 
+def test_limits_of_recordings_that_overlap_are_all_undone() -> None:
+    """The first to end used to be passed over, and the second put back what the first had set."""
+    cuda = _Fractions()
+    first, second = (started(_Limited(cuda), capacity=size * 10**9) for size in (6, 3))
+    first.stop()
+    assert cuda.value == 0.125, "the second goes on"
+    second.stop()
+    assert cuda.value == 0.5
+
+
 def test_no_limit_is_set_that_could_not_be_restored() -> None:
     class Older(_Fractions):
         get_per_process_memory_fraction = None  # type: ignore[assignment]
@@ -691,6 +702,47 @@ def test_a_tag_that_the_program_sets_meanwhile_stays() -> None:
     recorder.set_tags(Tags("backward", 1))
     recorder.stop()
     assert allocator.text == "the user's"
+
+
+class _TagsByThread(Allocator):
+    """As torch keeps tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags = threading.local()
+
+    def tag(self, text: str) -> None:
+        self.tags.text = text
+
+    def current_tag(self) -> str:
+        return str(getattr(self.tags, "text", ""))
+
+
+def test_a_thread_s_tag_ends_with_its_phase() -> None:
+    """It used to be the phase of another thread, until the thread's next one, and for ever after the recording."""
+    allocator, tags = _TagsByThread(), {}
+    session = Session(CudaHistory(torch.device("cuda", 0), backend=allocator))
+    session.start()
+    at = threading.Barrier(2, timeout=60)
+
+    def work() -> None:
+        with phase("reward", step=1):
+            tags["inside"] = allocator.current_tag()
+        tags["after"] = allocator.current_tag()
+        with phase("reward", step=1):
+            at.wait()  # the recording ends
+            at.wait()
+        tags["after the recording"] = allocator.current_tag()
+
+    worker = threading.Thread(target=work)
+    with phase("optimizer_step", step=1):
+        worker.start()
+        at.wait()
+    tags["main"] = allocator.current_tag()
+    session.stop()
+    at.wait()
+    worker.join()
+    assert tags == {"inside": "memprof:phase=reward;step=1", "after": "", "main": "", "after the recording": ""}
 
 
 def test_torch_is_given_one_observer_however_often_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

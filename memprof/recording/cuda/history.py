@@ -194,10 +194,16 @@ class CudaHistory:
         if tags.phase != Phase.GENERATE.value:
             self._decoded, self._next_token = 0, _FIRST_TOKENS + 2
             self._resume()
-        if tags != self._tags:
-            self._tags = tags
-            if self._tagging and self._has_own_tag():
-                self._backend.tag(_tag_text(tags))
+        self._tags = tags
+        self._tag_thread(_tag_text(tags))
+
+    def untag(self) -> None:
+        """Remove this thread's tag: it has no phase open, and nobody removes the tag later, from another thread."""
+        self._tag_thread("")
+
+    def _tag_thread(self, text: str) -> None:
+        if self._tagging and self._has_own_tag():
+            self._backend.tag("" if self._stop_us else text)
 
     def _has_own_tag(self) -> bool:
         """Tell whether this thread's tag is memprof's or none: the program may have set its own meanwhile."""
