@@ -59,6 +59,21 @@ def test_history_is_taken_before_it_is_stopped() -> None:
     assert (recorded.history, recorded.thinned) == ("complete", [])
 
 
+def test_a_recorder_that_starts_again_stops_again() -> None:
+    """It used to leave the history on, and to write what it had recorded first."""
+    allocator = Allocator()
+    recorder = started(allocator)
+    allocator.free(allocator.malloc(512))
+    recorder.stop()
+    recorder.start()
+    allocator.malloc(512)
+    recorder.stop()
+    raw, recorded = recorder.dump()
+    assert [entry["action"] for entry in raw["device_traces"][0]] == ["alloc"]
+    assert recorded.history == "complete"
+    assert not allocator.history_enabled()
+
+
 def test_what_was_allocated_before_makes_it_start_late() -> None:
     allocator = Allocator()
     allocator.malloc(5)

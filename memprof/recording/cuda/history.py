@@ -120,7 +120,10 @@ class CudaHistory:
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._start_us = self.now_us()
+        """Begin to record, also anew after :meth:`stop`."""
+        self._start_us, self._stop_us, self._final, self._unlimit = self.now_us(), 0, None, None
+        for of_before in (self._unwatch, self._windows, self._gaps, self._skipped):
+            of_before.clear()
         self._in_use = blocks_in_use(self._backend.segments())
         self._foreign = self._backend.history_enabled()
         if self._foreign:
