@@ -62,7 +62,7 @@ _ELSE = {
         "generated", "truncated", "per", "stop", "start", "end", "begin", "text", "vocab", "think", "thinking",
         "embed", "class", "boi", "eoi", "decoder", "forced", "suppress", "tool", "response", "patch", "register",
         "added", "extra", "seen", "batched", "draft", "speculative", "boundary", "fim", "prefix", "suffix", "middle",
-        "reasoning", "answer", "turn",
+        "reasoning", "answer", "turn", "logprob", "entropy", "rollout", "reward", "role", "mm",
     },
     "key": {
         "public", "primary", "foreign", "sort", "group", "partition", "dict", "cache", "column", "label", "prompt",
@@ -70,7 +70,9 @@ _ELSE = {
         "answer", "question", "message", "completion", "field", "item", "map", "missing", "unexpected", "ignore",
         "ignored", "skip", "tied", "weight", "layer", "module", "param", "parameter", "buffer", "lookup", "json",
         "past", "attention", "attn", "self", "num", "rng", "unique", "eval", "train", "loss", "batch", "sequence",
-        "kv", "tensor", "text", "arg", "sampling", "trial", "shard", "block", "encoder", "decoder",
+        "kv", "tensor", "text", "arg", "sampling", "trial", "shard", "block", "encoder", "decoder", "response",
+        "chosen", "rejected", "source", "target", "solution", "truth", "conversation", "tool", "video", "audio",
+        "feature", "template", "adapter", "router", "expert", "norm", "rope", "gt",
     },
     "pass": {"forward", "backward", "first", "second", "single", "one", "two", "multi", "extra", "per", "each", "last"},
     "signature": {"forward", "function", "call", "method", "input", "model"},
@@ -87,22 +89,25 @@ _PLACE = re.compile(
     rf"|organi[sz]ation|cwd|{_ENVIRONMENTS}|master_addr|ip(?:_?address)?)(?:$|[_.-])"
 )
 _ENVIRONMENT = re.compile(rf"(?i){_ENVIRONMENTS}")
-_NO_PLACE = {"user_metadata"}
+_NO_PLACE = {"user_metadata", "env_name", "env_id", "environment_name"}
+# A name that ends so is of memory, of a text or of a reinforcement-learning environment.
+_NO_PLACE_ENDINGS = ("_memory", "_offload", "_prompt", "_factory", "_class", "_type", "_turn", "_simulator")
 _ANYWHERE = ("localhost", "0.0.0.0", "127.0.0.1", "::1", "::")  # addresses that every machine has
 _SECRETS = re.compile(
     # Hubs and services of models.
-    r"\b(?:hf|api_org|r8|gsk|rpa|jina|fw)_[A-Za-z0-9]{16,}\b|\b(?:nvapi|xai|pplx|tvly|csk)-[A-Za-z0-9_-]{16,}"
+    r"\b(?:hf|api_org|r8|gsk|jina)_[A-Za-z0-9]{16,}\b|\b(?:rpa|fw)_(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{16,}\b|\b(?:nvapi|xai|pplx|tvly|csk)-[A-Za-z0-9_-]{16,}"
     r"|\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}\b|\b(?:wandb_v1|tgp_v1|lsv2_[ps][tk]|dop_v1)_[A-Za-z0-9_-]{16,}"
     r"|\b[0-9a-f]{40}\b"
     r"|\b(?:lin_api|ntn|figd|glsa|glc|shp(?:at|ss|ca|pa)|fo1|pscale_(?:tkn|pw|oauth)|sntry[su])_[A-Za-z0-9_=+/.-]{12,}"
-    r"|\b(?:PMAK|NRAK|HRKU|CFPAT|tskey)-[A-Za-z0-9_-]{12,}|\ba[ks]-[A-Za-z0-9]{16,}\b|\bATATT[A-Za-z0-9_=+/-]{12,}"
+    r"|\b(?:PMAK|NRAK|HRKU|CFPAT|tskey)-[A-Za-z0-9_-]{12,}|\ba[ks]-(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{16,}\b|\bATATT[A-Za-z0-9_=+/-]{12,}"
     r"|\bATBB[A-Za-z0-9]{12,}|\bAGE-SECRET-KEY-[A-Za-z0-9]{12,}|\b[A-Za-z0-9]{6,20}\.atlasv1\.[A-Za-z0-9_=-]{12,}"
     r"|\bdp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9._-]{12,}|\bsecret_(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{16,}"
     # Whatever else has a short prefix and a body of letters with three groups of digits, as random ones have.
     r"|(?<![\w./-])[A-Za-z][A-Za-z0-9]{1,9}[_-](?=(?:[A-Za-z]{1,40}\d{1,6}){3}|\d{1,6}(?:[A-Za-z]{1,40}\d{1,6}){2})"
     r"[A-Za-z0-9]{24,}(?![\w-])"
     # Code and packages.
-    r"|\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_[A-Za-z0-9_]{20,}\b|\bgl[a-z]{1,8}-[A-Za-z0-9_-]{16,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_[A-Za-z0-9_]{20,}\b"
+    r"|\bgl(?:pat|rt|rtr|dt|ptt|ft|soat|ffct|cbt|imt|agent|oas|wt)-[A-Za-z0-9_-]{16,}"
     r"|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[A-Za-z0-9_-]{16,}|\bdckr_pat_[A-Za-z0-9_-]{10,}"
     # Clouds and secret stores.
     r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}|\bya29\.[A-Za-z0-9_-]{10,}|\bGOCSPX-[A-Za-z0-9_-]{16,}"
@@ -117,7 +122,8 @@ _SECRETS = re.compile(
     r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?"
     r"|PuTTY-User-Key-File-\d(?:(?!Private-MAC)[\s\S]){0,16000}(?:Private-MAC: ?[0-9a-f]+)?"
     r"|\b(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\S{1,40}) AAAA[A-Za-z0-9+/]{8,}=*(?: [^\s,;\"']+)?"
-    r"|\bmachine\s{1,9}\S{1,200}\s{1,9}login\s{1,9}\S{1,200}\s{1,9}password\s{1,9}\S{1,400}"
+    r"|\bmachine\s{1,9}\S{1,200}\s{1,9}(?:login\s{1,9}\S{1,200}\s{1,9})?password\s{1,9}\S{1,400}"
+    r"(?:\s{1,9}login\s{1,9}\S{1,200})?"
     r"|(?i:\bbearer\s{1,9})[A-Za-z0-9._~+/-]{8,}=*"
 )
 #: Plugins of detect-secrets whose patterns are used, by module.
@@ -138,7 +144,8 @@ _MACHINE = re.compile(
 )
 _URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{0,40})://[^\s'\"]+", re.IGNORECASE)
 _ADDRESS = re.compile(
-    r"(?<![\d.])(?!(?:0\.0\.0\.0|127\.0\.0\.1)(?![\d.]))(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"
+    r"(?<![\d.])(?<![=<>~]=)(?<![Vv]ersion )(?!(?:0\.0\.0\.0|127\.0\.0\.1)(?![\d.]))"
+    r"(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"
     r"|(?<![\w:])(?=[0-9a-fA-F:]{0,39}(?:[0-9a-fA-F]::[0-9a-fA-F]*\d|(?::[0-9a-fA-F]{1,4}){4}))[0-9a-fA-F:]{4,39}(?![\w:])"
 )
 # A name and its value, as in a command line or an environment: NAME=value, --name value, "name": "value", and Name:
@@ -150,14 +157,39 @@ _SCHEME = r"(?i:(?:basic|bearer|token|digest|negotiate|apikey|aws4-hmac-sha256)[
 _SETTING = re.compile(
     rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,60}})(=[\"']?|[ ][\"']?(?!-)){_VALUE}"
     rf"|(?<![\w.-])([A-Za-z_][\w.-]{{0,60}})([\"']?\s?(?:=\s?|:\s?(?=[\"']))[\"']?){_VALUE}"
-    rf"|(?<![\w.-])(?P<header>[A-Za-z_][\w.-]{{0,60}}(?:(?<=api|ate|ess|ret)[ ][Kk]ey)?)(:[ \t]+{_SCHEME}){_VALUE}"
+    rf"|(?<![\w.-])(?P<header>[A-Za-z_][\w.-]{{0,60}}(?:(?<=api|API|Api|ate|ess|ret)[ ](?:[Kk]ey|KEY))?)"
+    rf"(:[ \t]+{_SCHEME}){_VALUE}"
 )
 # The same in a text that was quoted again, and as elements of XML.
 _ESCAPED = re.compile(
     r"(?P<quote>\\{1,7}[\"'])(?P<name>[\w.-]{1,60})(?P=quote)(?P<between>\s?[:=]\s?)(?P=quote)"
     r"(?P<value>(?:(?!(?P=quote)).){1,4000})"
 )
-_ELEMENT = re.compile(r"<(?P<name>[A-Za-z][\w.:-]{0,60})(?P<between>(?:\s[^<>]{0,200})?>)(?P<value>[^<]{1,4000})(?=</)")
+_ELEMENT = re.compile(
+    r"<(?P<name>[A-Za-z][\w.:-]{0,60})(?P<between>(?:\s[^<>]{0,200})?>(?:<!\[CDATA\[)?)(?P<value>[^<]{1,4000})(?=</)"
+)
+_NAMED_ELEMENT = re.compile(
+    r"(?i:\b(?:name|key|id))\s?=\s?[\"'](?P<name>[\w.:-]{1,60})[\"'](?P<between>[^<>]{0,200}(?<!/)>(?:<!\[CDATA\[)?)"
+    r"(?P<value>[^<]{1,4000})(?=</)"
+)
+# The same in code: environ["NAME"] = "value", name=b"value", name=Secret("value"), "name" => "value".
+_LITERAL = re.compile(
+    r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,60})"
+    r"(?P<between>[\"']?\]?\s?(?:=>|:=|[=:])\s{0,20}(?:[A-Za-z_][\w.]{0,30}\()?"
+    r"[bBrRuUfF]{0,2}(?P<quote>\"{3}|'{3}|[\"']))"
+    # A quote may be escaped, or doubled as in YAML.
+    r"(?P<value>(?:\\.|(?!(?P=quote))[^\n])(?:\\.|(?P=quote){2}(?=\w)|(?!(?P=quote))[^\n]){0,4000})"
+)
+# The same without a space: name:value, name:=value.
+_TIGHT = re.compile(
+    r"(?<![\w.:/-])(?P<name>[A-Za-z_][\w-]{2,60})(?P<between>\s?:=\s?|:)"
+    r"(?P<value>[^\s,;\"'{}\[\]()<:/=][^\s,;\"'{}\[\]()<]{2,400})"
+)
+# A line of YAML under whose name a block follows, and one whose value goes on to the end of the line.
+_BLOCK_LINE = re.compile(
+    r"([ \t]*(?:- )?)[\"']?([A-Za-z_][\w.-]{0,60})[\"']?:[ \t]*(?:[|>][+\d-]{0,2}|[!&][^\s]{1,60})?[ \t\r]*"
+)
+_PLAIN_LINE = re.compile(r"([ \t]*(?:- )?[\"']?([A-Za-z_][\w.-]{0,60})[\"']?:[ \t]+)([^\s\"'\[{(|>][^\n]*[ \t][^\n]*)")
 # The name and the value as two settings, as Kubernetes lists variables.
 _PAIR = re.compile(
     r"(?P<name>\b(?i:name|key)[\"']?\s?[:=]\s?[\"']?(?P<what>[\w.-]{1,60})[\"']?,?\s{1,20}[\"']?(?i:value)[\"']?\s?[:=]\s?)"
@@ -407,9 +439,14 @@ def _kind(word: str) -> str:
     return ""
 
 
+def _names_place(key: str) -> bool:
+    named = _PLACE.search(key) is not None
+    return named and key not in _NO_PLACE and not key.endswith(_NO_PLACE_ENDINGS)
+
+
 def _private(key: str, value: Any) -> bool:
     """Tell whether a setting holds text under the name of a secret, a person or a place; figures do not count."""
-    if isinstance(value, (str, list, tuple)) and _PLACE.search(key := _split_camel(key)) and key not in _NO_PLACE:
+    if isinstance(value, (str, list, tuple)) and _names_place(key := _split_camel(key)):
         return value not in _ANYWHERE
     if isinstance(value, dict) and _ENVIRONMENT.fullmatch(key):
         return True
@@ -438,6 +475,40 @@ def _named_in_text(match: re.Match[str]) -> str:
     if not _hides(name.rpartition(":")[2], match["value"]):
         return match[0]
     return match[0][: match.start("value") - match.start()] + HIDDEN
+
+
+def _without_lines(text: str) -> str:
+    """Hide what stands under the name of a secret in YAML: the rest of the line, or the lines of a block."""
+    if ":" not in text:
+        return text
+    kept: list[str] = []
+    lines = text.split("\n")
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        plain = _PLAIN_LINE.fullmatch(line)
+        is_secret = plain is not None and _names_secret(plain[2]) == "always" and _hides(plain[2], plain[3])
+        if plain is not None and is_secret and not re.fullmatch(rf"{_SCHEME}\S+", plain[3]):
+            line = f"{plain[1]}{HIDDEN}"
+        kept.append(line)
+        head = _BLOCK_LINE.fullmatch(line)
+        if head is None or not _names_secret(head[2]):
+            continue
+        start, indent = at, len(head[1])
+        while at < len(lines) and _goes_on(lines[at], indent):
+            at += 1
+        if _hides(head[2], _NO_TEXT.sub("", "\n".join(lines[start:at])).strip(" \t\n-")):
+            kept.append(f"{' ' * (indent + 2)}{HIDDEN}")
+        else:
+            kept += lines[start:at]
+    return "\n".join(kept)
+
+
+def _goes_on(line: str, indent: int) -> bool:
+    """Tell whether a line belongs to the block of YAML under a name that is indented so far."""
+    inner = line.lstrip(" \t")
+    return not inner or len(line) - len(inner) > indent or (len(line) - len(inner) == indent and inner[:2] == "- ")
 
 
 def _without_containers(text: str) -> str:
@@ -473,8 +544,8 @@ def _cleaner(told: Iterable[str] = ()) -> Callable[[str], str]:
     def clean(text: str) -> str:
         text = _SECRETS.sub(HIDDEN, text)
         text = _library_secrets().sub(HIDDEN, text)
-        text = _without_containers(text)
-        for named in (_ESCAPED, _ELEMENT, _PAIR):
+        text = _without_containers(_without_lines(text))
+        for named in (_ESCAPED, _ELEMENT, _NAMED_ELEMENT, _LITERAL, _TIGHT, _PAIR):
             text = named.sub(_named_in_text, text)
         text = _SETTING.sub(_setting_in_text, text)
         text = _EMAIL.sub(HIDDEN, text)

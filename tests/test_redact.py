@@ -274,6 +274,14 @@ SECRET_TEXTS = (
     "<password>%s</password>", "<add:apiKey a='1'>%s</add:apiKey>", "{'api_keys': ['%s', 'b']}", "secret: {value: %s}",
     "password=%s,more", "password=-%s", "- name: HF_TOKEN\n  value: %s", '{"name": "HF_TOKEN", "value": "%s"}',
     "creds={'a': {'b': '%s'}}", "--api-key=%s", "pass: %s", "session: %s", "with session=%s now", "-H 'X-Api-Key: %s'",
+    "password: |\n  %s\n  and more", "a:\n  api_key: >-\n    %s\n  b: 1", "api_keys:\n  - %s\n  - more",
+    "tokens:\n- %s\nx: 1", "password:%s", "{api_key:%s}", "password := %s", "API key: %s",
+    "- hub_token:\n    %s", "password: correct %s", "password: !vault %s", "Cookie: a=b; sid=%s",
+    "password: 'it''s %s'",
+    '"password": "a\\"%s"', "password = \"\"\"%s\"\"\"", "api_key=b'%s'", "api_key=SecretStr('%s')",
+    "os.environ['HF_TOKEN'] = '%s'", 'config["api_key"]="%s"', 'db_password => "%s"', '"password":\n   "%s"',
+    "<password><![CDATA[%s]]></password>", "<entry key='password'>%s</entry>", "machine x password %s login ada",
+    'Authorization: Digest username="x", response="%s"',
 )  # fmt: skip
 
 
@@ -319,6 +327,8 @@ def test_the_settings_of_a_training_stay_readable() -> None:
             "stop_tokens": ["</s>", "<|im_end|>"], "tokens": {"prompt": 12, "completion": [3, 4]}, "token": "<pad>",
             "session": 7, "max_tokens": "512", "tokenizer": "fast", "ignore_keys_for_eval": ["past_key_values"],
             "label_key": "answer", "forward_pass": "first", "embed_tokens": "weights", "token_type": "bpe",
+            "response_key": "r", "chosen_key": "c", "tools_key": "t", "video_key": "v", "host_memory": "32 GiB",
+            "env_name": "wordle", "environment_factory": "Env", "user_prompt": "hello", "rollout_token": "mean",
             "attention.self.key": "weights", "pattern": "x", "dataset_key": "prompt", "author": "none", "passes": "two",
         },
     }  # fmt: skip
@@ -330,7 +340,8 @@ def test_a_text_made_to_be_slow_is_cleaned_in_time() -> None:
     started = time.perf_counter()
     for piece in ("-----BEGIN PRIVATE KEY-----", "eyJ", "ey.", "a-1.", "machine x login ", "ssh-rsa AAAA", "aws key ' ",
                   "xoxb-1-", "PuTTY-User-Key-File-2", "@a.", "0123456789:", "sk-", "a@", r'\"a\":\"', "tokens=[",
-                  "a={1,", "name=a ", "<a>", "<a b", "ab_1a2b3c", "a=,", "token: "):  # fmt: skip
+                  "a={1,", "name=a ", "<a>", "<a b", "key='a' >", "key='a'\n:\n", "a:\n ", "a:\n",
+                  "token='\\", "a='", "key: x ", "token:a", "ab_1a2b3c", "a=,", "token: "):  # fmt: skip
         redact_text(piece * (40_000 // len(piece)))
     assert time.perf_counter() - started < 60
 
@@ -353,6 +364,8 @@ def test_a_text_made_to_be_slow_is_cleaned_in_time() -> None:
         "Qwen/Qwen2.5-Math-7B-Instruct-GPTQ-Int4, deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
         "aten::_scaled_dot_product_flash_attention_backward.out",
         "public_key: 1, monkey: 2, key: value, keyword: x, primary_key: id",
+        "nvidia-cublas-cu12==12.4.5.8, version 12.4.127.1, glm-edge-v-5b-instruct-preview",
+        "tokens:\n  prompt: 512\n  completion: 128\nkeys:\n  - q_proj\neos_token: |\n  </s>",
         "step 17 of 100, phase:backward, sm_90.ptx, v2.13.0.dev20261127",
     ],
 )

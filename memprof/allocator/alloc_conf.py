@@ -66,7 +66,7 @@ class _Parser:
         self.at = 0
         self._text = text
         self._skip_unknown = skip_unknown
-        self._tokens: list[str] = re.findall(r"[,:\[\]]|[^,:\[\]]+", "".join(text.split()))
+        self._tokens: list[str] = re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"[ \t\n\v\f\r]", "", text))  # C's isspace
 
     def parse_common_options(self) -> None:
         """Read the options of every accelerator."""
@@ -125,8 +125,9 @@ class _Parser:
 
     def number(self, name: str, text: str, *, lowest: int = 0) -> int:
         """Read a whole number as C++'s ``stoull``: what follows the digits is passed over, -1 wraps around."""
-        match = re.match(r"([+-]?)([0-9]+)", text)
-        magnitude = int(match[2]) if match else LARGEST + 1
+        match = re.match(r"([+-]?)0*([0-9]+)", text)
+        # Python refuses to convert thousands of digits; size_t has 20.
+        magnitude = int(match[2]) if match and len(match[2]) <= 20 else LARGEST + 1
         if magnitude > LARGEST:
             self.refuse(name, text)
         number = -magnitude % (LARGEST + 1) if match and match[1] == "-" else magnitude
@@ -272,6 +273,8 @@ def _underflows(number: float, match: re.Match[str], base: int) -> bool:
     if not number:
         return True
     whole, _, rest = match[1].partition(".")
+    if len(whole + rest + (match[2] or "")) > 4000:  # more than Python converts, and than an exact one needs
+        return True
     power = Fraction(2 if base == 16 else 10) ** int(match[2] or 0)
     exact = Fraction(int(whole + rest, base), base ** len(rest)) * power
     return exact != Fraction(number) and exact < Fraction(2) ** -1022 - Fraction(2) ** -1076

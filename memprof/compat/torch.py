@@ -29,6 +29,13 @@ _SWITCHED = {
 }
 HISTORY_SWITCH = read("torch._C", "_cuda_record_memory_history", **_SWITCHED)
 OLD_HISTORY_SWITCH = read("torch._C", "_cuda_record_memory_history_legacy", **_SWITCHED)
+# What every way to reset the peak counters calls.
+_RESET = {
+    **optional("peaks of phases in which the program resets torch's peak counters are those since then", _CUDA),
+    "build": "cuda",
+}
+PEAK_RESET = read("torch._C", "_cuda_resetPeakMemoryStats", **_RESET)
+OTHER_PEAK_RESET = read("torch._C", "_accelerator_resetPeakStats", **_RESET)
 OOM_OBSERVER = Target(
     "torch._C", "_cuda_attach_out_of_memory_observer", optional_for=_CUDA, build="cuda",
     consequence="an out-of-memory error that is caught inside the program cannot be seen",

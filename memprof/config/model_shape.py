@@ -217,7 +217,7 @@ class ModelShape:
         value_dim = int((heads and read("v_head_dim")) or head_dim)
         kv_heads = _kv_heads(read, heads)
         kinds = kinds_of(read, family.full_every, layers)
-        experts = next((int(n) for n in map(read, _EXPERTS) if n), 0)
+        experts = next((int(n) for n in map(read, _EXPERTS) if n is not None), 0)
         return cls(
             model_type=kind,
             layers=layers,

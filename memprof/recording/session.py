@@ -290,6 +290,8 @@ class Session:
         step = current.step if current and current.step is not None else self._step
         role = "reference" if phase == Phase.REFERENCE_LOGPROBS.value else None
         self.recorder.set_tags(Tags(phase, step, role))
+        if self.phases.current is None and (untag := getattr(self.recorder, "untag", None)) is not None:
+            untag()
 
     # -- looking -----------------------------------------------------------------------------------------------
 

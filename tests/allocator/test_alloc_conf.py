@@ -120,6 +120,21 @@ def test_numbers_at_the_edge_are_read_as_strtod_reads_them() -> None:
     assert told[2] is None
 
 
+#: Unicode has more white space than C, and size_t fewer digits than Python converts.
+_ODD = (
+    "\u00a064", "\x1c64", "\x8564", "64\u2003", "\v64\f", "9" * 5000, "0" * 5000 + "64", "-" + "0" * 30 + "64", "00",
+)  # fmt: skip
+
+
+@like_torch
+def test_odd_white_space_and_long_numbers_are_read_as_torch_reads_them() -> None:
+    """A no-break space used to be dropped, and thousands of digits ended in a ValueError."""
+    texts = [f"{name}:{number}" for name in ("max_split_size_mb", "pinned_max_cached_size_mb") for number in _ODD]
+    texts += [f"garbage_collection_threshold:{number}" for number in ("0" * 5000 + ".5", "0." + "0" * 5000 + "5e4999")]
+    told = _torchs([{"PYTORCH_CUDA_ALLOC_CONF": text} for text in texts])
+    assert dict(zip(texts, map(_ours, texts), strict=True)) == dict(zip(texts, told, strict=True))
+
+
 @like_torch
 def test_of_several_variables_the_first_that_is_set_counts_as_in_torch() -> None:
     """Even if it is empty: an empty PYTORCH_CUDA_ALLOC_CONF used to give way to PYTORCH_ALLOC_CONF."""

@@ -80,6 +80,13 @@ def test_what_a_config_of_the_family_can_ask_for_is_counted(kind: str) -> None:
     assert tried >= 3
 
 
+def test_a_file_without_experts_is_dense() -> None:
+    """``"num_experts": 0`` used to be passed over for the 128 that a file has without the field."""
+    values = {**TINY, "model_type": "qwen3_moe", "num_experts": 0, "decoder_sparse_step": 1}
+    built = _built(_config("qwen3_moe", num_experts=0))
+    assert ModelShape.of(values).parameters == sum(p.numel() for p in built.parameters())
+
+
 #: Fields that other families' configs have: the code of this one may not read them.
 FOREIGN = (
     "attention_bias", "mlp_bias", "use_bias", "bias", "qkv_bias", "attention_qkv_bias", "use_qk_norm",

@@ -29,6 +29,7 @@ class Allocator:
         self.text = ""
         self.calls: list[str] = []
         self.observers = 0
+        self.watching_resets = 0
         self.observer: Callable[[int, int, int, int], None] | None = None
 
     # what a program does
@@ -112,6 +113,19 @@ class Allocator:
                 vars(self).pop(name)
 
         return restore
+
+    def watch_resets(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+        """Wrap the counters' reset as torch's is wrapped: once, until the last who watches it has ended."""
+        if not self.watching_resets:
+            vars(self)["reset_peaks"] = around(self.reset_peaks)
+        self.watching_resets += 1
+
+        def end() -> None:
+            self.watching_resets -= 1
+            if not self.watching_resets:
+                vars(self).pop("reset_peaks")
+
+        return end
 
     def counts(self) -> dict[int, AllocationCount]:
         return {self.index: AllocationCount(self.made, self.freed, len(self.live))}

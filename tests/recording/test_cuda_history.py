@@ -7,6 +7,7 @@ answers those calls in this way needs a GPU to see.
 from __future__ import annotations
 
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from memprof.recording.cuda import history as module
 from memprof.recording.cuda.backend import TorchCuda
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.cuda.ring import AllocationCount
+from memprof.recording.phases import phase
 from memprof.recording.recorder import DeviceInfo, Recorder, Tags
 from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
@@ -55,6 +57,21 @@ def test_history_is_taken_before_it_is_stopped() -> None:
     assert [e["action"] for e in raw["device_traces"][0]] == ["alloc", "alloc", "free_requested", "free_completed"]
     assert [b["address"] for b in raw["segments"][0]["blocks"] if b["state"] == "active_allocated"] == [kept]
     assert (recorded.history, recorded.thinned) == ("complete", [])
+
+
+def test_a_recorder_that_starts_again_stops_again() -> None:
+    """It used to leave the history on, and to write what it had recorded first."""
+    allocator = Allocator()
+    recorder = started(allocator)
+    allocator.free(allocator.malloc(512))
+    recorder.stop()
+    recorder.start()
+    allocator.malloc(512)
+    recorder.stop()
+    raw, recorded = recorder.dump()
+    assert [entry["action"] for entry in raw["device_traces"][0]] == ["alloc"]
+    assert recorded.history == "complete"
+    assert not allocator.history_enabled()
 
 
 def test_what_was_allocated_before_makes_it_start_late() -> None:
@@ -120,6 +137,41 @@ def test_windows_have_their_own_peaks_by_resetting() -> None:
     outer = recorder.close_window()
     assert (inner.allocated_peak, second.allocated_peak, outer.allocated_peak) == (512 * 4, 512, 512 * 10)
     assert (second.allocated_end, second.reserved_end) == (512, 2**21)
+
+
+@pytest.mark.parametrize("ends_first", ["outer", "inner"])
+def test_recordings_that_overlap_have_the_same_peaks(ends_first: str) -> None:
+    """The one that looked second at a boundary used to find counters that the other had reset."""
+    allocator = Allocator()
+    outer, inner = (Session(CudaHistory(torch.device("cuda", 0), backend=allocator)) for _ in range(2))
+    outer.start()
+    inner.start()
+    with phase("forward", step=1):
+        allocator.free(allocator.malloc(512 * 40))
+        with phase("reward"):
+            allocator.free(allocator.malloc(512 * 30))
+    found = []
+    for session in (outer, inner) if ends_first == "outer" else (inner, outer):
+        session.stop()
+        rows = session.to_raw()["memprof"]["counters"]
+        found.append([(row["phase"], row["allocated_peak"]) for row in rows if row["phase"] != "other"])
+    assert found[0] == found[1] == [("reward", 512 * 30), ("forward", 512 * 40)]
+    assert "reset_peaks" not in vars(allocator), "the counters' reset is torch's own again"
+
+
+@pytest.mark.parametrize(("resets", "peak"), [(True, 512 * 10), (False, None)])
+def test_a_peak_counts_although_the_program_resets_the_counters(resets: bool, peak: int | None) -> None:
+    """It used to be what was allocated after the reset: 4 blocks of 10, of which nothing was said."""
+    allocator = Allocator()
+    if not resets:
+        allocator.free(allocator.malloc(512 * 10))
+    recorder = started(allocator, reset_peaks=resets)
+    recorder.open_window()
+    allocator.free(allocator.malloc(512 * 10))
+    allocator.reset_peaks(0)
+    allocator.free(allocator.malloc(512 * 4))
+    assert recorder.close_window().allocated_peak == peak
+    recorder.stop()
 
 
 def test_without_resetting_only_a_raised_peak_is_known() -> None:
@@ -635,6 +687,16 @@ def test_a_users_memory_fraction_is_restored() -> None:
     assert cuda.value == 0.3
 
 
+def test_limits_of_recordings_that_overlap_are_all_undone() -> None:
+    """The first to end used to be passed over, and the second put back what the first had set."""
+    cuda = _Fractions()
+    first, second = (started(_Limited(cuda), capacity=size * 10**9) for size in (6, 3))
+    first.stop()
+    assert cuda.value == 0.125, "the second goes on"
+    second.stop()
+    assert cuda.value == 0.5
+
+
 def test_no_limit_is_set_that_could_not_be_restored() -> None:
     class Older(_Fractions):
         get_per_process_memory_fraction = None  # type: ignore[assignment]
@@ -655,6 +717,47 @@ def test_a_tag_that_the_program_sets_meanwhile_stays() -> None:
     recorder.set_tags(Tags("backward", 1))
     recorder.stop()
     assert allocator.text == "the user's"
+
+
+class _TagsByThread(Allocator):
+    """As torch keeps tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags = threading.local()
+
+    def tag(self, text: str) -> None:
+        self.tags.text = text
+
+    def current_tag(self) -> str:
+        return str(getattr(self.tags, "text", ""))
+
+
+def test_a_thread_s_tag_ends_with_its_phase() -> None:
+    """It used to be the phase of another thread, until the thread's next one, and for ever after the recording."""
+    allocator, tags = _TagsByThread(), {}
+    session = Session(CudaHistory(torch.device("cuda", 0), backend=allocator))
+    session.start()
+    at = threading.Barrier(2, timeout=60)
+
+    def work() -> None:
+        with phase("reward", step=1):
+            tags["inside"] = allocator.current_tag()
+        tags["after"] = allocator.current_tag()
+        with phase("reward", step=1):
+            at.wait()  # the recording ends
+            at.wait()
+        tags["after the recording"] = allocator.current_tag()
+
+    worker = threading.Thread(target=work)
+    with phase("optimizer_step", step=1):
+        worker.start()
+        at.wait()
+    tags["main"] = allocator.current_tag()
+    session.stop()
+    at.wait()
+    worker.join()
+    assert tags == {"inside": "memprof:phase=reward;step=1", "after": "", "main": "", "after the recording": ""}
 
 
 def test_torch_is_given_one_observer_however_often_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

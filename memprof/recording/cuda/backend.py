@@ -6,7 +6,9 @@ Some have grown arguments from torch 2.2 to 2.13; ``can_*`` says what an older t
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from memprof.compat import torch as names
@@ -15,6 +17,22 @@ from memprof.recording.cuda.ring import AllocationCount
 
 # What this process's torch tells of failed allocations: it takes observers and never gives them back.
 _observers: set[Callable[[int, int, int, int], None]] = set()
+# The functions that reset torch's peak counters, wrapped while anybody watches them: recordings may overlap, and end in
+# any order.
+_peak_resets = Patches()
+_reset_watchers: list[object] = []
+
+
+@dataclass(eq=False)
+class _Limit:
+    """Hold the memory fractions before and after a recording has limited the process."""
+
+    before: float
+    set_here: float
+
+
+# By device, the first that was set first.
+_limits: defaultdict[int, list[_Limit]] = defaultdict(list)
 
 
 class TorchCuda:
@@ -58,6 +76,23 @@ class TorchCuda:
             if function := switch.find():
                 patches.put(*switch.place(), around(function))
         return patches.restore
+
+    def watch_resets(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+        """Put ``around(function)``, the same whoever watches, in the place of what every way to reset the peak counters
+        calls; return what ends this watch."""
+        if not _reset_watchers:
+            for reset in (names.PEAK_RESET, names.OTHER_PEAK_RESET):
+                if function := reset.find():
+                    _peak_resets.put(*reset.place(), around(function))
+        _reset_watchers.append(watcher := object())
+
+        def end() -> None:
+            if watcher in _reset_watchers:
+                _reset_watchers.remove(watcher)
+            if not _reset_watchers:
+                _peak_resets.restore()
+
+        return end
 
     def snapshot(self) -> dict[str, Any]:
         return dict(self._snapshot())
@@ -106,11 +141,17 @@ class TorchCuda:
             return None
         before, fraction = float(get(device)), min(1.0, nbytes / self.total_bytes(device))
         put(min(before, fraction), device)
-        set_here = get(device)
+        limits = _limits[device]
+        limits.append(limit := _Limit(before, float(get(device))))
 
         def restore() -> None:
-            if get(device) == set_here:  # else the program has set another one meanwhile
-                put(before, device)
+            at = limits.index(limit)
+            limits.remove(limit)
+            if at < len(limits):  # another recording has set its own on top, and goes on
+                if limits[at].before == limit.set_here:
+                    limits[at].before = limit.before
+            elif get(device) == limit.set_here:  # else the program has set another one meanwhile
+                put(limit.before, device)
 
         return restore
 

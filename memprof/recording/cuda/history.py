@@ -7,6 +7,7 @@ What is done here beside switching torch's history on:
 * steady decoding, which would push everything else out of the ring, is thinned: after the first tokens only some
   are recorded, at growing distances, and what changed meanwhile is written in at the end of each gap, so that
   totals are exact outside the gaps;
+* what the program, or another recording, resets of these counters is read before;
 * a user's own history is left as it is: it is read, never restarted, cleared or stopped. So is memprof's from when the
   program switches it. What a history lost is judged by its own events (:mod:`memprof.recording.cuda.ring`).
 """
@@ -99,7 +100,8 @@ class CudaHistory:
         self._thin = thin and self._backend.can_skip
         self._foreign = False  # whether the history is the program's
         self._is_switching = False  # whether memprof itself switches it now
-        self._unwatch: Callable[[], None] | None = None
+        self._is_resetting = False  # whether this recording resets the peak counters now
+        self._unwatch: list[Callable[[], None]] = []
         self._tagging = False
         self._tags = Tags()
         self._windows: list[dict[str, int]] = []
@@ -118,7 +120,10 @@ class CudaHistory:
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._start_us = self.now_us()
+        """Begin to record, also anew after :meth:`stop`."""
+        self._start_us, self._stop_us, self._final, self._unlimit = self.now_us(), 0, None, None
+        for of_before in (self._unwatch, self._windows, self._gaps, self._skipped):
+            of_before.clear()
         self._in_use = blocks_in_use(self._backend.segments())
         self._foreign = self._backend.history_enabled()
         if self._foreign:
@@ -126,7 +131,9 @@ class CudaHistory:
             self.notes.append("the memory history was already on when memprof began; it was read and left as it was")
         else:
             self._switch([], clear=True)
-            self._unwatch = self._backend.watch_switches(lambda switch: self.door.around(switch, self._switched))
+            self._unwatch.append(
+                self._backend.watch_switches(lambda switch: self.door.around(switch, self._switched))
+            )
         self._counts = self._backend.counts()
         if self._capacity is not None:
             self._unlimit = self._backend.limit(self.index, self._capacity)
@@ -135,6 +142,7 @@ class CudaHistory:
         self._tagging = self._backend.can_tag and not self._backend.current_tag()
         _recording.add(self)
         self._backend.watch_oom(_told_oom)
+        self._unwatch.append(self._backend.watch_resets(lambda reset: _resets.around(reset, _tell_reset)))
 
     def stop(self) -> None:
         if self._stop_us:
@@ -152,8 +160,8 @@ class CudaHistory:
     def _leave(self) -> None:
         """Put back what was changed of torch."""
         _recording.discard(self)
-        if self._unwatch is not None:
-            self._unwatch()
+        for unwatch in self._unwatch:
+            unwatch()
         if self._unlimit is not None:
             self._unlimit()
         if self._tagging and self._has_own_tag():
@@ -189,10 +197,16 @@ class CudaHistory:
         if tags.phase != Phase.GENERATE.value:
             self._decoded, self._next_token = 0, _FIRST_TOKENS + 2
             self._resume()
-        if tags != self._tags:
-            self._tags = tags
-            if self._tagging and self._has_own_tag():
-                self._backend.tag(_tag_text(tags))
+        self._tags = tags
+        self._tag_thread(_tag_text(tags))
+
+    def untag(self) -> None:
+        """Remove this thread's tag: it has no phase open, and nobody removes the tag later, from another thread."""
+        self._tag_thread("")
+
+    def _tag_thread(self, text: str) -> None:
+        if self._tagging and self._has_own_tag():
+            self._backend.tag("" if self._stop_us else text)
 
     def _has_own_tag(self) -> bool:
         """Tell whether this thread's tag is memprof's or none: the program may have set its own meanwhile."""
@@ -243,13 +257,27 @@ class CudaHistory:
     def _fold(self) -> dict[str, Any]:
         """Add the peaks since the last boundary to the innermost window, and reset the counters."""
         stats = self._backend.stats(self.index)
+        self._raise_peaks(stats)
+        if self._reset_peaks:
+            self._is_resetting = True
+            try:
+                self._backend.reset_peaks(self.index)
+            finally:
+                self._is_resetting = False
+        return stats
+
+    def _raise_peaks(self, stats: dict[str, Any]) -> None:
+        """Raise the innermost window's peaks to the counters'."""
         if self._windows:
             window = self._windows[-1]
             for name in _STATS:
                 window[name] = max(window[name], _of(stats, name, "peak"))
-        if self._reset_peaks:
-            self._backend.reset_peaks(self.index)
-        return stats
+
+    def peaks_are_reset(self, device: int | None) -> None:
+        """Read the peak counters of a device (None: of any), which the program or another recording is about to
+        reset."""
+        if device in (self.index, None) and not self._is_resetting:
+            self._raise_peaks(self._backend.stats(self.index))
 
     def state(self) -> dict[str, int]:
         """Return the allocator's bytes; ``cached``: whole free segments, ``inactive_split``: free parts of others."""
@@ -355,6 +383,13 @@ def _tell_oom(device: int, requested: int, allowed: int, device_free: int) -> No
         recorder.door.hook(recorder.failed)(device, requested, allowed, device_free)
 
 
+def _tell_reset(arguments: tuple[Any, ...], _named: dict[str, Any]) -> None:
+    device = arguments[0] if arguments and isinstance(arguments[0], int) else None
+    for recorder in list(_recording):
+        recorder.door.hook(recorder.peaks_are_reset)(device)
+
+
+_resets = Door(lost="the peaks of phases in which the program resets torch's counters")
 _told_oom = Door(lost="what allocations failed").hook(_tell_oom)
 
 
