@@ -57,7 +57,8 @@ def apply_roles(facts: Facts, draft: Draft) -> None:
     trained = {draft.names[draft.name[row]] for row in grads}
     for row in rows.tolist():
         name = draft.names[draft.name[row]]
-        made_while_decoding = facts.phase[row] == Phase.GENERATE.code and not facts.ghost[row]
+        gathered = draft.details[draft.detail[row]] == "unsharded"
+        made_while_decoding = facts.phase[row] == Phase.GENERATE.code and not facts.ghost[row] and not gathered
         if name not in trained and (_CACHE_NAME.search(name) or made_while_decoding):
             draft.category[row] = -1
             draft.decide(np.array([row]), Category.KV_CACHE, "owner.cache-in-buffer")
