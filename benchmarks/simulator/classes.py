@@ -15,7 +15,7 @@ from benchmarks.simulator import programs
 from benchmarks.tabling import RESULTS
 from memprof.config.expected_error import CAPTURED, PUBLISHED, TRACED, class_of, model_parts, parts_of, stated_range
 from memprof.config.settings import Settings
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 
 _ORDER = ("gpu", "emulated", "cpu", "published")
 

@@ -19,8 +19,7 @@ from memprof.report.advice import Advice, Headline, Place
 from memprof.report.allocations import Finding
 from memprof.report.base import known
 from memprof.report.comparison import ComparedCapacity, ComparedCategory, ComparedGroup, ComparedRun, Comparison
-from memprof.report.known_settings import KnownSettings
-from memprof.report.run import OutOfMemory, Source
+from memprof.report.run import KnownSettings, OutOfMemory, Source
 from memprof.report.simulation import Fit
 from memprof.units import GIB, amount, format_bytes, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, Category, History, Kind, Phase, phase_words

@@ -17,7 +17,7 @@ from memprof.config.gpus import Gpu
 from memprof.config.model_shape import ModelShape
 from memprof.config.trainer_fields import unsimulated_of
 from memprof.errors import InputError
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 from memprof.report.simulation import Assumed, ErrorClass, ErrorRange, ExpectedError
 
 #: Classes of comparisons that are not named after a trainer.

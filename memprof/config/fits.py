@@ -15,7 +15,7 @@ import msgspec
 from memprof.config.expected_error import PUBLISHED, class_compared, comparisons, expected_error, not_compared
 from memprof.config.gpus import CONTEXT_BYTES, Gpu
 from memprof.config.trainer_fields import unsimulated_of
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 from memprof.report.simulation import ExpectedError
 
 #: Kept above the need of a run whose class was compared on the real allocator and whose lengths were given. Of the

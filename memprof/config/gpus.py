@@ -16,7 +16,7 @@ from memprof.files import read_toml
 from memprof.units import GIB, format_gib, parse_size
 
 if TYPE_CHECKING:
-    from memprof.report.known_settings import KnownSettings
+    from memprof.report.run import KnownSettings
 
 MIB = 2**20
 # CUDA's context and the kernels loaded into it, for a process that uses cuBLAS and attention kernels. An estimate:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from memprof.files import read_toml
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 
 #: The configuration class of each of TRL's trainers.
 TRAINER_CLASSES = {"grpo": "GRPOConfig", "rloo": "RLOOConfig", "sft": "SFTConfig", "dpo": "DPOConfig"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.config.trainer_fields import unsimulated_of
 from memprof.errors import UsageError
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 
 # How TRL's releases compute log-probabilities of GRPO and RLOO, from each release on (read in their packages): in
 # chunks, from ``logits / temperature`` (a copy), from ``logits.div_()`` (in place), or as the first one with GRPO did.

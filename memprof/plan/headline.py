@@ -9,8 +9,8 @@ import msgspec
 from memprof.config.gpus import size_words
 from memprof.config.trl_arguments import assumed_words
 from memprof.report.advice import Headline
-from memprof.report.known_settings import KnownSettings
 from memprof.report.plan import Plan, PlanRow
+from memprof.report.run import KnownSettings
 from memprof.units import amount, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, phase_words
 

@@ -20,7 +20,7 @@ from memprof.allocator.replay import Program
 from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.config.fits import MARGIN, room_bytes
 from memprof.config.gpus import Gpu, workspace_bytes, workspaces_of
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 from memprof.report.simulation import Ensemble
 from memprof.simulate.shortcut_switches import shortcut
 from memprof.vocabulary import Category

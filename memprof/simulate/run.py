@@ -23,7 +23,7 @@ from memprof.config.speeds import speed_of
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.recording.recorder import DeviceInfo
 from memprof.report.codec import to_builtins
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 from memprof.report.simulation import EstimatedTime
 from memprof.simulate.shortcut_switches import SHORTCUTS, shortcut, unloaded, without
 

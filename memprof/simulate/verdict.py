@@ -9,7 +9,7 @@ import msgspec
 
 from memprof.config.fits import kept_for, limit_bytes, room_bytes, words_of
 from memprof.config.gpus import Gpu
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 from memprof.report.simulation import Ensemble, Fit, GenerationNeed, HostNeed, PhaseNeed
 from memprof.simulate.ensemble import margin_kept
 from memprof.simulate.recorder.host_memory import host_use

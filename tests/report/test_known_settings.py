@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.config.settings import Settings
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 
 
 def test_values_of_another_type_are_not_known() -> None:

@@ -153,7 +153,7 @@ def test_gzip_bombs() -> None:
         (b"", "empty"),
         (b"hello, this is text\n", "a text file"),
         (b"\x00\x01\x02\xff\xfe" * 20, "not a pickle"),
-        (b"PK\x03\x04rest", "a zip archive"),
+        (b"PK\x03\x04rest", "a damaged zip file"),
         (b"<!DOCTYPE html><html>", "an HTML page"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS"),
         (b'{"segments": [', "damaged JSON"),

@@ -17,7 +17,7 @@ from memprof.config.settings.parts import (
 )
 from memprof.errors import UsageError
 from memprof.report.base import Settings as PlainSettings
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 
 #: Defaults of TRL's other trainers where they are not those of :class:`Settings`, for who leaves a setting open.
 TRAINERS_OWN: dict[str, dict[str, Value]] = {"rloo": {"beta": 0.05}}

@@ -16,7 +16,7 @@ from memprof.config.fits import stated_error
 from memprof.config.gpus import Gpu
 from memprof.errors import InputError
 from memprof.report.codec import to_builtins
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 from memprof.simulate.run import simulate, simulate_settings
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
 from memprof.config.trl_arguments import assumed_of
 from memprof.report.codec import to_builtins
-from memprof.report.known_settings import KnownSettings
+from memprof.report.run import KnownSettings
 from memprof.report.simulation import Assumed, ExpectedError
 from memprof.snapshot.validation import read_run
 from tests.report.files import validate
