@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from memprof.analysis.report_files import validate
 
 import memprof
 from memprof import analyze
 from memprof.instrument.attach import attach
 from tests.documentation import ROOT
 from tests.instrument.test_attach import Worker
+from tests.report.files import validate
 
 pytestmark = pytest.mark.slow
 
