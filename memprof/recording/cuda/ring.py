@@ -77,7 +77,7 @@ def judge(trace: Trace, gaps: Sequence[Gap], known: Evidence) -> Judged:
     """Judge a device's trace, as torch returns it; ``gaps`` are those of a thinned history, in the order of time."""
     is_full = known.max_entries is not None and len(trace) >= known.max_entries
     if all(_time(a) <= _time(b) for a, b in pairwise(trace)):
-        is_whole = _is_whole(trace, gaps, known)
+        is_whole = not is_full and _is_whole(trace, gaps, known)  # a full ring is truncated, whatever it shows
     else:
         order = sorted(range(len(trace)), key=lambda i: _time(trace[i]))
         trace = [trace[i] for i in order]
