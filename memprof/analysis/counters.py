@@ -171,6 +171,15 @@ def find_counters(place: Path) -> list[Path]:
     )
 
 
+def read_run(place: Path) -> list[Counters]:
+    """Read the counters of every rank of a run, by rank.
+
+    Raises:
+        InputError: there are none, or a file cannot be used.
+    """
+    return [read_counters(path) for path in find_counters(place)]
+
+
 def read_counters(path: Path, newest_bytes: int | None = None) -> Counters:
     """Read one file, or only its first line and the lines in its last ``newest_bytes``.
 

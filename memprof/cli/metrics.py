@@ -44,10 +44,10 @@ class RunCollector:
         """Yield metric families."""
         from prometheus_client.core import GaugeMetricFamily as Gauge
 
-        from memprof.analysis.counters import find_counters, read_counters
+        from memprof.analysis.counters import read_run
 
         try:
-            ranks = [read_counters(path) for path in find_counters(self._folder)]
+            ranks = read_run(self._folder)
         except MemprofError:
             ranks = []
         for name in _SIZES:

@@ -39,10 +39,12 @@ def command(folder: Path, once: bool, interval: float, address: tuple[str, int] 
     DIR is the trainer's output_dir or the _memprof folder in it. On a terminal, and with --serve, memprof watch waits
     for the run to begin. It ends when the training does.
     """
+    from memprof.analysis.counters import read_run
+
     live = output.style == "text" and not once and sys.stdout.isatty()
     if live or address is not None:
         _wait_for_run(folder, interval)
-    ranks = _read(folder)
+    ranks = read_run(folder)
     name_other_runs(ranks[0].path.parent)
     if address is not None:
         serve(folder, address)
@@ -62,12 +64,6 @@ def _plain(rank: Counters) -> dict[str, object]:
         **to_builtins(rank.about),
         **{name: None if line is None else to_builtins(line) for name, line in lines.items()},
     }
-
-
-def _read(folder: Path) -> list[Counters]:
-    from memprof.analysis.counters import find_counters, read_counters
-
-    return [read_counters(path) for path in find_counters(folder)]
 
 
 def _wait_for_run(folder: Path, interval: float) -> None:
@@ -91,6 +87,7 @@ def _live(folder: Path, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
+    from memprof.analysis.counters import read_run
     from memprof.reports.renderers import draw
     from memprof.reports.terminal.screen import writable
 
@@ -98,7 +95,7 @@ def _live(folder: Path, interval: float) -> None:
     colour = console.color_system is not None and not console.no_color
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            ranks = _read(folder)
+            ranks = read_run(folder)
             shown = draw("watch", ranks, "text", console.width, colour)
             live.update(Text.from_ansi(writable(shown, sys.stdout)), refresh=True)
             if all(r.ended is not None for r in ranks):
