@@ -233,7 +233,7 @@ def host_facts(host: Host | None) -> tuple[Fact, ...]:
 def _commands(source: Source) -> list[Fact]:
     """Return what makes this report again; of a simulation that saved no snapshot, from its own JSON."""
     if source.kind == Kind.SIMULATED and not source.files and "recipe" in (source.config or {}):
-        note = "memprof-report.json is this report's JSON: Download JSON on the page, or --json"
+        note = "memprof-report.json stands for this report's JSON: Download JSON on the page, or --json"
         return [Fact("Command", "memprof simulate --like memprof-report.json -o report.html", note)]
     file = quote(base_name(source.files[0])) if source.files else "SNAPSHOT"
     return [
