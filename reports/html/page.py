@@ -34,8 +34,8 @@ _POLICY = (
 # plotly.js is inert text until the page inflates it after its first paint, and runs it under its hash.
 # One function's parts, in the order they run; a page has at most one of those that draw with plotly.
 _SCRIPTS = (
-    "page", "rows", "copying", "address", "categories", "tables", "stacks", "icicle", "allocations", "contents",
-    "pictures", "timeline", "pareto_front",
+    "page", "rows", "copying", "address", "categories", "tables", "stacks", "icicle", "allocations", "source",
+    "contents", "pictures", "timeline", "pareto_front",
 )  # fmt: skip
 _DRAWING = ("timeline", "pareto_front")
 _READY = 'root.dataset.ready = "yes";'

@@ -73,8 +73,8 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
     active, moment = sum(p.bytes for p in document.summary.bar), document.summary.moment
     rows = document.allocations
     head = el(
-        "tr", column("Allocation"), column("Category"), column("Size", True, sums=True), column(f"% of {moment}", True, "wide"),
-        column("Made in", extra="wide"), column("Alive for", True, "wide"),
+        "tr", column("Allocation"), column("Category"), column("Size", True, sums=True),
+        column(f"% of {moment}", True, "wide"), column("Made in", extra="wide"), column("Alive for", True, "wide"),
     )  # fmt: skip
     search = el("input", {
         "type": "search", "id": "filter", "placeholder": "Filter by tensor, file or function",

@@ -65,7 +65,7 @@ const sumsOf = (table) => {
 };
 for (const table of all("main table")) {
   if (!table.tHead || table.tBodies[0].rows.length < 2) continue;
-  const nested = table.querySelector("tr[data-path]"), below = table.closest(".scroll") || table;
+  const nested = table.querySelector("tr[data-path]") || "fixed" in table.dataset, below = table.closest(".scroll") || table;
   if (!nested) makeSortable(table);
   const tools = document.createElement("div"), sum = document.createElement("span"), copy = document.createElement("button");
   tools.className = "table-tools";
