@@ -46,15 +46,16 @@ def _lines(view: SourceView) -> list[CodeLine]:
 def _file(view: SourceView, scale: int, opened: bool, moment: str) -> Markup:
     name = short_path(view.path, 3)
     summary = el("summary", el("b", breakable(name)), " ", el("span.muted", amount(view.bytes)))
+    known = any(line.text is not None for line in _lines(view))
     head = el(
-        "tr", column("By category", extra="margin wide"), column(f"At the {moment}", True), column("Own peak", True),
-        column("Line", True), column("Code"),
+        "tr", column("", extra="margin wide"), column(f"At the {moment}", True), column("Own peak", True, "wide"),
+        column("Category", extra="wide"), column("Line", True), column("Code" if known else "Function"),
     )  # fmt: skip
     rows: list[Markup] = []
     for i, stretch in enumerate(view.stretches):
         if i:
             left_out = stretch[0].number - view.stretches[i - 1][-1].number - 1
-            rows.append(el("tr.gap", el("td", {"colspan": "5"}, f"⋯ {thousands(left_out)} lines")))
+            rows.append(el("tr.gap", el("td", {"colspan": "6"}, f"⋯ {thousands(left_out)} lines")))
         rows += [_line(view.path, line, scale) for line in stretch]
     table = el("table.source", {"data-fixed": True}, el("thead", head), el("tbody", *rows))
     remark = el("p.muted fine", view.remark) if view.remark else None
@@ -65,32 +66,32 @@ def _line(file: str, line: CodeLine, scale: int) -> Markup:
     code = el("td.line", el("code", line.text or "")) if line.text is not None else el("td.muted", _function(line))
     found = line.found
     if found is None:
-        return el("tr", el("td.margin wide"), el("td"), el("td"), el("td.num muted", str(line.number)), code)
+        empty = (el("td.margin wide"), el("td"), el("td.wide"), el("td.wide"))
+        return el("tr", *empty, el("td.num muted", str(line.number)), code)
     parts = category_parts(found.categories)
     return el(
         "tr.allocates",
         {"id": source_anchor(file, found.line), "title": _words(found)},
         el("td.margin wide", bar(parts, scale) if parts else None),
-        el("td.num", {"data-bytes": str(found.bytes)}, el("b", amount(found.bytes)), _categories(found)),
-        el("td.num", {"data-bytes": str(found.own_peak_bytes)}, amount(found.own_peak_bytes)),
+        el("td.num", {"data-bytes": str(found.bytes)}, el("b", amount(found.bytes)) if found.bytes else "0"),
+        el("td.num wide", {"data-bytes": str(found.own_peak_bytes)}, amount(found.own_peak_bytes)),
+        el("td.wide category", _categories(found)),
         el("td.num muted", str(line.number)),
         code,
     )
 
 
 def _function(line: CodeLine) -> str:
-    return f"in {line.found.function}" if line.found and line.found.function else ""
+    return line.found.function if line.found else ""
 
 
-def _categories(found: SourceLine) -> Markup | None:
-    """Name what most of a line's bytes are, where the bar shows several categories."""
+def _categories(found: SourceLine) -> str:
+    """Name what most of a line's bytes are."""
     parts: Sequence[tuple[str, int]] = sorted(
         ((part.label.lower(), part.bytes) for part in category_parts(found.categories)), key=lambda part: -part[1]
     )
-    if not parts:
-        return None
     words = [f"{label} {percent(n, found.bytes)}" if len(parts) > 1 else label for label, n in parts[:_NAMED]]
-    return el("small", ", ".join(words) + (", ..." if len(parts) > _NAMED else ""))
+    return ", ".join(words) + (", ..." if len(parts) > _NAMED else "")
 
 
 def _words(found: SourceLine) -> str:

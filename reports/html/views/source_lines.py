@@ -61,7 +61,7 @@ def sources_of(report: Report, texts: Mapping[str, SourceText]) -> Sources | Non
 
 
 def _view(file: str, lines: Sequence[SourceLine], text: SourceText | None) -> SourceView:
-    remark, shown = "Its source is not known.", None
+    remark, shown = "Its source is not known: --source DIR shows the code from a folder.", None
     if text is not None and not (remark := mismatch(text, lines)):
         remark, shown = text.doubt, text.lines
         if text.cut and lines[-1].line > len(text.lines):
@@ -84,4 +84,10 @@ def _stretches(lines: Sequence[SourceLine], text: Sequence[str] | None) -> list[
             stretches[-1].append(line)
         else:
             stretches.append([line])
-    return [tuple(stretch) for stretch in stretches]
+    return [tuple(_trimmed(stretch)) for stretch in stretches]
+
+
+def _trimmed(stretch: list[CodeLine]) -> list[CodeLine]:
+    """Leave out empty lines at both ends."""
+    full = [i for i, line in enumerate(stretch) if line.found or (line.text or "").strip()]
+    return stretch[full[0] : full[-1] + 1]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from memprof.reports.document.build import document_of
 from memprof.reports.html.report import render_html
 
 from memprof import analyze, load_snapshot
 from memprof.cli.group import main
+from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.synthetic import SnapshotBuilder, frame
 
 CODE = "def step(x):\n    y = x * 2  # </code><script>alert(1)</script>\n    return y\n"
@@ -41,7 +43,7 @@ def test_a_recorded_line_is_shown_with_its_bytes_and_an_anchor(tmp_path: Path) -
 def test_redacting_shows_no_code(tmp_path: Path) -> None:
     page = page_of(saved(tmp_path, "/job/train.py"), redact=True)
     assert "x * 2" not in page
-    assert "Its source is not known." in page
+    assert "Its source is not known" in page
 
 
 def test_another_version_is_said_and_not_shown(tmp_path: Path) -> None:
@@ -71,3 +73,24 @@ def test_a_folder_without_the_programs_files_is_an_error(tmp_path: Path) -> None
     assert "none of the program's files lies below it (/root/job/train.py)" in words
     code, words = run(path, "--source", tmp_path)
     assert (code, "-o FILE.html" in words) == (2, True)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")
+def test_frames_show_their_code_and_a_link_opens_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page_of(saved(tmp_path, "/job/train.py")), encoding="utf-8")
+    with chromium() as browser, open_page(browser, path) as page:
+        page.locator("#icicle .box[data-open]").first.focus()
+        page.keyboard.press("Enter")
+        assert page.locator("dialog pre .code").inner_text().strip() == CODE.splitlines()[1].strip()
+        page.keyboard.press("Escape")
+        page.locator("#source summary").click()
+        assert not page.locator("#source table").is_visible()
+        page.evaluate("location.hash = '#source-/job/train.py-2'")
+        page.locator("tr.pointed").wait_for()
+        assert page.locator("tr.pointed td.line").inner_text().strip() == CODE.splitlines()[1].strip()
+        page.set_viewport_size({"width": 400, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert violations(page) == []
+        assert page.problems == []
