@@ -58,10 +58,13 @@ class Watching(_DispatchMode):  # type: ignore[misc]
             sys.setprofile(Door().hook(self._leave))
 
     def _leave(self, _frame: Any, _event: str, _argument: Any) -> None:
-        if any(mode is self for mode in torch_names.MODE_STACK.get()()):
+        modes = torch_names.MODE_STACK.get()()
+        if any(mode is self for mode in modes):
             previous = None  # as it was: another profiler is left alone
             sys.setprofile(previous)
-            remove_mode(self)
+            for mode in modes:  # those of other recordings, too, which had no profile function to set
+                if isinstance(mode, Watching) and mode._recording is None:
+                    remove_mode(mode)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
