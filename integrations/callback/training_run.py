@@ -53,7 +53,7 @@ class TrainingRun:
         world_size = int(getattr(trainer.accelerator, "num_processes", 1))
         self.gathering = Gathering(rank, world_size)
         folder = options.output_dir or Path(trainer.args.output_dir) / RUN_FOLDER
-        self.folder = claim_folder(folder, self.gathering.agree_on)
+        self.folder = claim_folder(folder, world_size == 1, self.gathering.agree_on)
         self._trainer = weakref.ref(trainer)
         self._options = options
         self._door = door
