@@ -97,8 +97,7 @@ class TrainingRun:
         if self._from_step is not None and not self._schedule.goes_on(step):
             self._finish_recording()
         self.recorder.step = step
-        cycle, micro = cycle_of(trainer)
-        if self._schedule.begins(step, self._first_step, state.max_steps, micro, cycle):
+        if self._schedule.begins(step, self._first_step, state.max_steps, lambda: cycle_of(trainer)):
             if self._from_step is not None:
                 self._finish_recording()
             self._begin_recording(trainer, step)
