@@ -6,12 +6,15 @@ terminal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from memprof.reports.document.blocks import Fact, Headline, Part, Table
 from memprof.reports.document.text import category_label, humanise, phase_label
 
+from memprof.analysis.source_files import SourceText
 from memprof.report import Report
 from memprof.report.allocations import AllocationGroup
 from memprof.report.peaks import Growth
@@ -262,7 +265,7 @@ class Document(NamedTuple):
 
     ``allocations`` are the lines of the table, ``openable`` these and all others large enough for a box in the icicle.
     ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's. ``grown_by`` is
-    the device peak's, added up by phase and line of code.
+    the device peak's, added up by phase and line of code. ``texts`` are of the program's own files, by path.
     """
 
     report: Report
@@ -280,3 +283,4 @@ class Document(NamedTuple):
     notes: tuple[str, ...]
     ranks: Ranks | None
     room: Room | None
+    texts: Mapping[str, SourceText] = MappingProxyType({})
