@@ -78,7 +78,8 @@ def document_of(
         found = report or redacted(found, told)
         groups, others = redacted_parts(groups, told), redacted_parts(others, told)
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
-    return build_document(found, analysis.series(points), label, groups, fold(others))
+    document = build_document(found, analysis.series(points), label, groups, fold(others))
+    return document._replace(segments=analysis.segment_maps)
 
 
 def build_document(

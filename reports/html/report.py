@@ -25,6 +25,7 @@ from memprof.reports.html.tables import (
     phases_section,
     steps_section,
 )
+from memprof.reports.html.views.segment_map import map_drawings, segment_section
 from msgspec.structs import replace
 
 from memprof.files import write_text
@@ -65,6 +66,7 @@ def _sections(document: Document, opened: Opened) -> list[Markup | None]:
         recordings if not document.ranks else None,
         component_section(document.rows, document.summary.moment),
         timeline_section(document, opened),
+        segment_section(document),
         icicle_section(document.icicle, opened, document.summary.moment),
         allocation_table(document, opened),
         phases_section(phase_table(report)),
@@ -81,5 +83,6 @@ def _data(document: Document, opened: Opened) -> PageData:
     return PageData(
         report=replace(document.report, peak=peak),
         opened=opened_data([opened]),
+        segments=map_drawings(document) or None,
         timeline=timeline_data(timeline, document, MAX_PACKED, opened) if timeline else None,
     )
