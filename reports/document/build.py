@@ -83,7 +83,8 @@ def document_of(
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
     if texts is None:
         texts = {} if redact else recorded_texts(analysis.snapshot.run.sources)
-    return build_document(found, analysis.series(points), label, groups, fold(others), texts)
+    document = build_document(found, analysis.series(points), label, groups, fold(others), texts)
+    return document._replace(segments=analysis.segment_maps)
 
 
 def build_document(

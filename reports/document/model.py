@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memprof.reports.document.blocks import Fact, Headline, Part, Table
 from memprof.reports.document.text import category_label, humanise, phase_label
@@ -19,6 +19,9 @@ from memprof.report import Report
 from memprof.report.allocations import AllocationGroup
 from memprof.report.peaks import Growth
 from memprof.vocabulary import GUESSES, Category
+
+if TYPE_CHECKING:
+    from memprof.analysis.allocations.segment_map import SegmentMap
 
 # ---- the first screen ------------------------------------------------------------------------------------------------
 
@@ -265,7 +268,8 @@ class Document(NamedTuple):
 
     ``allocations`` are the lines of the table, ``openable`` these and all others large enough for a box in the icicle.
     ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's. ``grown_by`` is
-    the device peak's, added up by phase and line of code. ``texts`` are of the program's own files, by path.
+    the device peak's, added up by phase and line of code. ``segments`` are maps of the moments that matter.
+    ``texts`` are the program's own files, by path.
     """
 
     report: Report
@@ -283,4 +287,5 @@ class Document(NamedTuple):
     notes: tuple[str, ...]
     ranks: Ranks | None
     room: Room | None
+    segments: tuple[SegmentMap, ...] = ()
     texts: Mapping[str, SourceText] = MappingProxyType({})

@@ -23,6 +23,7 @@ from memprof.report.codec import dumps
 if TYPE_CHECKING:
     from memprof.reports.html.interactive_timeline import TimelineData
     from memprof.reports.html.opened import OpenedData
+    from memprof.reports.html.views.segment_map import MapDrawing
 
 # Plotly sets inline styles.
 _POLICY = (
@@ -34,8 +35,8 @@ _POLICY = (
 # plotly.js is inert text until the page inflates it after its first paint, and runs it under its hash.
 # One function's parts, in the order they run; a page has at most one of those that draw with plotly.
 _SCRIPTS = (
-    "page", "rows", "copying", "address", "categories", "tables", "stacks", "icicle", "allocations", "source",
-    "contents", "pictures", "timeline", "pareto_front",
+    "page", "rows", "copying", "address", "categories", "tables", "stacks", "icicle", "allocations", "segments",
+    "source", "contents", "pictures", "timeline", "pareto_front",
 )  # fmt: skip
 _DRAWING = ("timeline", "pareto_front")
 _READY = 'root.dataset.ready = "yes";'
@@ -52,6 +53,7 @@ class PageData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timelines: tuple[TimelineData, ...] | None = None
     opened: OpenedData | None = None
     timeline: TimelineData | None = None
+    segments: tuple[MapDrawing, ...] | None = None
 
 
 def render_page(
