@@ -165,7 +165,8 @@ def _style() -> str:
     phases = "\n".join(f".p-{name} {{ --c: {colour}; }}" for name, colour in PHASES.items())
     rules = [f"{_PATTERNED}.c-{name} {{ background: {_FILLS[p]}, var(--c); }}" for name, p in PATTERNS.items() if p]
     patterns = "\n".join(rules)
-    return css.substitute(patterns=patterns, light=css_variables(LIGHT), dark=css_variables(DARK), categories=colours, phases=phases)
+    variables = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
+    return css.substitute(variables, categories=colours, phases=phases, patterns=patterns)
 
 
 def _asset(name: str) -> str:
