@@ -122,7 +122,7 @@ def _contents(main: Markup) -> Markup | None:
 def download_name(title: str) -> str:
     """Return a title as the beginning of a file's name."""
     stem = re.sub(r"\.(?:pickle|pkl|json|html)(?:\.gz)?$", "", title)
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:80] or "memprof"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:60].strip("-.") or "memprof"
 
 
 def _footer(charts: bool) -> Markup:
