@@ -22,7 +22,6 @@ from memprof.reports.document.text import (
     phase_label,
     sentence_list,
     short_path,
-    size,
     thousands,
     time_heading,
     time_taken,
