@@ -606,3 +606,208 @@ class _Rotary(torch.nn.Module):
         angles = torch.cat((angles, angles), dim=-1)
         one, two = t.chunk(2, dim=-1)
         return t * angles.cos() + torch.cat((-two, one), dim=-1) * angles.sin()
+
+
+# -- the second half, opened once the rules were done ---------------------------------------------------------------
+
+
+def grpo_zero(checkout: Path, tracer: Any) -> None:
+    os.chdir(checkout)
+    sys.path.insert(0, str(checkout))
+    import torch.utils.tensorboard.writer as board
+
+    board.SummaryWriter = mock.MagicMock()  # type: ignore[misc]
+    task, model = importlib.import_module("countdown_task"), importlib.import_module("qwen2_model")
+    words = importlib.import_module("tokenizer")
+    words.Tokenizer = lambda path: types.SimpleNamespace(  # type: ignore[attr-defined]
+        eos_token="e", eos_token_id=None, pad_token_id=0, detokenize=lambda ids: "x"
+    )
+    batch = importlib.import_module("data_types").MiniBatch
+
+    class Tasks(torch.utils.data.Dataset[Any]):
+        def __init__(self, **_: Any) -> None:
+            self.ids = [[7 + i, *range(20, 44)] for i in range(4)]
+
+        def __len__(self) -> int:
+            return len(self.ids)
+
+        def __getitem__(self, index: int) -> Any:
+            return self.ids[index]
+
+        @staticmethod
+        def collate_fn(ids: Any) -> Any:
+            some = [["w"]] * len(ids)
+            return batch(["p"] * len(ids), some, ids, [[1]] * len(ids), [1] * len(ids))
+
+    task.CountdownTasksDataset = Tasks
+    cache = model.Attention.init_kv_cache
+
+    def cached(self: Any, *args: Any, **kwargs: Any) -> None:
+        cache(self, *args, **kwargs)
+        tracer.mark(self.cache_k, "kv_cache", "keys")
+        tracer.mark(self.cache_v, "kv_cache", "values")
+
+    model.Attention.init_kv_cache = cached
+    small = model.Qwen2Config(
+        hidden_size=256,
+        intermediate_size=680,
+        num_attention_heads=4,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        vocab_size=5119,
+    )
+    model.Transformer.from_pretrained = classmethod(lambda cls, path, device: cls(small, device))
+    settings = {
+        "model": {"pretrained_model_path": "m", "device": "cpu", "dtype": "bfloat16"},
+        "data": {"path": "d", "test_size": 1},
+        "training": {
+            "random_seed": 1,
+            "max_gen_len": 20,
+            "batch_size": 8,
+            "num_questions_per_batch": 2,
+            "micro_batch_size": 4,
+            "max_grad_norm": 1.0,
+            "learning_rate": 0.001,
+            "weight_decay": 0.0,
+            "betas": [0.9, 0.999],
+            "ckpt_dir": "ckpt",
+            "log_dir": "logs",
+            "eval_interval": 100,
+            "skip_unfinished_episodes": False,
+            "ckpt_save_interval": 100,
+            "memory_efficient_adamw": False,
+        },
+    }
+    (checkout / "config.yaml").write_text(json.dumps(settings), encoding="utf-8")
+    execute(checkout / "train.py")
+
+
+def thelmbook(checkout: Path, _: Any) -> None:
+    os.chdir(checkout)
+    import datasets
+
+    data = [{"question": text_of(12), "answer": "a #### 4"}] * 12
+    with (
+        random_models(small_llama(tie_word_embeddings=True), 4111),
+        mock.patch.object(datasets, "load_dataset", return_value={"train": data}),
+    ):
+        execute(
+            checkout / "GRPO.py",
+            swaps={
+                "'steps_per_iteration': 500": "'steps_per_iteration': 2",
+                "'batch_size': 4": "'batch_size': 2",
+                "'num_generations': 16": "'num_generations': 3",
+                "'max_completion_length': 500": "'max_completion_length': 24",
+                "max_new_tokens=512": "max_new_tokens=8",
+                'model.save_pretrained("grpo_finetuned_model")': "raise SystemExit",
+            },
+        )
+
+
+def build_nanogpt(checkout: Path, _: Any) -> None:
+    os.chdir(checkout)
+    stub("tiktoken", "hellaswag")
+    fake: Any = sys.modules["tiktoken"]
+    fake.get_encoding = lambda name: mock.MagicMock(encode=lambda text: list(range(8)), decode=str)
+    questions: Any = sys.modules["hellaswag"]
+    questions.iterate_examples = lambda split: [0, 1]
+    rows = torch.randint(0, 5008, (4, 30))
+    questions.render_example = lambda example: (None, rows, torch.ones_like(rows), 1)
+    (checkout / "edu_fineweb10B").mkdir()
+    for split in ("train", "val"):
+        np.save(checkout / f"edu_fineweb10B/{split}_0.npy", np.random.default_rng(0).integers(0, 5008, 12_000))
+    execute(
+        checkout / "train_gpt2.py",
+        {"total_batch_size": 960, "B": 6, "T": 80, "max_steps": 3},
+        {"GPTConfig(vocab_size=50304)": "GPTConfig(80, 5008, 4, 4, 256)", "val_loss_steps = 20": "val_loss_steps = 1"},
+    )
+
+
+def word_language_model(checkout: Path, _: Any) -> None:
+    folder = checkout / "word_language_model"
+    os.chdir(folder)
+    (folder / "text").mkdir()
+    lines = [" ".join(f"v{(i * 20 + j) % 3000}" for j in range(20)) for i in range(150)]
+    for split in ("train", "valid", "test"):
+        (folder / f"text/{split}.txt").write_text("\n".join(lines), encoding="utf-8")
+    sys.argv += [
+        "--data=text",
+        "--epochs=1",
+        "--emsize=256",
+        "--nhid=256",
+        "--nlayers=2",
+        "--batch_size=12",
+        "--bptt=60",
+        "--tied",
+        "--lr=0.01",
+        "--use-optimizer",
+    ]
+    with mock.patch.object(torch, "load", side_effect=SystemExit):
+        execute(folder / "main.py")
+
+
+def pytorch_transformer(checkout: Path, _: Any) -> None:
+    os.chdir(checkout)
+    stub("torchtext.datasets", "torchmetrics")
+    torch.has_mps = False  # type: ignore[attr-defined]
+    import datasets
+    import torch.utils.tensorboard as board
+
+    board.SummaryWriter = mock.MagicMock()  # type: ignore[misc]
+
+    class Pairs(list[Any]):
+        pass
+
+    texts = [" ".join(f"v{(i * 18 + j) % 2500}" for j in range(18)) for i in range(300)]
+    pairs = Pairs({"translation": {"en": text, "it": text}} for text in texts)
+    replace_in(
+        checkout / "config.py",
+        {
+            '"batch_size": 8': '"batch_size": 6',
+            '"num_epochs": 20': '"num_epochs": 1',
+            '"seq_len": 350': '"seq_len": 64',
+            '"d_model": 512': '"d_model": 256',
+        },
+    )
+    with mock.patch.object(datasets, "load_dataset", return_value=pairs), _stopping(torch.optim.Adam, "step", 3):
+        execute(checkout / "train.py")
+
+
+def cs336(checkout: Path, _: Any) -> None:
+    os.chdir(checkout)
+    stub("hydra", "hydra.core.hydra_config", "wandb", "swanlab")
+    sys.path.insert(0, str(checkout))
+    for split in ("train", "val"):
+        tokens_file(checkout / f"data/tiny/{split}.bin", 20_000, 5011)
+    import importlib.metadata
+
+    import tokenizers
+    from omegaconf import OmegaConf
+
+    with mock.patch.object(importlib.metadata, "version", return_value="0"):
+        config = importlib.import_module("cs336_basics.config")
+    logger = importlib.import_module("cs336_basics.logger")
+    logger.Logger = mock.MagicMock()
+    parts = {"data": "Data", "model": "Model", "optimizer": "Optimizer", "training": "Training"}
+    settings = OmegaConf.create({k: OmegaConf.structured(getattr(config, f"{v}Config")()) for k, v in parts.items()})
+    OmegaConf.update(settings, "data.path", str(checkout / "data/tiny"))
+    for name, value in {
+        "model.vocab_size": 5011,
+        "model.context_length": 72,
+        "model.d_model": 256,
+        "model.num_heads": 4,
+        "model.d_ff": 680,
+        "training.batch_size": 6,
+        "training.max_iters": 4,
+        "training.eval_interval": 3,
+        "training.eval_iters": 1,
+        "training.log_interval": 2,
+    }.items():
+        OmegaConf.update(settings, name, value)
+    hydra: Any = sys.modules["hydra"]
+    hydra.main = lambda **_: lambda function: lambda: function(settings)
+    place: Any = sys.modules["hydra.core.hydra_config"]
+    place.HydraConfig = mock.MagicMock()
+    place.HydraConfig.get().runtime.output_dir = str(checkout)
+    with mock.patch.object(tokenizers.Tokenizer, "from_file", side_effect=SystemExit):
+        execute(checkout / "train.py")
