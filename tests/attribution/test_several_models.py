@@ -5,10 +5,28 @@ from __future__ import annotations
 import pytest
 
 from memprof.vocabulary import Category, Evidence
-from tests.attribution.runs import EMBEDDING, LOAD, MAIN, NORM, PARAMETERS, Result, Run, train
+from tests.attribution.runs import (
+    CALL,
+    EMBEDDING,
+    GENERATE,
+    HEAD,
+    HIDDEN_STATES,
+    LAYER,
+    LAYERS,
+    LOAD,
+    LOGITS,
+    LOSS,
+    MAIN,
+    NORM,
+    PARAMETERS,
+    ZERO_GRAD,
+    Result,
+    Run,
+    train,
+)
 
 WEIGHTS, REFERENCE, VALUE = Category.WEIGHTS, Category.REFERENCE_MODEL, Category.VALUE_MODEL
-HEAD = ["torch/nn/modules/linear.py:109 __init__", "model.py:133 __init__", *MAIN]
+MAKES_HEAD = ["torch/nn/modules/linear.py:109 __init__", "model.py:133 __init__", *MAIN]
 
 
 def wrong(run: Run, result: Result) -> dict[int, tuple[Category, Category]]:
@@ -33,7 +51,7 @@ def test_a_head_that_takes_the_embeddings_place_is_no_second_model() -> None:
     for number, size in enumerate(PARAMETERS[1:]):
         made = ["torch/nn/modules/linear.py:109 __init__", f"model.py:{20 + number % 6} __init__"]
         run.alloc(size, [*made, "model.py:128 __init__", *MAIN], WEIGHTS)
-    run.alloc(EMBEDDING, HEAD, WEIGHTS)
+    run.alloc(EMBEDDING, MAKES_HEAD, WEIGHTS)
     run.free(embedding)
     train(run, reference=False)
     assert not wrong(run, run.attribute())
@@ -60,7 +78,7 @@ def train_with_critic(run: Run, critic: list[int]) -> None:
         gradients += [run.alloc(size, [], Category.GRADIENTS) for size in reversed(critic)]
         run.step(first=step == 0)
         for address in gradients:
-            run.free(address, ["torch/optim/optimizer.py:1062 zero_grad", *MAIN])
+            run.free(address, [*ZERO_GRAD, *MAIN])
     run.alloc(64, ["train.py:95 main", MAIN[1]])
 
 
@@ -88,3 +106,33 @@ def test_where_a_copy_is_the_reference_a_model_with_another_head_is_none() -> No
     train(run)
     result = run.attribute()
     assert not wrong(run, result)
+
+
+def test_a_cache_that_a_training_forward_fills_is_no_generation() -> None:
+    # Transformers' models return a cache unless they are told not to, in training too.
+    run = Run()
+    run.load(50, WEIGHTS)
+    for step in range(2):
+        saved = run.forward()
+        cache = ["transformers/cache_utils.py:136 update", "model.py:45 forward", CALL, *LAYER, *LOSS, *MAIN]
+        saved += [run.alloc(4 * NORM, cache) for _ in range(LAYERS)]
+        gradients = run.backward(saved)
+        run.step(first=step == 0)
+        for address in gradients:
+            run.free(address, [*ZERO_GRAD, *MAIN])
+    run.alloc(64, ["train.py:95 main", MAIN[1]])
+    assert "generate" not in run.attribute().phases()
+
+
+def test_logits_of_a_model_that_trains_inside_a_wrapper_and_generates_without() -> None:
+    run = Run()
+    run.load(50, WEIGHTS)
+    for address in [run.alloc(HIDDEN_STATES, [*LAYER, *GENERATE, *MAIN]) for _ in range(6)]:
+        run.free(address, MAIN)
+    run.free(run.alloc(LOGITS, [*HEAD, *GENERATE, *MAIN]), MAIN)
+    wrapped = ["wrapper.py:10 forward", CALL, *LOSS, *MAIN]
+    saved = [run.alloc(HIDDEN_STATES, [*LAYER, *wrapped], Category.ACTIVATIONS) for _ in range(6)]
+    logits = run.alloc(LOGITS, [*HEAD, *wrapped], Category.LOSS_LOGITS)
+    run.backward([*saved])
+    result = run.attribute()
+    assert result.category(logits) is Category.LOSS_LOGITS
