@@ -811,3 +811,56 @@ def cs336(checkout: Path, _: Any) -> None:
     place.HydraConfig.get().runtime.output_dir = str(checkout)
     with mock.patch.object(tokenizers.Tokenizer, "from_file", side_effect=SystemExit):
         execute(checkout / "train.py")
+
+
+def cs336_roee(checkout: Path, _: Any) -> None:
+    os.chdir(checkout)
+    stub("wandb", "pytorch_lightning")
+    sys.path.insert(0, str(checkout))
+    import importlib.metadata
+
+    ids = np.random.default_rng(0).integers(0, 5009, 20_000).astype(np.uint16)
+    np.save(checkout / "tokens.npy", ids)
+    with mock.patch.object(importlib.metadata, "version", return_value="0"):
+        train = importlib.import_module("cs336_basics.training.train")
+    parts = importlib.import_module("cs336_basics.training.train_config")
+    model = importlib.import_module("cs336_basics.models.transformer_lm_config")
+    train.load_bpe_tokenizer = mock.MagicMock()
+    file = str(checkout / "tokens.npy")
+    train.train(parts.ExperimentConfig(
+        data=parts.DataConfig(train_path=file, valid_path=file, tokenizer_path=file, end_of_text_token="e"),
+        training=parts.TrainingConfig(context_length=72, total_tokens=72 * 8 * 3, batch_size=8, device_batch_size=4,
+                                      device="cpu", seed=1),
+        validation=parts.ValidationConfig(iterations=1, batch_size=4),
+        model=model.TransformerLMConfig(vocab_size=5009, context_length=72, d_model=256, num_layers=4, num_heads=4,
+                                        d_ff=680),
+        optimizer=parts.AdamWConfig(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01),
+        lr_scheduler=parts.CosineAnnealingConfig(max_lr=1e-3, min_lr=1e-4, warmup_fraction=0.1,
+                                                 annealing_fraction=1.0),
+        checkpointing=parts.CheckpointingConfig(dir=str(checkout)), logging=parts.LoggingConfig()))
+
+
+def beyond_nanogpt(checkout: Path, _: Any) -> None:
+    folder = checkout / "language-models"
+    os.chdir(folder)
+    import datasets
+    import transformers
+
+    class Texts(list[Any]):
+        def shuffle(self, **_: Any) -> Texts:
+            return self
+
+        def take(self, count: int) -> Texts:
+            return Texts(self[:count])
+
+    class Words:
+        vocab_size, pad_token, eos_token = 5023, "p", "e"
+
+        def __call__(self, texts: Any, **_: Any) -> dict[str, torch.Tensor]:
+            return {"input_ids": torch.randint(0, self.vocab_size, (len(texts), 96))}
+
+    data = {"train": Texts([{"text": "t"}] * 40)}
+    sys.argv += ["--batch_size=6", "--seq_len=96", "--hidden_dim=256", "--nlayers=4", "--steps=3"]
+    with mock.patch.object(transformers.GPT2Tokenizer, "from_pretrained", return_value=Words()), \
+            mock.patch.object(datasets, "load_dataset", return_value=data):
+        execute(folder / "train_naive.py")

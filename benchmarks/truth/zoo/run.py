@@ -50,7 +50,11 @@ def fetch(row: Row, folder: Path, checkouts: Path | None) -> bool:
         ["git", "-C", folder, "fetch", "-q", "--depth=1", url, row.commit],
         ["git", "-C", folder, "checkout", "-q", "FETCH_HEAD"],
     )
-    return all(subprocess.run(step, capture_output=True, timeout=300).returncode == 0 for step in steps)
+    quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        return all(subprocess.run(step, capture_output=True, timeout=300, env=quiet).returncode == 0 for step in steps)
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def run(row: Row, checkouts: Path | None, out: Path) -> bool:
