@@ -121,6 +121,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "share_is_high": lambda n: n.share_set >= 0.94,
     "far_below_pool_limit": lambda n: n.in_use + 2 * n.asked <= 0.5 * n.limit_bytes,
     "counted_above_wanted": lambda n: n.available_tokens > n.wanted_tokens,
+    "table_explains": lambda n: n.users * GIB >= 0.2 * n.used,
     "low_threshold": lambda n: n.threshold < 0.9,
     "torch_before_1_9": lambda n: n.torch_at_most < 109,
     "torch_before_1_10": lambda n: n.torch_at_most < 110,

@@ -419,6 +419,14 @@ def test_rays_table_of_processes_names_who_holds_the_node(command: str, outsider
     named = command.partition(" --")[0]
     assert f"used 176.97 GB: {named}." in failure.because
     assert (failure.suggestions[0].action == f"move or shrink {named}") is outsider
+    assert named in failure.suggestions[0].action
+
+
+def test_rays_table_decides_what_comes_first() -> None:
+    table = "PID\tMEM(GB)\tCOMMAND\n14\t{}\tray::TaskRunner.run\n8805\t0.80\tray::LLMRayActor\n"
+    text = f"{EXAMPLES['ray.monitor'].text} Top 10 memory users:\n{table}"
+    assert tried(text.format("229.84")).startswith("keep less data in ray::TaskRunner.run")
+    assert "TaskRunner" not in tried(text.format("1.20"))
 
 
 def test_the_graph_allocator_of_llama_cpp_is_told_from_its_weights() -> None:
