@@ -164,9 +164,9 @@ class Facts:
         code = self.frames[-1].code if self.frames else ""
         return code.strip()[:_LONGEST_CODE] if code and re.search(pattern, code) else None
 
-    def largest(self, pattern: str) -> tuple[float, str]:
-        """Return the bytes and the name of the largest row of a table of processes, whose sizes are in pages."""
-        rows = [(4096.0 * int(row[1]), row[2]) for row in re.finditer(pattern, self._around[0])]
+    def largest(self, table: str) -> tuple[float, str]:
+        """Return the size, in the table's unit, and the name of the largest row of a table of processes."""
+        rows = [(float(row[1]), row[2]) for row in re.finditer(facts_file().pattern[table], self._around[0])]
         return max(rows, default=(math.nan, ""))
 
     def listed(self) -> Iterator[TextFact]:

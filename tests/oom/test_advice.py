@@ -427,6 +427,9 @@ def test_rays_table_decides_what_comes_first() -> None:
     text = f"{EXAMPLES['ray.monitor'].text} Top 10 memory users:\n{table}"
     assert tried(text.format("229.84")).startswith("keep less data in ray::TaskRunner.run")
     assert "TaskRunner" not in tried(text.format("1.20"))
+    backwards = "\n".join(reversed(text.format("229.84").split("\n")))
+    (failure,) = explain_log(backwards).failures
+    assert "used 229.84 GB: ray::TaskRunner.run" in failure.because
 
 
 def test_the_graph_allocator_of_llama_cpp_is_told_from_its_weights() -> None:
