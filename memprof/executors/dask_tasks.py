@@ -55,7 +55,7 @@ class DaskExecutor(ClusterExecutor):
         return None
 
     def workers(self) -> int | None:
-        return sum(self._client.nthreads().values())
+        return sum(int(threads) for threads in self._client.nthreads().values())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Disconnect, also from a scheduler that no longer answers."""

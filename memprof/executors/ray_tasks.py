@@ -29,8 +29,9 @@ class RayExecutor(ClusterExecutor):
         name = f"ray:{address}" if address else "ray"
         self._began = not ray.is_initialized()
         if self._began:
+            join: Any = ray.init  # typed in newer releases only
             options = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
-            connected(name, "cluster", timeout_s, lambda: ray.init(address=address, **options))
+            connected(name, "cluster", timeout_s, lambda: join(address=address, **options))
         super().__init__(name, _Tasks(), timeout_s)
 
     def meaning(self, error: Exception) -> str | None:
@@ -41,7 +42,8 @@ class RayExecutor(ClusterExecutor):
     def workers(self) -> int | None:
         import ray
 
-        return int(ray.cluster_resources().get("CPU", 0))
+        resources: Any = ray.cluster_resources  # untyped
+        return int(resources().get("CPU", 0))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, where this executor joined it."""

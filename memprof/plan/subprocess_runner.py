@@ -274,10 +274,9 @@ def runner(
         UsageError: there is no such executor.
     """
     choice = ExecutorChoice.named(executor) if isinstance(executor, str) else executor
-    if isinstance(choice, ExecutorChoice):
-        far = nullcontext(None) if choice.kind == "local" else open_executor(choice, 1)
-    else:
-        far = nullcontext(choice)
+    if isinstance(choice, ExecutorChoice) and choice.kind == "local":
+        choice = None
+    far = open_executor(choice, 1) if isinstance(choice, ExecutorChoice) else nullcontext(choice)
     with far as opened:
         made = Runner(gpu, workers, progress, use_cache, opened)
         try:
