@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from memprof._native import scanner
 from memprof.snapshot import save_snapshot
+from memprof.snapshot.reader import memory_to_report
 from tests.cli.test_cli import MIB, call, report_of
 from tests.synthetic import SnapshotBuilder
 
@@ -244,3 +246,12 @@ def test_notes_of_many_ranks_are_one(tmp_path: Path) -> None:
     notes = report_of(*nameless)["notes"]
     assert sum("does not say which rank" in note for note in notes) == 5
     assert "And 3 more notes like these, of other recordings." in notes
+
+
+def test_the_memory_for_a_rank_is_estimated_by_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was six times the file's size, for a packed file too: large machines read too few ranks at once."""
+    if scanner() is not None:
+        assert memory_to_report(tmp_path / "rank0.pickle", 100) == 200
+    monkeypatch.setenv("MEMPROF_NATIVE", "0")
+    assert memory_to_report(tmp_path / "rank0.pickle", 100) == 400
+    assert memory_to_report(tmp_path / "rank0.pickle.gz", 100) == 8000

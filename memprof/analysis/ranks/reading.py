@@ -26,6 +26,7 @@ from memprof.report import Report
 from memprof.report.files import read_answer
 from memprof.report.ranks import RankSummary
 from memprof.report.ranks import Recording as ListedRecording
+from memprof.snapshot.reader import memory_to_report
 from memprof.text import numbered
 
 #: Makes the report of a snapshot; importable by name, as it runs in other processes.
@@ -33,8 +34,8 @@ Maker = Callable[[Path], Report]
 #: Writes a report's JSON to a file.
 Keeper = Callable[[Report, Path], None]
 
-# Reading takes about so many bytes for each byte of the file (measured: 5.5 GB for a file of 1 GB), and so many beside.
-_TIMES, _BESIDE = 6, 200 << 20
+# The memory of a process in addition to what it reads: 60 MB measured for a small file.
+_BESIDE = 100 << 20
 # Starting a process costs as much as reading a few megabytes.
 _WORTH = 16 << 20
 _MEMRAY = b"memray"
@@ -235,10 +236,11 @@ class _Files:
     def _opened(self, todo: Sequence[Recording]) -> AbstractContextManager[Executor | None]:
         if not isinstance(self.executor, ExecutorChoice):
             return nullcontext(self.executor)
-        sizes = [size for r in todo if (size := _size(r.path))]
+        sizes = [_size(r.path) for r in todo]
         if self.executor.kind == "local" and sum(sizes) < _WORTH:
             return nullcontext(None)
-        return open_executor(self.executor, len(todo), _BESIDE + _TIMES * max(sizes, default=0))
+        needed = max((memory_to_report(r.path, size) for r, size in zip(todo, sizes, strict=True)), default=0)
+        return open_executor(self.executor, len(todo), _BESIDE + needed)
 
 
 def _of_folder(
