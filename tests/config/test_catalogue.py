@@ -93,5 +93,5 @@ def test_a_script_given_as_a_model_is_named_with_its_option(
     monkeypatch.chdir(tmp_path)
     if exists:
         (tmp_path / "train.py").write_text("import trl\n")
-    with pytest.raises(InputError, match=r"train\.py: a script is no model\. .* memprof simulate --script train\.py\.$"):
+    with pytest.raises(InputError, match=r"train\.py: a script is no model\. .* --script train\.py\.$"):
         find_config("train.py")
