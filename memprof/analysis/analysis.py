@@ -12,12 +12,14 @@ from msgspec.structs import replace
 
 from memprof.analysis.allocations.alike import TimedGroup
 from memprof.analysis.allocations.places import places_at_peak
+from memprof.analysis.allocations.segment_map import SegmentMap, segment_map, segment_maps
 from memprof.analysis.headline import headline_of, named_category
 from memprof.analysis.peaks.by_device import devices_report
 from memprof.analysis.report import build_report
 from memprof.analysis.views import Views
 from memprof.attribution.pipeline import attribute
 from memprof.attribution.result import Attribution
+from memprof.errors import UsageError
 from memprof.report import Report
 from memprof.report.advice import Advice
 from memprof.report.codec import to_builtins
@@ -124,6 +126,21 @@ class Analysis(Views):
     ) -> Largest:
         """List what is alive at an instant, alike allocations folded, the largest sum first; a notebook draws it."""
         return Largest(super().largest(top, at, category, address))
+
+    def segments_at(self, at: str = "peak") -> SegmentMap:
+        """Return the allocator's segments at an instant (see :meth:`instant_of`), their blocks and free memory.
+
+        Raises:
+            UsageError: there is no such instant, or the recording has no segments, as on a CPU.
+        """
+        if self.timeline.reserved is None:
+            raise UsageError("a CPU recording has no segments.")
+        return segment_map(self, self.instant_of(at), (at,))
+
+    @cached_property
+    def segment_maps(self) -> tuple[SegmentMap, ...]:
+        """Return the segments at the peaks, when memory ran out, and at the end; empty for a CPU recording."""
+        return segment_maps(self)
 
     def __repr__(self) -> str:
         peak = self.peak

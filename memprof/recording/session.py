@@ -27,6 +27,7 @@ from memprof.recording.system.engine_sleep import SWITCHES, Residency
 from memprof.recording.system.host import host_section, node_name, rss_bytes, versions
 from memprof.recording.system.outside_torch import Outside
 from memprof.recording.system.sampler import Sampler
+from memprof.recording.system.sources import program_sources
 from memprof.redact import redact_snapshot
 from memprof.vocabulary import Kind, Phase
 
@@ -72,6 +73,7 @@ class Session:
         self.notes: list[str] = []
         self.seconds = 0.0
         self._redact = redact
+        self._created = time.time()
         self._step: int | None = None
         self.setup: dict[str, Any] = {}
         self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
@@ -395,6 +397,7 @@ class Session:
                 "owners": self.owners.rows(recorded.earliest_us),
                 "holders": self._holders,
                 "own_folders": own_folders(),
+                "sources": [] if self._redact else program_sources(raw, self._created),
                 "buckets": self.owners.bucket_bytes(),
                 "counters": self._counters_since(recorded.start_us),
                 "samples": list(self._samples),  # first: the sampler may add to them

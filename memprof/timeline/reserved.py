@@ -22,7 +22,7 @@ _STRETCHES_EACH, _STRETCHES_FREE = 8, 1_000_000
 
 @dataclass(frozen=True)
 class Regions:
-    """Hold regions by address, then time. ``size`` and ``page`` are in bytes.
+    """Hold regions by address, then time. ``size`` and ``page`` are in bytes; ``stream`` is the one of its blocks.
 
     ``page`` is 0 for ordinary segments, which are allocated and freed as a whole.
     """
@@ -33,6 +33,7 @@ class Regions:
     end_event: I64
     pool: I32
     page: I64
+    stream: I64
 
     def __len__(self) -> int:
         return len(self.address)
@@ -49,8 +50,8 @@ def regions_of(trace: Trace, segments: Segments | None, settings: AllocatorSetti
     paged = _lifetimes(trace, final, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP, settings)
     parts = [np.concatenate([a, b]) for a, b in zip(whole, paged, strict=True)]
     order = np.lexsort((parts[2], parts[0]))
-    address, size, begin, end, pool, page = (part[order] for part in parts)
-    return Regions(address, size, begin, end, pool.astype(np.int32), page)
+    address, size, begin, end, pool, page, stream = (part[order] for part in parts)
+    return Regions(address, size, begin, end, pool.astype(np.int32), page, stream)
 
 
 def _no_segments() -> Segments:
@@ -60,8 +61,8 @@ def _no_segments() -> Segments:
 
 def _lifetimes(
     trace: Trace, final: Segments, gain: Action, loss: Action, paged: AllocatorSettings | None
-) -> tuple[I64, I64, I64, I64, I64, I64]:
-    """Return the address, size, begin, end, pool and page of all regions of one kind.
+) -> tuple[I64, I64, I64, I64, I64, I64, I64]:
+    """Return the address, size, begin, end, pool, page and stream of all regions of one kind.
 
     ``paged``: the settings by which expandable segments grow; None for ordinary segments.
     """
@@ -74,12 +75,13 @@ def _lifetimes(
     when = np.concatenate([event, np.full(len(last), count)])
     rises = np.concatenate([trace.action[event] == gain, np.ones(len(last), np.bool_)])
     pool = np.concatenate([trace.pool[event], final.pool[last]]).astype(np.int64)
+    stream = np.concatenate([trace.stream[event], final.stream[last]])
     large = np.concatenate([size[: len(event)] > SMALL_SEGMENT, final.large[last]])
     if expandable:
         entry, start, size = _stretches(start, size)
-        when, rises, pool, large = when[entry], rises[entry], pool[entry], large[entry]
+        when, rises, pool, large, stream = (c[entry] for c in (when, rises, pool, large, stream))
     order = np.lexsort((when, start))
-    start, size, when, rises, pool, large = (c[order] for c in (start, size, when, rises, pool, large))
+    start, size, when, rises, pool, large, stream = (c[order] for c in (start, size, when, rises, pool, large, stream))
     same = np.zeros(len(start) + 1, np.bool_)
     np.equal(start[1:], start[:-1], out=same[1:-1]) if len(start) else None
 
@@ -99,7 +101,7 @@ def _lifetimes(
     page = np.zeros(len(born), np.int64)
     if paged is not None:
         page = np.where(large, paged.page_size(small=False), paged.page_size(small=True))
-    return start[born], size[born], begin, end, pool, page
+    return start[born], size[born], begin, end, pool, page, stream[born]
 
 
 def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:

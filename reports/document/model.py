@@ -6,16 +6,22 @@ terminal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from memprof.reports.document.blocks import Fact, Headline, Part, Table
 from memprof.reports.document.text import category_label, humanise, phase_label
 
+from memprof.analysis.source_files import SourceText
 from memprof.report import Report
 from memprof.report.allocations import AllocationGroup
 from memprof.report.peaks import Growth
 from memprof.vocabulary import GUESSES, Category
+
+if TYPE_CHECKING:
+    from memprof.analysis.allocations.segment_map import SegmentMap
 
 # ---- the first screen ------------------------------------------------------------------------------------------------
 
@@ -262,7 +268,8 @@ class Document(NamedTuple):
 
     ``allocations`` are the lines of the table, ``openable`` these and all others large enough for a box in the icicle.
     ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's. ``grown_by`` is
-    the device peak's, added up by phase and line of code.
+    the device peak's, added up by phase and line of code. ``segments`` are maps of the moments that matter.
+    ``texts`` are the program's own files, by path.
     """
 
     report: Report
@@ -280,3 +287,5 @@ class Document(NamedTuple):
     notes: tuple[str, ...]
     ranks: Ranks | None
     room: Room | None
+    segments: tuple[SegmentMap, ...] = ()
+    texts: Mapping[str, SourceText] = MappingProxyType({})

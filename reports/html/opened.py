@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -11,11 +12,19 @@ from memprof.reports.document.text import category_label, phase_label, size, tho
 from memprof.reports.html.elements import colour_class, what
 
 from memprof.analysis.allocations.places import is_native
+from memprof.analysis.source_files import mismatch
+from memprof.report.allocations import SourceLine
 from memprof.report.peaks import Growth
 from memprof.report.run import LeftBehind
 from memprof.units import amount
 
 _Entry = AllocationRow | Growth | LeftBehind
+_PLACE = re.compile(r"(.*):(\d+)(?: |$)", re.DOTALL)
+_LONGEST = 200
+
+
+def _lines_of(document: Document, file: str) -> list[SourceLine]:
+    return [line for line in document.report.source_lines if line.file == file]
 
 
 class Opened:
@@ -24,7 +33,16 @@ class Opened:
     def __init__(self, document: Document, run: int = 0) -> None:
         left = document.report.growth.left_behind if document.report.growth else ()
         self.entries: tuple[_Entry, ...] = (*document.openable, *document.elsewhere, *document.grown_by, *left)
+        texts = document.texts.items()
+        self._texts = {file: text for file, text in texts if not mismatch(text, _lines_of(document, file))}
         self._references = {id(entry): f"{run}:{place}" for place, entry in enumerate(self.entries)}
+
+    def code(self, frame: str) -> str:
+        """Return the line of code of a frame, without its indentation; "" if the source is not known."""
+        place = _PLACE.match(frame)
+        text = self._texts.get(place[1]) if place else None
+        number = int(place[2]) if place else 0
+        return text.lines[number - 1].strip()[:_LONGEST] if text and 0 < number <= len(text.lines) else ""
 
     def __call__(self, entry: _Entry | None) -> str | None:
         """Return the reference of an entry; None where it cannot be opened."""
@@ -44,11 +62,12 @@ class OpenedEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class OpenedData(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs' entries; every frame is written once, ``native`` lists those of C++."""
+    """All runs' entries; every frame is written once. ``native`` are those of C++, ``code`` the program's lines."""
 
     entries: tuple[tuple[OpenedEntry, ...], ...]
     frames: tuple[str, ...]
     native: tuple[int, ...]
+    code: dict[int, str] = {}
 
 
 def opened_data(runs: Sequence[Opened]) -> OpenedData:
@@ -56,7 +75,9 @@ def opened_data(runs: Sequence[Opened]) -> OpenedData:
     frames: dict[str, int] = {}
     entries = tuple(tuple(_written(entry, frames) for entry in run.entries) for run in runs)
     native = tuple(number for frame, number in frames.items() if is_native(frame))
-    return OpenedData(entries=entries, frames=tuple(frames), native=native)
+    lines = {number: [run.code(frame) for run in runs] for frame, number in frames.items()}
+    code = {number: next(filter(None, found)) for number, found in lines.items() if any(found)}
+    return OpenedData(entries=entries, frames=tuple(frames), native=native, code=code)
 
 
 def _written(entry: _Entry, frames: dict[str, int]) -> OpenedEntry:

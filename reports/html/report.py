@@ -25,6 +25,8 @@ from memprof.reports.html.tables import (
     phases_section,
     steps_section,
 )
+from memprof.reports.html.views.segment_map import map_drawings, segment_section
+from memprof.reports.html.views.source import source_section
 from msgspec.structs import replace
 
 from memprof.files import write_text
@@ -65,8 +67,10 @@ def _sections(document: Document, opened: Opened) -> list[Markup | None]:
         recordings if not document.ranks else None,
         component_section(document.rows, document.summary.moment),
         timeline_section(document, opened),
+        segment_section(document),
         icicle_section(document.icicle, opened, document.summary.moment),
         allocation_table(document, opened),
+        source_section(report, document.texts, document.summary.moment),
         phases_section(phase_table(report)),
         device_peak_table(document, opened),
         steps_section(report.growth, opened),
@@ -81,5 +85,6 @@ def _data(document: Document, opened: Opened) -> PageData:
     return PageData(
         report=replace(document.report, peak=peak),
         opened=opened_data([opened]),
+        segments=map_drawings(document) or None,
         timeline=timeline_data(timeline, document, MAX_PACKED, opened) if timeline else None,
     )

@@ -6,16 +6,20 @@ const make = (tag, className, text) => {
   return element;
 };
 /** The frames of an entry, those of C++ pale. */
-const stackLines = ({ stack, native }) => {
+const stackLines = ({ stack, native, code }) => {
   const pre = make("pre", "whole");
   pre.tabIndex = 0;
-  stack.forEach((frame, i) => pre.append(make("span", native[i] ? "native" : "", frame + (i < stack.length - 1 ? "\n" : ""))));
+  stack.forEach((frame, i) => {
+    pre.append(make("span", native[i] ? "native" : "", (i ? "\n" : "") + frame));
+    if (code[i]) pre.append(make("span", "code", "\n    " + code[i]));
+  });
   return pre;
 };
 const entryOf = async (reference) => {
   const [run, place] = reference.split(":").map(Number), { opened } = await loaded, entry = opened.entries[run][place];
   const native = entry.stack.map((frame) => opened.native.includes(frame));
-  return { ...entry, native, stack: entry.stack.map((frame) => opened.frames[frame]) };
+  const code = entry.stack.map((frame) => (opened.code || {})[frame] || "");
+  return { ...entry, native, code, stack: entry.stack.map((frame) => opened.frames[frame]) };
 };
 
 const dialog = make("dialog");

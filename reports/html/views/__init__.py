@@ -1,0 +1,1 @@
+"""Draw where memory lies: the segments, and individual allocations over time."""
