@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -10,7 +11,8 @@ from memprof.reports.document.tables import call_site, site_words
 from memprof.reports.document.text import category_label, phase_label, size, thousands
 from memprof.reports.html.elements import colour_class, what
 
-from memprof.analysis.allocations.places import is_native
+from memprof.analysis.allocations.places import is_native, is_torch
+from memprof.frame_paths import text_path
 from memprof.report.peaks import Growth
 from memprof.report.run import LeftBehind
 from memprof.units import amount
@@ -23,12 +25,28 @@ class Opened:
 
     def __init__(self, document: Document, run: int = 0) -> None:
         left = document.report.growth.left_behind if document.report.growth else ()
-        self.entries: tuple[_Entry, ...] = (*document.openable, *document.elsewhere, *document.grown_by, *left)
-        self._references = {id(entry): f"{run}:{place}" for place, entry in enumerate(self.entries)}
+        entries: list[_Entry] = [*document.openable, *document.elsewhere, *document.grown_by, *left]
+        self._references = {id(entry): f"{run}:{place}" for place, entry in enumerate(entries)}
+        # An allocation over time is the entry of the same kind that a table or the icicle shows.
+        known = {_kind(row): self._references[id(row)] for row in (*document.elsewhere, *document.openable)}
+        for row in document.individuals.rows if document.individuals else ():
+            reference = known.get(_kind(row))
+            if reference is None:
+                reference = f"{run}:{len(entries)}"
+                entries.append(row)
+            self._references[id(row)] = reference
+        self.entries: tuple[_Entry, ...] = tuple(entries)
 
     def __call__(self, entry: _Entry | None) -> str | None:
         """Return the reference of an entry; None where it cannot be opened."""
         return self._references.get(id(entry)) if entry is not None else None
+
+
+def _kind(row: AllocationRow) -> tuple[object, ...]:
+    """Return what alike allocations share; of their names all but the numbers."""
+    group = row.group
+    name = re.sub(r"\d+|\*", "#", group.name or "")
+    return group.category, group.detail, group.each_bytes, group.phase, group.evidence, name, row.shape, group.stack
 
 
 class OpenedEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,11 +62,15 @@ class OpenedEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class OpenedData(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs' entries; every frame is written once, ``native`` lists those of C++."""
+    """All runs' entries; every frame is written once.
+
+    ``native`` lists the frames of C++, ``library`` those of Python that are not the program's own.
+    """
 
     entries: tuple[tuple[OpenedEntry, ...], ...]
     frames: tuple[str, ...]
     native: tuple[int, ...]
+    library: tuple[int, ...]
 
 
 def opened_data(runs: Sequence[Opened]) -> OpenedData:
@@ -56,7 +78,13 @@ def opened_data(runs: Sequence[Opened]) -> OpenedData:
     frames: dict[str, int] = {}
     entries = tuple(tuple(_written(entry, frames) for entry in run.entries) for run in runs)
     native = tuple(number for frame, number in frames.items() if is_native(frame))
-    return OpenedData(entries=entries, frames=tuple(frames), native=native)
+    library = tuple(n for frame, n in frames.items() if not is_native(frame) and _is_library(frame))
+    return OpenedData(entries=entries, frames=tuple(frames), native=native, library=library)
+
+
+def _is_library(frame: str) -> bool:
+    """Tell whether a Python frame is of an installed package or of the interpreter."""
+    return text_path(frame).rooted or is_torch(frame)
 
 
 def _written(entry: _Entry, frames: dict[str, int]) -> OpenedEntry:

@@ -1,7 +1,10 @@
-// The allocations' filter.
+// The allocations' filter. Away from the peak, moments.js lists other rows, and the filter is about these.
+const listing = { rows: null, search: () => {}, refresh: () => {} };
 const filter = $$("filter");
 if (filter) {
-  const lines = all("#allocation-table tbody tr").map((row) => [row, row.textContent.toLowerCase(), row.dataset.category]);
+  const described = (rows) => rows.map((row) => [row, row.textContent.toLowerCase(), row.dataset.category]);
+  const atPeak = described(all("#allocation-table tbody tr"));
+  let lines = atPeak;
   const more = $$("more"), nothing = $$("nothing");
   let shown = 20;
   const show = () => {
@@ -25,4 +28,6 @@ if (filter) {
   const restore = () => { if (filter.value.trim() !== state.filter) filter.value = state.filter; searchAll(); };
   watchers.push(restore);
   restore();
+  listing.search = search;
+  listing.refresh = () => { lines = listing.rows ? described(listing.rows) : atPeak; searchAll(); };
 }

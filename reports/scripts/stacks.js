@@ -5,17 +5,35 @@ const make = (tag, className, text) => {
   if (text !== undefined) element.textContent = text;
   return element;
 };
-/** The frames of an entry, those of C++ pale. */
-const stackLines = ({ stack, native }) => {
-  const pre = make("pre", "whole");
+/** The frames of an entry, the innermost first, those of C++ pale. */
+const stackLines = (frames, className) => {
+  const pre = make("pre", className);
   pre.tabIndex = 0;
-  stack.forEach((frame, i) => pre.append(make("span", native[i] ? "native" : "", frame + (i < stack.length - 1 ? "\n" : ""))));
+  frames.forEach(({ frame, native }, i) => pre.append(make("span", native ? "native" : "", frame + (i < frames.length - 1 ? "\n" : ""))));
   return pre;
+};
+/** A stack: the program's own lines (else all of Python's) first, the whole of it folded. */
+const stackParts = ({ stack, native, library }) => {
+  const frames = stack.map((frame, i) => ({ frame, native: native[i], library: library[i] }));
+  const own = [frames.filter((f) => !f.native && !f.library), frames.filter((f) => !f.native)].find((some) => some.length) || frames;
+  if (own.length === frames.length) return [stackLines(frames, "whole")];
+  const rest = make("details", "rest"), hidden = frames.length - own.length;
+  rest.append(make("summary", "", `With ${hidden} library and native ${hidden === 1 ? "frame" : "frames"}`), stackLines(frames, "whole"));
+  return [stackLines(own, "own"), rest];
+};
+/** The place of the innermost line of an entry's stack that the page shows the source of; null where there is none. */
+const sourceAnchor = ({ stack, native, library }) => {
+  for (const [i, frame] of stack.entries()) {
+    const [, file, number] = native[i] || library[i] ? [] : frame.match(/^(.*):(\d+)(?: |$)/) || [];
+    const found = file && [file, file.split(/[\/\\]/).pop()].map((name) => `source-${name}-${number}`).find((id) => $$(id));
+    if (found) return found;
+  }
+  return null;
 };
 const entryOf = async (reference) => {
   const [run, place] = reference.split(":").map(Number), { opened } = await loaded, entry = opened.entries[run][place];
-  const native = entry.stack.map((frame) => opened.native.includes(frame));
-  return { ...entry, native, stack: entry.stack.map((frame) => opened.frames[frame]) };
+  const native = entry.stack.map((frame) => opened.native.includes(frame)), library = entry.stack.map((frame) => opened.library.includes(frame));
+  return { ...entry, native, library, stack: entry.stack.map((frame) => opened.frames[frame]) };
 };
 
 const dialog = make("dialog");
@@ -38,7 +56,7 @@ const openEntry = async (reference) => {
     const copy = make("button", "copy", "Copy"), box = make("div", "copyable");
     copy.type = "button";
     copyOnClick(copy, () => entry.stack.join("\n"));
-    box.append(stackLines(entry), copy);
+    box.append(...stackParts(entry), copy);
     parts.push(box);
   } else parts.push(make("p", "muted", "No stack was recorded for it."));
   dialog.replaceChildren(...parts, close);
@@ -52,7 +70,7 @@ document.addEventListener("click", (event) => {
 for (const details of all("details[data-open]"))
   details.addEventListener("toggle", async () => {
     const pre = details.querySelector("pre");
-    if (!details.open || !pre || pre.classList.contains("whole")) return;
+    if (!details.open || !pre || pre.classList.contains("whole") || pre.classList.contains("own")) return;
     const entry = await entryOf(details.dataset.open);
-    if (entry.stack.length) pre.replaceWith(stackLines(entry));
+    if (entry.stack.length) pre.replaceWith(...stackParts(entry));
   });
