@@ -274,6 +274,7 @@ def redact_snapshot(raw: dict[str, Any]) -> None:
     """
     extra = raw.get("memprof", {})
     own = [*(extra.pop("own_folders", None) or []), *own_folders()]
+    extra.pop("sources", None)
     seen: set[int] = set()
     names = {*_names_in(extra), *_names_in(raw.get("external_annotations"))}
     clean = _cleaner(names)

@@ -100,6 +100,7 @@ def _own_key(weight: int, end: int) -> dict[str, Any]:
         "overhead": {"seconds_in_memprof": 0.5, "bytes_of_history": 4096},
         "notes": ["a note"],
         "own_folders": [["/x", "memprof"]],
+        "sources": [{"path": "/x/train.py", "text": "x = 1\n", "cut": True, "edited": True}],
     }  # fmt: skip
 
 

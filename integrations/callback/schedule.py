@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import index
 
@@ -54,18 +54,23 @@ class Schedule:
         self._until = 0
         self._done = False
 
-    def begins(self, step: int, first_step: int, last_step: int, micro: int, cycle: Cycle) -> bool:
+    def begins(self, step: int, first_step: int, last_step: int, ask: Callable[[], tuple[Cycle, int]]) -> bool:
         """Tell whether a new recording begins with ``step``, counted from 1.
 
-        ``first_step`` is later than 1 when resumed; ``micro`` is the trainer's count of micro-batches so far.
+        ``first_step`` is later than 1 when resumed; ``ask`` returns how the trainer generates, and its count of
+        micro-batches so far. Most steps need no answer.
         """
         if self._steps is not None or self._every is not None:
             chosen = step in (self._steps or ()) or (self._every is not None and step % self._every == 0)
             if chosen and step >= self._until:
+                cycle, _ = ask()
                 self._until = step + (cycle.steps if self._every is not None else 1)
                 return True
             return False
-        if self._done or not self._default(step, first_step, last_step, micro, cycle):
+        if self._done:
+            return False
+        cycle, micro = ask()
+        if not self._default(step, first_step, last_step, micro, cycle):
             return False
         self._done = True
         self._until = step + cycle.steps

@@ -53,7 +53,7 @@ class TrainingRun:
         world_size = int(getattr(trainer.accelerator, "num_processes", 1))
         self.gathering = Gathering(rank, world_size)
         folder = options.output_dir or Path(trainer.args.output_dir) / RUN_FOLDER
-        self.folder = claim_folder(folder, self.gathering.agree_on)
+        self.folder = claim_folder(folder, world_size == 1, self.gathering.agree_on)
         self._trainer = weakref.ref(trainer)
         self._options = options
         self._door = door
@@ -97,8 +97,7 @@ class TrainingRun:
         if self._from_step is not None and not self._schedule.goes_on(step):
             self._finish_recording()
         self.recorder.step = step
-        cycle, micro = cycle_of(trainer)
-        if self._schedule.begins(step, self._first_step, state.max_steps, micro, cycle):
+        if self._schedule.begins(step, self._first_step, state.max_steps, lambda: cycle_of(trainer)):
             if self._from_step is not None:
                 self._finish_recording()
             self._begin_recording(trainer, step)

@@ -1,7 +1,8 @@
-"""Choose the folder that a run writes to: one that no earlier run has written to."""
+"""Choose the folder that a run writes to: one that no other run has written to."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -9,24 +10,25 @@ from pathlib import Path
 
 from memprof.analysis.ranks.run_folders import unused_folder
 
-# What was written to a folder before this process began is of an earlier run.
+# With several ranks, what was written to a folder before this process began is of an earlier run.
 _BEGAN = time.time()
 # Folders that runs of this process have chosen, as absolute paths.
 _claimed: set[Path] = set()
 
 
-def claim_folder(folder: Path, agree: Callable[[Path], Path] = lambda chosen: chosen) -> Path:
-    """Return ``folder`` for a run that begins, or the first of ``folder-2``, ``folder-3`` ... without an earlier run.
+def claim_folder(folder: Path, alone: bool, agree: Callable[[Path], Path] = lambda chosen: chosen) -> Path:
+    """Return ``folder`` for a run that begins, or the first of ``folder-2``, ``folder-3`` ... without another run.
 
     Args:
         folder: where the run would write.
+        alone: whether the run is this process alone: then it has written nothing yet.
         agree: returns the folder that all ranks of the run use, given this rank's choice.
     """
-    chosen = agree(unused_folder(folder, _BEGAN, _claimed))
+    chosen = agree(unused_folder(folder, math.inf if alone else _BEGAN, _claimed))
     _claimed.add(Path(os.path.abspath(chosen)))
     return chosen
 
 
 def moved_sentence(folder: Path, chosen: Path) -> str:
-    """Say that an earlier run has ``folder`` and this one writes to ``chosen``; "" if the two are the same."""
+    """Say that another run has ``folder`` and this one writes to ``chosen``; "" if the two are the same."""
     return "" if chosen == folder else f"memprof: {folder} holds an earlier run; this one is written to {chosen}."

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from memprof.allocator.settings import conf_text
 from memprof.analysis.allocations.alike import without_lives
+from memprof.analysis.allocations.source_lines import source_lines
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
 from memprof.analysis.host.growth import host_report
@@ -74,6 +75,7 @@ def build_report(analysis: Views, allocations: int | None, devices: Sequence[Dev
         estimated_time=run.estimated_time,
         fit=run.fit,
         lengths=run.lengths,
+        source_lines=source_lines(analysis),
     )
 
 

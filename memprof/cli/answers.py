@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
+    from memprof.analysis.source_files import SourceText
     from memprof.report import Report
     from memprof.report.base import Model
     from memprof.report.comparison import Comparison
@@ -20,24 +21,30 @@ _EXACT_EVENTS = 100_000
 
 
 def report_answer(
-    kind: str, report: Report, analysis: Analysis | None = None, *, redact: bool = False
+    kind: str,
+    report: Report,
+    analysis: Analysis | None = None,
+    *,
+    redact: bool = False,
+    texts: Mapping[str, SourceText] | None = None,
 ) -> Answer:
     """Make the answer of a command that reports one run.
 
     ``kind`` is one of :data:`memprof.reports.renderers.ANSWERS`; ``report`` is redacted already where that was asked
-    for; ``analysis`` is what it was made of, for a page with the timeline, which ``redact`` concerns too.
+    for; ``analysis`` is what it was made of, for a page with the timeline, which ``redact`` concerns too; ``texts`` are
+    of the program's files, by path, in place of those that were recorded.
     """
 
     def document() -> Document:
         from memprof.reports.document.build import build_document
 
-        return build_document(report)
+        return build_document(report, texts=texts)
 
     def page() -> Document:
         from memprof.reports.document.build import document_of
 
         assert analysis is not None
-        return document_of(analysis, redact=redact, report=report)
+        return document_of(analysis, redact=redact, report=report, texts=texts)
 
     return Answer(kind, report, document, None if analysis is None else page)
 
@@ -82,4 +89,4 @@ def redacted_parts(parts: Sequence[_M], redact: bool, analysis: Analysis | None 
 def _told(analysis: Analysis | None) -> object:
     from msgspec import to_builtins
 
-    return None if analysis is None else to_builtins(analysis.snapshot.run)
+    return None if analysis is None else to_builtins(analysis.snapshot.run_without_sources)

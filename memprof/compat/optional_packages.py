@@ -17,6 +17,10 @@ _STARTED = optional("operations on threads that start during the recording are n
 # What `threading.Thread.start` calls, however a program has saved or overridden that; the older name until Python 3.12.
 THREAD_START = read("threading", "_start_joinable_thread", or_else=("_start_new_thread",), **_STARTED)
 RAW_THREAD_START = read("_thread", "start_new_thread", **_STARTED)
+THREAD_TARGET = assigned(
+    "threading", "Thread._target",
+    **optional("threads of trackers are named among those whose operations are not recorded", ("record.trace",)),
+)  # fmt: skip
 
 # -- hubs, for a script that is simulated ----------------------------------------------------------------------------
 

@@ -13,12 +13,41 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from memprof.compat.targets import Missing, Target
 
 _ABSENT = object()
 _CODE = "__code__"
+
+
+@dataclass(eq=False)
+class _Patch:
+    """Hold an attribute that is replaced now: by what, and what stood there before."""
+
+    owner: Any
+    name: str
+    value: Any
+    previous: Any
+
+    @property
+    def current(self) -> Any:
+        return self.owner.__code__ if self.name == _CODE else vars(self.owner).get(self.name, _ABSENT)
+
+    def lies_on(self, other: _Patch) -> bool:
+        return self.owner is other.owner and self.name == other.name and self.previous is other.value
+
+    def undo(self) -> None:
+        previous = self.previous
+        if previous is not _ABSENT:
+            setattr(self.owner, self.name, previous)
+        elif self.name in vars(self.owner):
+            delattr(self.owner, self.name)
+
+
+# Everything that is replaced now: recordings may overlap, and end in any order.
+_in_place: weakref.WeakSet[_Patch] = weakref.WeakSet()
 
 
 class Patches:
@@ -29,7 +58,7 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._put: list[tuple[Any, str, Any, Any]] = []
+        self._put: list[_Patch] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Replace ``owner.name``; Missing where there is no such attribute."""
@@ -37,7 +66,7 @@ class Patches:
             raise Missing(f"{getattr(owner, '__name__', type(owner).__name__)} has no {name}")
         previous = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
-        self._put.append((owner, name, value, previous))
+        self._remember(_Patch(owner, name, value, previous))
 
     def redirect(self, function: types.FunctionType, instance: Any, wrapper: Callable[..., Any]) -> None:
         """Make ``function``, in place, call ``wrapper`` when its first argument is ``instance``.
@@ -53,22 +82,28 @@ class Patches:
             co_name=code.co_name,
         )
         function.__code__ = new
-        self._put.append((function, _CODE, new, code))
+        self._remember(_Patch(function, _CODE, new, code))
         if not hasattr(function, "__wrapped__"):  # where inspect.signature finds the arguments
             vars(function)["__wrapped__"] = redirection.original
-            self._put.append((function, "__wrapped__", redirection.original, _ABSENT))
+            self._remember(_Patch(function, "__wrapped__", redirection.original, _ABSENT))
+
+    def _remember(self, patch: _Patch) -> None:
+        self._put.append(patch)
+        _in_place.add(patch)
 
     def restore(self, *, over: bool = False) -> None:
-        """Put everything back, the last first; ``over``: also where somebody else has replaced our value since."""
+        """Put everything back, the last first; ``over``: also where somebody else has replaced our value since.
+
+        Where another of memprof's patches lies on top, that one puts back what stood here before.
+        """
         while self._put:
-            owner, name, value, previous = self._put.pop()
-            now = owner.__code__ if name == _CODE else vars(owner).get(name, _ABSENT)
-            if not over and now is not value:
-                continue
-            if previous is not _ABSENT:
-                setattr(owner, name, previous)
-            elif name in vars(owner):
-                delattr(owner, name)
+            patch = self._put.pop()
+            _in_place.discard(patch)
+            above = next((p for p in _in_place if p.lies_on(patch)), None)
+            if above is not None:
+                above.previous = patch.previous
+            elif over or patch.current is patch.value:
+                patch.undo()
 
 
 class _Redirection:

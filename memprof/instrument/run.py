@@ -22,6 +22,9 @@ from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sen
 if TYPE_CHECKING:
     from memprof.instrument.loop import PlainLoop
 
+# Variables in which launchers say how many processes there are.
+_WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
 
 class Attachment:
     """Wait for the script to import torch and transformers; without them do nothing. ``options`` are the callback's.
@@ -101,7 +104,7 @@ class Attachment:
 
     def _claimed(self, folder: Path) -> Path:
         """Return the folder to write to, and remember what to say about it."""
-        chosen = claim_folder(folder)
+        chosen = claim_folder(folder, not any(os.environ.get(name, "1") != "1" for name in _WORLD_SIZES))
         self._moved = moved_sentence(folder, chosen)
         return chosen
 

@@ -88,6 +88,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "far_from_full": lambda n: math.isnan(n.missing) and n.reserved + n.asked <= 0.8 * n.total,
     "live_above_total": lambda n: n.allocated > 1.02 * n.total,
     "mostly_live": lambda n: n.live >= 0.85,
+    "live_below_70_percent": lambda n: n.live < 0.7,
     "live_95_percent": lambda n: n.live >= 0.95,
     "almost_all_live": lambda n: n.live >= 0.96,
     "idle_covers_asked": lambda n: n.idle >= n.asked,

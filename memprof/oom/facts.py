@@ -230,7 +230,10 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) ->
         "torch_at_most": version or oldest,
     }  # fmt: skip
     defaults = dict.fromkeys(names.on, True)  # settings that the framework has on unless told otherwise
-    return Facts({**failure.facts, **numbers, **words, **told, **defaults}, failure)
+    facts = Facts({**failure.facts, **numbers, **words, **told, **defaults}, failure)
+    if names.framework or facts.has("training"):
+        return facts
+    return Facts({**facts.given, "setting_micro_batch": PLAIN.words["batch"]}, failure)
 
 
 def _allocator_in(text: str) -> AllocatorSettings:

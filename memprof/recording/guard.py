@@ -346,13 +346,21 @@ class Seams:
         self._active = True
         self._depth = 0
 
-    def wrap(self, owner: Any, name: str | Target, enter: Enter | None = None, leave: Leave | None = None) -> bool:
-        """Wrap ``owner``'s method if it has one of that name; tell whether it has."""
+    def wrap(
+        self,
+        owner: Any,
+        name: str | Target,
+        enter: Enter | None = None,
+        leave: Leave | None = None,
+        unseen: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Wrap ``owner``'s method if it has one of that name; tell whether it has. ``unseen`` as for :meth:`Door.hook`:
+        of calls for which it is true nothing is heard, exceptions included."""
         name = name if isinstance(name, str) else name.name
         original = getattr(owner, name, None)
         if not callable(original):
             return False
-        self._patches.put(owner, name, self.around(original, enter, leave))
+        self._patches.put(owner, name, self.around(original, enter, leave, unseen))
         return True
 
     def wrap_for_callers_of_the_class(self, instance: Any, name: str, enter: Enter, leave: Leave) -> bool:
@@ -363,7 +371,13 @@ class Seams:
         self._patches.redirect(function, instance, self.around(copy_of(function), enter, leave))
         return True
 
-    def around(self, original: Callable[..., Any], enter: Enter | None, leave: Leave | None) -> Callable[..., Any]:
+    def around(
+        self,
+        original: Callable[..., Any],
+        enter: Enter | None,
+        leave: Leave | None,
+        unseen: Callable[[], bool] | None = None,
+    ) -> Callable[..., Any]:
         """Return what :meth:`wrap` puts in the place of ``original``."""
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -390,7 +404,7 @@ class Seams:
             if error is not None and self._depth == 0 and self._active:
                 self._on_error(error)
 
-        return self._door.around(original, before, after)
+        return self._door.around(original, before, after, unseen)
 
     def _interrupted(self, error: BaseException) -> None:
         """Tell ``on_error`` of a Ctrl-C, or another exception of the run's, that comes while memprof works."""

@@ -36,9 +36,11 @@ class CacheWatch:
         self._on_token = on_token
         self._patches = Patches()
         self._recorded = True
+        self._is_watching = False
 
     def start(self) -> None:
         """Wrap the classes of an already imported transformers; without it there is nothing to watch."""
+        self._is_watching = True
         if not names.CACHE_UPDATE.is_loaded or not names.CACHE_UPDATE.find():
             return
         base, name = names.CACHE_UPDATE.place()
@@ -49,11 +51,14 @@ class CacheWatch:
                 self._patches.put(kind, name, around)
 
     def stop(self) -> None:
+        self._is_watching = False
         self._patches.restore()
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
         """Return the cache, and the index of the layer that is updated."""
         cache, args = args[0], args[1:]
+        if not self._is_watching:  # another recording, which goes on, has wrapped this one's function
+            return cache, None
         index = kwargs.get("layer_idx", args[2] if len(args) > 2 else None)
         index = index if isinstance(index, int) else None
         if self._on_token is not None and index == 0:

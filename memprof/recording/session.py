@@ -27,6 +27,7 @@ from memprof.recording.system.engine_sleep import SWITCHES, Residency
 from memprof.recording.system.host import host_section, node_name, rss_bytes, versions
 from memprof.recording.system.outside_torch import Outside
 from memprof.recording.system.sampler import Sampler
+from memprof.recording.system.sources import program_sources
 from memprof.redact import redact_snapshot
 from memprof.vocabulary import Kind, Phase
 
@@ -72,6 +73,7 @@ class Session:
         self.notes: list[str] = []
         self.seconds = 0.0
         self._redact = redact
+        self._created = time.time()
         self._step: int | None = None
         self.setup: dict[str, Any] = {}
         self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
@@ -91,6 +93,7 @@ class Session:
         self._sampler: Sampler | None = None
         self._host: dict[str, Any] | None = None  # as it was when the recording ended
         self._started = False
+        self._ended: datetime | None = None  # when it was stopped: what happens later changes nothing that is written
         # Several threads may mark phases, and one may write meanwhile; a signal's handler may come in between.
         self._lock = threading.RLock()
 
@@ -105,7 +108,7 @@ class Session:
 
     def start(self) -> None:
         """Begin to record. Raise what goes wrong, with everything undone: nothing runs yet."""
-        self._started, self._host = True, None
+        self._started, self._ended, self._host = True, None, None
         self.door.stay_behind()
         self.door.when_shut(self.stop)
         try:
@@ -130,6 +133,7 @@ class Session:
         self._started = False
         self._guarded(self._look_last)
         self._unhook()
+        self._ended = datetime.now(timezone.utc)
         self.door.forget(self.stop)
 
     def _look_last(self) -> None:
@@ -193,6 +197,8 @@ class Session:
     def set_step(self, step: int | None) -> None:
         """Set the optimizer step that runs from now on; a value that is no step is a warning, and no step."""
         with self._lock:
+            if self._ended is not None:
+                return
             if self._started and not self.phases.depth:
                 self._guarded(self._count_between)
             step = None if step is None else self._readable(step)
@@ -216,16 +222,18 @@ class Session:
 
     def add_tokens(self, count: int) -> None:
         """Count tokens the current step trains on, padding included: memory follows what is there."""
-        if self._steps:
+        if self._steps and self._ended is None:
             self._steps[-1][3] = (self._steps[-1][3] or 0) + count
 
     def add_batch(self, sequences: int, prompt: int, completion: int) -> None:
         """Note the shape of a micro-batch the current step trains on: tokens a sequence, padding included."""
-        self._batches.append([self._step, sequences, prompt, completion])
+        if self._ended is None:
+            self._batches.append([self._step, sequences, prompt, completion])
 
     def add_lengths(self, lengths: list[tuple[int, int]]) -> None:
         """Note the tokens of prompt and completion of sequences the current step has generated, without padding."""
-        self._lengths.extend([self._step, prompt, completion] for prompt, completion in lengths)
+        if self._ended is None:
+            self._lengths.extend([self._step, prompt, completion] for prompt, completion in lengths)
 
     @way_in
     def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
@@ -244,7 +252,10 @@ class Session:
     @way_in
     def exit_phase(self, mark: PhaseMark) -> None:
         """Close a phase, and look at what it left: gradients, optimizer state, the allocator's peaks."""
-        self._guarded(self._exit, mark)
+        if self._ended is None:
+            self._guarded(self._exit, mark)
+        else:
+            self.door(self._tag)  # the recording has closed it, and this thread's tag goes
 
     def _exit(self, mark: PhaseMark) -> None:
         if mark.phase in _AFTER_GRADIENTS:
@@ -347,7 +358,7 @@ class Session:
             self._sampler.start()
 
     def _guarded(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        return self.door(self._timed, step, *arguments)
+        return None if self._ended is not None else self.door(self._timed, step, *arguments)
 
     def _timed(self, step: Callable[..., Any], *arguments: Any) -> Any:
         with self._lock:
@@ -364,6 +375,8 @@ class Session:
         with self._lock:
             if self._started:
                 self._guarded(self._renew)
+            if self._host is None or self._ended is None:
+                self._host = self._host_now()
             raw, recorded = self.recorder.dump()
             device = self.recorder.device()
             facts = {
@@ -375,7 +388,7 @@ class Session:
                 "rank": self.rank,
                 "world_size": self.world_size,
                 "node": self._node(),
-                "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "created": (self._ended or datetime.now(timezone.utc)).isoformat(timespec="seconds"),
                 "config": self.config or None,
                 "setup": self._setup(),
                 "recorded": recorded.to_plain(),
@@ -384,12 +397,13 @@ class Session:
                 "owners": self.owners.rows(recorded.earliest_us),
                 "holders": self._holders,
                 "own_folders": own_folders(),
+                "sources": [] if self._redact else program_sources(raw, self._created),
                 "buckets": self.owners.bucket_bytes(),
                 "counters": self._counters_since(recorded.start_us),
                 "samples": list(self._samples),  # first: the sampler may add to them
                 "switches": list(self._residency.rows),
                 "outside": None if self._outside is None else self._outside.to_plain(),
-                "host": self._host or self._host_now(),
+                "host": self._host,
                 "oom": self._oom(),
                 "survived": list(self._survived),
                 "non_torch_bytes": self._non_torch(),

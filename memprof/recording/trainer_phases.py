@@ -12,7 +12,7 @@ from memprof.compat import accelerate as accelerate_names
 from memprof.compat import peft as peft_names
 from memprof.compat import transformers as hf_names
 from memprof.compat import trl as trl_names
-from memprof.recording.guard import Seams
+from memprof.recording.guard import Enter, Leave, Seams
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.recording.system.inference_engine import engine_of
@@ -56,18 +56,22 @@ class TrainerPhases:
         self._engine: Any = None  # DeepSpeed's, whose step is wrapped
         self._watch_for_errors(seams)
         for method, phase in _METHODS:
-            seams.wrap(trainer, method, self._entering(phase), self._leaving)
+            self._wrap(trainer, method, self._entering(phase), self._leaving)
         # Log-probs outside the loss: the reference's or the old policy's. Older TRL has another name for them.
         for name in trl_names.LOGPS_OUTSIDE_LOSS.names:
-            seams.wrap(trainer, name, self._enter_logps, self._leaving)
+            self._wrap(trainer, name, self._enter_logps, self._leaving)
         self._lengths_by_mask = trl_names.GENERATE_PHASE.of(trainer) is None
-        self._wrap_generation(seams)
-        seams.wrap(trainer, trl_names.PREPARE_INPUTS, None, self._take_batch)
-        seams.wrap(trainer, trl_names.SCORE_COMPLETIONS, None, self._take_generated)
+        self._wrap_generation()
+        self._wrap(trainer, trl_names.PREPARE_INPUTS, None, self._take_batch)
+        self._wrap(trainer, trl_names.SCORE_COMPLETIONS, None, self._take_generated)
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None:
-            seams.wrap(accelerator, accelerate_names.BACKWARD, self._enter_backward, self._leave_backward)
-        self._wrap_engine(seams)
+            self._wrap(accelerator, accelerate_names.BACKWARD, self._enter_backward, self._leave_backward)
+        self._wrap_engine()
+
+    def _wrap(self, owner: Any, name: Any, enter: Enter | None, leave: Leave | None) -> None:
+        """Wrap a method that is a phase; between recordings, when there is nothing to mark, it is only called."""
+        self._seams.wrap(owner, name, enter, leave, lambda: self.current is None)
 
     def _watch_for_errors(self, seams: Seams) -> None:
         """Wrap the methods whose exceptions end the run."""
@@ -78,13 +82,13 @@ class TrainerPhases:
             for attribute, name in _LOOP_PARTS:
                 seams.wrap(getattr(self._trainer, attribute, None), name)
 
-    def _wrap_generation(self, seams: Seams) -> None:
+    def _wrap_generation(self) -> None:
         trainer, generating = self._trainer, self._entering(Phase.GENERATE)
-        seams.wrap(trainer, trl_names.GENERATE_PHASE, generating, self._leave_generate)
+        self._wrap(trainer, trl_names.GENERATE_PHASE, generating, self._leave_generate)
         # TRL before `_generate`: the method of whatever generates is the only seam, the masks tell the lengths.
         if self._lengths_by_mask and trl_names.SCORE_COMPLETIONS.of(trainer) is not None:
             for generator in _GENERATORS:
-                seams.wrap(getattr(trainer, generator, None), "generate", generating, self._leaving)
+                self._wrap(getattr(trainer, generator, None), "generate", generating, self._leaving)
 
     def end_step(self) -> None:
         """Note that the optimizer has stepped and gradients are cleared."""
@@ -96,17 +100,17 @@ class TrainerPhases:
         self._optimizer_step = None
         self.current = None
 
-    def _wrap_engine(self, seams: Seams) -> None:
+    def _wrap_engine(self) -> None:
         engine = trl_names.VLLM.of(self._trainer)
         syncing = self._entering(Phase.WEIGHT_SYNC)
         for name in trl_names.SYNC_WEIGHTS.names:  # the trainer's own methods in older TRL
-            seams.wrap(self._trainer, name, syncing, self._leaving)
-            seams.wrap(engine, name, syncing, self._leaving)
-        seams.wrap(engine, trl_names.GENERATE_VLLM, self._entering(Phase.GENERATE), self._leaving)
+            self._wrap(self._trainer, name, syncing, self._leaving)
+            self._wrap(engine, name, syncing, self._leaving)
+        self._wrap(engine, trl_names.GENERATE_VLLM, self._entering(Phase.GENERATE), self._leaving)
         model = engine_of(self._trainer)
         if model is not None:
             for name, phase in _SLEEP_METHODS:
-                seams.wrap(model, name, self._entering(phase), self._leaving)
+                self._wrap(model, name, self._entering(phase), self._leaving)
 
     def _entering(self, phase: Phase) -> Any:
         def enter(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
@@ -132,7 +136,7 @@ class TrainerPhases:
         engine = getattr(accelerate_names.DEEPSPEED_ENGINE.of(self._trainer.accelerator), "engine", None)
         if engine is not None and engine is not self._engine:
             self._engine = engine
-            self._seams.wrap(engine, "step", self._entering(Phase.OPTIMIZER_STEP), self._leaving)
+            self._wrap(engine, "step", self._entering(Phase.OPTIMIZER_STEP), self._leaving)
 
     def _leave_backward(self, mark: PhaseMark | None, _result: Any, error: BaseException | None) -> None:
         self._leaving(mark)

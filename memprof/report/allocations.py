@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from memprof.report.base import Bytes, Count, Model, Stack, written
+from memprof.report.base import ByCategory, Bytes, Count, Model, Stack, written
 from memprof.vocabulary import Category, Evidence, Phase
 
 
@@ -90,3 +90,25 @@ class Finding(Model, frozen=True, kw_only=True):
     held_at: str | None = None
     passes: Count | None = None
     holds_bytes: Bytes | None = None
+
+
+class SourceLine(Model, frozen=True, kw_only=True):
+    """A line of the program's own files. An allocation counts for the innermost such line on its stack.
+
+    Attributes:
+        file: the file, as in the stacks.
+        line: its number, from 1.
+        function: the function that it is in.
+        bytes: allocated at this line and in use at the peak.
+        count: number of these allocations.
+        own_peak_bytes: the most that was ever in use at once of what this line allocated.
+        categories: ``bytes`` by category, zeros left out.
+    """
+
+    file: str
+    line: Count
+    function: str
+    bytes: Bytes
+    count: Count
+    own_peak_bytes: Bytes
+    categories: ByCategory

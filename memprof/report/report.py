@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.report.advice import Advice, Combination, Headline, Unchanged
-from memprof.report.allocations import Allocation
+from memprof.report.allocations import Allocation, SourceLine
 from memprof.report.base import ByCategory, ByGroup, Bytes, Model, written
 from memprof.report.peaks import Device, DevicePeak, Peak, PhasePeak
 from memprof.report.ranks import AcrossRanks, RankSummary, Recording
@@ -41,6 +41,7 @@ class Report(Model, tag_field="schema", tag="memprof.report/1", frozen=True, kw_
         across_ranks: the ranks compared.
         unchanged: with simulated advice, the run beside its own simulation.
         combination: with ``memprof advise --gpu``.
+        source_lines: lines of the program's own files, those that allocated most of the peak first, at most 300.
     """
 
     source: Source
@@ -69,6 +70,7 @@ class Report(Model, tag_field="schema", tag="memprof.report/1", frozen=True, kw_
     across_ranks: AcrossRanks | None = None
     unchanged: Unchanged | None = None
     combination: Combination | None = None
+    source_lines: tuple[SourceLine, ...] = ()
 
 
 class Explanation(Model, tag_field="schema", tag="memprof.explain/1", frozen=True, kw_only=True):

@@ -216,6 +216,11 @@ class Snapshot:
         """Tell whether the run caught the error of an allocation that failed then, and went on."""
         return any(failed_us <= failure.went_on_us for failure in self.run.survived)
 
+    @property
+    def run_without_sources(self) -> RecordedRun:
+        """Return the run without the text of the program's files: what redacting has to know."""
+        return msgspec.structs.replace(self.run, sources=())
+
     def with_run(self, **changes: object) -> Snapshot:
         """Return this snapshot with other values in fields of its run."""
         return replace(self, run=msgspec.structs.replace(self.run, **changes))

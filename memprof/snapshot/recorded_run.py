@@ -173,6 +173,22 @@ class OwnFolder(Row, frozen=True):
     name: str
 
 
+class SourceFile(Entry, frozen=True, kw_only=True):
+    """The text of one of the program's own files that stacks name.
+
+    Attributes:
+        path: its path, as in the stacks.
+        text: its text, from the beginning.
+        cut: whether the file goes on.
+        edited: whether the file changed after recording began, so that it may not be what ran.
+    """
+
+    path: str
+    text: str
+    cut: bool = False
+    edited: bool = False
+
+
 class PhaseCounters(Entry, frozen=True, kw_only=True):
     """The allocator's counters over one stretch of a phase, without the phases nested in it; ``None`` if unknown.
 
@@ -379,6 +395,7 @@ class RecordedRun(Part, frozen=True, kw_only=True):
         owners: what allocations are for, known by tensor identity.
         holders: what referred to the largest allocations without an owner.
         own_folders: where memprof ran from.
+        sources: the program's own files that stacks name, at most 256 KiB of each and 2 MiB in all.
         redacted: whether paths, names and secrets were removed.
         buckets: sizes of gradient buckets of DistributedDataParallel that are not views of gradients, in bytes.
         counters: the allocator's counters of each phase.
@@ -415,6 +432,7 @@ class RecordedRun(Part, frozen=True, kw_only=True):
     owners: tuple[Owner, ...] = ()
     holders: tuple[Holder, ...] = ()
     own_folders: tuple[OwnFolder, ...] = ()
+    sources: tuple[SourceFile, ...] = ()
     redacted: bool = False
     buckets: tuple[Size, ...] = ()
     counters: tuple[PhaseCounters, ...] = ()

@@ -81,7 +81,7 @@ class Column(NamedTuple):
     lines, those of ``whole`` ones stay as they are, others are cut: at their beginning where ``cut_left``, after the
     first word where ``keeps_first``, never below ``least``. Columns with a ``rank`` are left out where there is no room
     still, the highest first; those of the later ``group`` stand in a table below. A ``folds`` heading may take two
-    lines, a ``named`` one may be cut.
+    lines, a ``named`` one may be cut. A page adds up what it shows of those that have ``sums``.
     """
 
     title: str
@@ -100,6 +100,7 @@ class Column(NamedTuple):
     keeps_first: bool = False
     folds: bool = False
     named: bool = False
+    sums: bool = False
 
 
 class Line(NamedTuple):

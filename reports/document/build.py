@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from memprof._version import __version__
 from memprof.analysis.allocations.alike import TimedGroup, fold
 from memprof.analysis.headline import headline_of
 from memprof.analysis.host.growth import PARTS as HOST_PARTS
+from memprof.analysis.source_files import SourceText, recorded_texts
 from memprof.report import Report
 from memprof.report.allocations import AllocationGroup
 from memprof.report.peaks import Growth
@@ -58,6 +59,7 @@ def document_of(
     redact: bool = False,
     exact: int = _EXACT_EVENTS,
     report: Report | None = None,
+    texts: Mapping[str, SourceText] | None = None,
 ) -> Document:
     """Fill the document of an analysis, with its timeline and every allocation worth drawing.
 
@@ -67,6 +69,7 @@ def document_of(
         redact: leave out what says who made it where (see :mod:`memprof.redact`).
         exact: up to how many events the timeline has every one.
         report: the report if it says more than the analysis alone (the other ranks), redacted already.
+        texts: of the program's files, by path; default: those that were recorded.
     """
     found, others, individual = report or analysis.report, analysis.explain_phases(), analysis.individual()
     groups: tuple[TimedGroup, ...] = analysis.largest(_MAX_GROUPS)
@@ -75,12 +78,14 @@ def document_of(
 
         from memprof.report.codec import redacted, redacted_parts
 
-        told = to_builtins(analysis.snapshot.run)
+        told = to_builtins(analysis.snapshot.run_without_sources)
         found = report or redacted(found, told)
         groups, others = redacted_parts(groups, told), redacted_parts(others, told)
         individual = dataclasses.replace(individual, groups=redacted_parts(individual.groups, told))
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
-    document = build_document(found, analysis.series(points), label, groups, fold(others))
+    if texts is None:
+        texts = {} if redact else recorded_texts(analysis.snapshot.run.sources)
+    document = build_document(found, analysis.series(points), label, groups, fold(others), texts)
     rows = allocation_rows(individual.groups, found.peak.active_bytes, timed=found.source.timed)
     individuals = Individuals(rows, individual) if document.timeline else None
     return document._replace(segments=analysis.segment_maps, individuals=individuals)
@@ -92,6 +97,7 @@ def build_document(
     label: str | None = None,
     allocations: Sequence[AllocationGroup] | None = None,
     elsewhere: Sequence[AllocationGroup] = (),
+    texts: Mapping[str, SourceText] | None = None,
 ) -> Document:
     """Fill the document of a report.
 
@@ -101,6 +107,7 @@ def build_document(
         label: a title of the reader's choice; default: the model and step, or the file's name.
         allocations: groups of those alive at the peak, if more are known than the report lists.
         elsewhere: groups of the largest at other phases' peaks, for the timeline's panel.
+        texts: of the program's files, by path.
     """
     peak, timed = report.peak, report.source.timed
     if allocations is None:  # a report of an older memprof lists single allocations only
@@ -127,6 +134,7 @@ def build_document(
         notes=notes_of(report),
         ranks=ranks_of(report),
         room=None if report.fit else room_of(report),  # a verdict says it
+        texts=texts or {},
     )
 
 
@@ -238,7 +246,7 @@ def host_facts(host: Host | None) -> tuple[Fact, ...]:
 def _commands(source: Source) -> list[Fact]:
     """Return what makes this report again; of a simulation that saved no snapshot, from its own JSON."""
     if source.kind == Kind.SIMULATED and not source.files and "recipe" in (source.config or {}):
-        note = "memprof-report.json is this report's JSON: Download JSON on the page, or --json"
+        note = "memprof-report.json stands for this report's JSON: Download JSON on the page, or --json"
         return [Fact("Command", "memprof simulate --like memprof-report.json -o report.html", note)]
     file = quote(base_name(source.files[0])) if source.files else "SNAPSHOT"
     return [

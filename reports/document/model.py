@@ -6,12 +6,15 @@ terminal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from memprof.reports.document.blocks import Fact, Headline, Part, Table
 from memprof.reports.document.text import category_label, humanise, phase_label
 
+from memprof.analysis.source_files import SourceText
 from memprof.report import Report
 from memprof.report.allocations import AllocationGroup
 from memprof.report.peaks import Growth
@@ -276,7 +279,7 @@ class Document(NamedTuple):
     ``allocations`` are the lines of the table, ``openable`` these and all others large enough for a box in the icicle.
     ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's. ``grown_by`` is
     the device peak's, added up by phase and line of code. ``segments`` are maps of the moments that matter,
-    ``individuals`` the allocations that the timeline draws one by one.
+    ``individuals`` the allocations that the timeline draws one by one. ``texts`` are the program's own files, by path.
     """
 
     report: Report
@@ -296,3 +299,4 @@ class Document(NamedTuple):
     room: Room | None
     segments: tuple[SegmentMap, ...] = ()
     individuals: Individuals | None = None
+    texts: Mapping[str, SourceText] = MappingProxyType({})

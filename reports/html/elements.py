@@ -131,11 +131,10 @@ def scrolling(table: Markup, label: str = "") -> Markup:
     return el("div.scroll", {"tabindex": "0", **named}, table)
 
 
-def column(text: str, numeric: bool = False, extra: str = "") -> Markup:
-    """Make a table column's heading."""
-    return el(
-        "th", {"scope": "col", "class": " ".join(c for c in ("num" if numeric else "", extra) if c) or None}, text
-    )
+def column(text: str, numeric: bool = False, extra: str = "", sums: bool = False) -> Markup:
+    """Make a table column's heading; the page sums the column's bytes if it ``sums``."""
+    kind = " ".join(c for c in ("num" if numeric else "", extra) if c) or None
+    return el("th", {"scope": "col", "class": kind, "data-sums": sums}, text)
 
 
 def draw_table(rows: Table | None, label: str = "") -> Markup | None:
@@ -161,9 +160,8 @@ def _kind(above: Column) -> str:
 
 def _heading(above: Column, n_runs: int) -> Markup:
     if not above.named:
-        return column(
-            above.page or above.title, above.right, f"{_kind(above).removeprefix('num')} {_word(above)}".strip()
-        )
+        kind = f"{_kind(above).removeprefix('num')} {_word(above)}".strip()
+        return column(above.page or above.title, above.right, kind, above.sums)
     # A share in a calculation counts for nothing in a table's columns, so it is written out: bars must compare.
     attributes: dict[str, object] = {"scope": "col", "class": "figure", "style": f"width:{40 / n_runs:.2f}%"}
     return el("th", attributes, above.title, " ", el(f"span.badge {above.note}", above.note))
@@ -204,7 +202,9 @@ def _cell(cell: Cell, line: Line, place: int, rows: Table) -> Markup:
         return el(tag, kind, bar(cell, rows.scale))
     if isinstance(cell, Curve):
         return el(tag, kind)
-    return el(tag, kind, "–" if cell is None else amount(cell) if isinstance(cell, int) else cell)
+    if isinstance(cell, int):
+        return el(tag, {**kind, "data-bytes": str(cell)}, amount(cell))
+    return el(tag, kind, "–" if cell is None else cell)
 
 
 def _figure(figure: Figure, rows: Table) -> Markup:
@@ -213,7 +213,8 @@ def _figure(figure: Figure, rows: Table) -> Markup:
     cap = cap_mark(rows.capacity, rows.scale) if figure.capped and figure.bytes is not None else None
     small = el("small", figure.small) if figure.small else None
     number = el("span.num", shown)
-    return el("td.figure", number, _thin_bar(figure.parts, rows.scale, "capped", cap), small)
+    exact = None if figure.bytes is None else str(figure.bytes)
+    return el("td.figure", {"data-bytes": exact}, number, _thin_bar(figure.parts, rows.scale, "capped", cap), small)
 
 
 def cap_mark(capacity: int | None, scale: int) -> Markup | None:

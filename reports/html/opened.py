@@ -12,12 +12,20 @@ from memprof.reports.document.text import category_label, phase_label, size, tho
 from memprof.reports.html.elements import colour_class, what
 
 from memprof.analysis.allocations.places import is_native, is_torch
+from memprof.analysis.source_files import mismatch
 from memprof.frame_paths import text_path
+from memprof.report.allocations import SourceLine
 from memprof.report.peaks import Growth
 from memprof.report.run import LeftBehind
 from memprof.units import amount
 
 _Entry = AllocationRow | Growth | LeftBehind
+_PLACE = re.compile(r"(.*):(\d+)(?: |$)", re.DOTALL)
+_LONGEST = 200
+
+
+def _lines_of(document: Document, file: str) -> list[SourceLine]:
+    return [line for line in document.report.source_lines if line.file == file]
 
 
 class Opened:
@@ -36,6 +44,15 @@ class Opened:
                 entries.append(row)
             self._references[id(row)] = reference
         self.entries: tuple[_Entry, ...] = tuple(entries)
+        texts = document.texts.items()
+        self._texts = {file: text for file, text in texts if not mismatch(text, _lines_of(document, file))}
+
+    def code(self, frame: str) -> str:
+        """Return the line of code of a frame, without its indentation; "" if the source is not known."""
+        place = _PLACE.match(frame)
+        text = self._texts.get(place[1]) if place else None
+        number = int(place[2]) if place else 0
+        return text.lines[number - 1].strip()[:_LONGEST] if text and 0 < number <= len(text.lines) else ""
 
     def __call__(self, entry: _Entry | None) -> str | None:
         """Return the reference of an entry; None where it cannot be opened."""
@@ -64,13 +81,15 @@ class OpenedEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class OpenedData(msgspec.Struct, frozen=True, kw_only=True):
     """All runs' entries; every frame is written once.
 
-    ``native`` lists the frames of C++, ``library`` those of Python that are not the program's own.
+    ``native`` lists the frames of C++, ``library`` those of Python that are not the program's own, ``code`` the
+    program's lines.
     """
 
     entries: tuple[tuple[OpenedEntry, ...], ...]
     frames: tuple[str, ...]
     native: tuple[int, ...]
     library: tuple[int, ...]
+    code: dict[int, str] = {}
 
 
 def opened_data(runs: Sequence[Opened]) -> OpenedData:
@@ -79,7 +98,9 @@ def opened_data(runs: Sequence[Opened]) -> OpenedData:
     entries = tuple(tuple(_written(entry, frames) for entry in run.entries) for run in runs)
     native = tuple(number for frame, number in frames.items() if is_native(frame))
     library = tuple(n for frame, n in frames.items() if not is_native(frame) and _is_library(frame))
-    return OpenedData(entries=entries, frames=tuple(frames), native=native, library=library)
+    lines = {number: [run.code(frame) for run in runs] for frame, number in frames.items()}
+    code = {number: next(filter(None, found)) for number, found in lines.items() if any(found)}
+    return OpenedData(entries=entries, frames=tuple(frames), native=native, library=library, code=code)
 
 
 def _is_library(frame: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -34,8 +35,8 @@ _POLICY = (
 # plotly.js is inert text until the page inflates it after its first paint, and runs it under its hash.
 # One function's parts, in the order they run; a page has at most one of those that draw with plotly.
 _SCRIPTS = (
-    "page", "rows", "copying", "address", "categories", "stacks", "icicle", "allocations", "segments", "timeline",
-    "moments", "bands", "pareto_front",
+    "page", "rows", "copying", "address", "categories", "tables", "stacks", "icicle", "allocations", "segments",
+    "source", "contents", "pictures", "timeline", "moments", "bands", "pareto_front",
 )  # fmt: skip
 _DRAWING = {"timeline": "timeline", "moments": "timeline", "bands": "timeline", "pareto_front": "pareto_front"}
 _READY = 'root.dataset.ready = "yes";'
@@ -73,12 +74,13 @@ def render_page(
     if chart is not None:
         plotly, its_hash = _plotly()
         hashes.append(its_hash)
-    page = Template(_asset("templates/page.html"))
+    page, main = Template(_asset("templates/page.html")), el("main", {"id": "main"}, *sections)
     return page.substitute(
+        name=download_name(title),
         policy=_POLICY.format(hashes=" ".join(f"'sha256-{one}'" for one in hashes)),
         title=join(f"{title} · memprof"),
         style=_style(),
-        body=join(_header(title, subtitle), el("main", {"id": "main"}, *sections)),
+        body=join(_header(title, subtitle), _contents(main), main),
         footer=_footer(chart is not None),
         data=_packed(data),
         plotly=el("script", {"type": "text/plain", "id": "plotly-source"}, Markup(plotly)) if plotly else "",
@@ -96,6 +98,31 @@ def _header(title: str, subtitle: Sequence[str]) -> Markup:
     return el(
         "header.top", el("div", el("h1", title), el("p.muted sub", " · ".join(subtitle))), el("div.buttons", *buttons)
     )
+
+
+# What the list of contents calls a section; one that is not here has no entry.
+_CONTENTS = {
+    "summary": "Overview", "ranks": "Ranks", "recordings": "Dumps", "advice": "What would lower the peak",
+    "changed": "Settings", "components": "Components", "difference": "Grown and shrunk", "timeline": "Timeline",
+    "icicle": "Call sites", "allocations": "Allocations", "segments": "Segments", "source": "Source",
+    "phases": "Phases", "device-peak": "Device peak", "steps": "Steps", "only-in": "Differences", "best": "Settings",
+    "growth": "Memory", "front": "Time", "rows": "Side by side", "adds-up": "Checks", "reproduce": "Reproduce",
+}  # fmt: skip
+_SECTION = re.compile(r'<section id="([\w-]+)"')
+
+
+def _contents(main: Markup) -> Markup | None:
+    """List the page's sections in a bar that stays in sight, next to the button that copies a link to what it shows."""
+    found = [name for name in dict.fromkeys(_SECTION.findall(main)) if name in _CONTENTS]
+    links = [el("a", {"href": f"#{name}"}, _CONTENTS[name]) for name in found]
+    copy = el("button", {"id": "copy-link", "type": "button", "class": "needs-js"}, "Copy link to this view")
+    return el("nav", {"id": "contents", "aria-label": "Contents"}, el("div.links", *links), copy)
+
+
+def download_name(title: str) -> str:
+    """Return a title as the beginning of a file's name."""
+    stem = re.sub(r"\.(?:pickle|pkl|json|html)(?:\.gz)?$", "", title)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:80] or "memprof"
 
 
 def _footer(charts: bool) -> Markup:

@@ -26,6 +26,7 @@ from memprof.reports.html.tables import (
     steps_section,
 )
 from memprof.reports.html.views.segment_map import map_drawings, segment_section
+from memprof.reports.html.views.source import source_section
 from msgspec.structs import replace
 
 from memprof.files import write_text
@@ -69,6 +70,7 @@ def _sections(document: Document, opened: Opened) -> list[Markup | None]:
         segment_section(document),
         icicle_section(document.icicle, opened, document.summary.moment),
         allocation_table(document, opened),
+        source_section(report, document.texts, document.summary.moment),
         phases_section(phase_table(report)),
         device_peak_table(document, opened),
         steps_section(report.growth, opened),

@@ -40,11 +40,11 @@ def component_section(rows: Sequence[Row], moment: str) -> Markup:
 
 
 _LEFT_BEHIND = (
-    "Left behind in several steps", "Category", Column("Steps", right=True), Column("In all", right=True),
+    "Left behind in several steps", "Category", Column("Steps", right=True), Column("In all", right=True, sums=True),
     Column("A step", right=True), "Held by",
 )  # fmt: skip
 _GROWN = (
-    "What made the allocator ask for more", "Phase", Column("Size", right=True),
+    "What made the allocator ask for more", "Phase", Column("Size", right=True, sums=True),
     Column("of reserved", right=True, wide=True),
 )  # fmt: skip
 
@@ -61,7 +61,7 @@ def _left_behind(entry: LeftBehind, opened: Opened) -> Line:
     site = site_words(call_site(entry.stack), entry.stack)
     return Line((
         Words(site, folded=shown_stack(entry.stack), opens=opened(entry)),
-        Words(category_label(entry.category), category=entry.category), str(entry.steps), size(entry.bytes),
+        Words(category_label(entry.category), category=entry.category), str(entry.steps), entry.bytes,
         size(round(entry.bytes_per_step)), ", ".join(entry.held_by) or "not known",
     ))  # fmt: skip
 
@@ -73,11 +73,11 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
     active, moment = sum(p.bytes for p in document.summary.bar), document.summary.moment
     rows = document.allocations
     head = el(
-        "tr", column("Allocation"), column("Category"), column("Size", True), column(f"% of {moment}", True, "wide"),
-        column("Made in", extra="wide"), column("Alive for", True, "wide"),
+        "tr", column("Allocation"), column("Category"), column("Size", True, sums=True),
+        column(f"% of {moment}", True, "wide"), column("Made in", extra="wide"), column("Alive for", True, "wide"),
     )  # fmt: skip
     search = el("input", {
-        "type": "search", "id": "filter", "class": "needs-js", "placeholder": "Filter by tensor, file or function",
+        "type": "search", "id": "filter", "placeholder": "Filter by tensor, file or function",
         "aria-label": "Filter allocations",
     })  # fmt: skip
     listed = f"{amount(sum(row.bytes for row in rows))} of {amount(active)}"
@@ -86,8 +86,25 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
     body = el("tbody", *[_allocation_row(row, opened(row)) for row in rows])
     table = el("table.allocations", {"id": "allocation-table"}, el("thead", head), body)
     nothing = el("p", {"id": "nothing", "class": "muted", "role": "status"})
-    found = scrolling(table)
-    return section("allocations", f"Allocations alive at the {moment}", note, search, found, nothing, more)
+    tools = el("div.tools needs-js", search, _category_filter(rows), _size_filter())
+    return section("allocations", f"Allocations alive at the {moment}", note, tools, nothing, scrolling(table), more)
+
+
+def _category_filter(rows: Sequence[AllocationRow]) -> Markup:
+    """Choose one of the categories that a table lists."""
+    labels = dict(sorted({colour_class(row.category): row.label for row in rows}.items(), key=lambda item: item[1]))
+    options = [el("option", {"value": name}, label) for name, label in labels.items()]
+    attributes: dict[str, object] = {"id": "only-category", "aria-label": "Category"}
+    return el("select", attributes, el("option", {"value": ""}, "All categories"), *options)
+
+
+_LEAST = (1 << 20, 10 << 20, 100 << 20, 1 << 30)
+
+
+def _size_filter() -> Markup:
+    """Choose the smallest size to list."""
+    options = [el("option", {"value": str(n)}, f"{amount(n)} or more") for n in _LEAST]
+    return el("select", {"id": "least-bytes", "aria-label": "Size"}, el("option", {"value": "0"}, "Any size"), *options)
 
 
 def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
@@ -111,7 +128,7 @@ def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
         {"data-category": colour_class(allocation.category), "data-bytes": str(allocation.bytes)},
         el("td", el("details", {"data-open": reference}, summary, *body)),
         el("td", swatch(allocation.category), category),
-        el("td.num", amount(allocation.bytes)),
+        el("td.num", {"data-bytes": str(allocation.bytes)}, amount(allocation.bytes)),
         el("td.num wide", f"{100 * allocation.share:.1f}"),
         el("td.wide", allocation.phase_label),
         el("td.num wide", allocation.lifetime),

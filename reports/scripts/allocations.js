@@ -9,7 +9,9 @@ if (filter) {
   let shown = 20;
   const show = () => {
     const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = lines.filter(([, text, category]) => !state.hidden.has(category) && wanted.every((word) => text.includes(word)));
+    // The table may be sorted.
+    lines.sort(([a], [b]) => a.rowIndex - b.rowIndex);
+    const found = lines.filter(([row, text, category]) => !state.hidden.has(category) && Number(row.dataset.bytes) >= state.least && wanted.every((word) => text.includes(word)));
     const visible = new Set((wanted.length ? found : found.slice(0, shown)).map(([row]) => row));
     for (const [row] of lines) row.hidden = !visible.has(row);
     more.hidden = wanted.length > 0 || shown >= found.length;
@@ -27,6 +29,7 @@ if (filter) {
   for (const link of all("[data-filter]")) link.addEventListener("click", () => search(link.dataset.filter));
   const restore = () => { if (filter.value.trim() !== state.filter) filter.value = state.filter; searchAll(); };
   watchers.push(restore);
+  $$("allocation-table").addEventListener("sorted", show);
   restore();
   listing.search = search;
   listing.refresh = () => { lines = listing.rows ? described(listing.rows) : atPeak; searchAll(); };

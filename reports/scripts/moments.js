@@ -81,6 +81,8 @@
     for (const part of [icicle, table]) {
       if (!part) continue;
       part.own.hidden = elsewhere;
+      // The sums and the copy of the page's own table.
+      if (part.own.nextElementSibling?.matches(".table-tools")) part.own.nextElementSibling.hidden = elsewhere;
       part.note.hidden = part.place.hidden = !elsewhere;
     }
     if (!elsewhere) { listing.rows = null; listing.refresh(); return; }

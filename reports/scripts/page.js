@@ -34,6 +34,14 @@ const withPlotly = () => (plotly ??= (async () => {
   document.head.append(script);
   return window.Plotly;
 })());
+/** Save a file under the page's name and its own. */
+const saveAs = (name, blob) => {
+  const url = URL.createObjectURL(blob), link = document.createElement("a");
+  link.href = url;
+  link.download = `${root.dataset.name}-${name}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+};
 /** Run once the page is painted and nothing else is to do. */
 const whenIdle = (action) => requestAnimationFrame(() => (window.requestIdleCallback ? requestIdleCallback(action, { timeout: 1000 }) : setTimeout(action, 50)));
 
@@ -51,10 +59,6 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redr
 $$("print").addEventListener("click", () => window.print());
 $$("download").addEventListener("click", async () => {
   const { report } = await loaded;
-  const url = URL.createObjectURL(new Blob([JSON.stringify(report, null, 1)], { type: "application/json" }));
-  const link = document.createElement("a");
-  link.href = url;
-  link.download = report.schema.replace(/^memprof\.(\w+).*/, "memprof-$1.json");
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 1000);
+  const name = report.schema.replace(/^memprof\.(\w+).*/, "memprof-$1.json");
+  saveAs(name, new Blob([JSON.stringify(report, null, 1)], { type: "application/json" }));
 });

@@ -5,16 +5,19 @@ const make = (tag, className, text) => {
   if (text !== undefined) element.textContent = text;
   return element;
 };
-/** The frames of an entry, the innermost first, those of C++ pale. */
+/** The frames of an entry, the innermost first: those of C++ pale, the program's with their line of code. */
 const stackLines = (frames, className) => {
   const pre = make("pre", className);
   pre.tabIndex = 0;
-  frames.forEach(({ frame, native }, i) => pre.append(make("span", native ? "native" : "", frame + (i < frames.length - 1 ? "\n" : ""))));
+  frames.forEach(({ frame, native, code }, i) => {
+    pre.append(make("span", native ? "native" : "", (i ? "\n" : "") + frame));
+    if (code) pre.append(make("span", "code", "\n    " + code));
+  });
   return pre;
 };
 /** A stack: the program's own lines (else all of Python's) first, the whole of it folded. */
-const stackParts = ({ stack, native, library }) => {
-  const frames = stack.map((frame, i) => ({ frame, native: native[i], library: library[i] }));
+const stackParts = ({ stack, native, library, code }) => {
+  const frames = stack.map((frame, i) => ({ frame, native: native[i], library: library[i], code: code[i] }));
   const own = [frames.filter((f) => !f.native && !f.library), frames.filter((f) => !f.native)].find((some) => some.length) || frames;
   if (own.length === frames.length) return [stackLines(frames, "whole")];
   const rest = make("details", "rest"), hidden = frames.length - own.length;
@@ -25,15 +28,16 @@ const stackParts = ({ stack, native, library }) => {
 const sourceAnchor = ({ stack, native, library }) => {
   for (const [i, frame] of stack.entries()) {
     const [, file, number] = native[i] || library[i] ? [] : frame.match(/^(.*):(\d+)(?: |$)/) || [];
-    const found = file && [file, file.split(/[\/\\]/).pop()].map((name) => `source-${name}-${number}`).find((id) => $$(id));
-    if (found) return found;
+    const anchor = file && `source-${file.replace(/\s/g, "_")}-${number}`;
+    if (anchor && $$(anchor)) return anchor;
   }
   return null;
 };
 const entryOf = async (reference) => {
   const [run, place] = reference.split(":").map(Number), { opened } = await loaded, entry = opened.entries[run][place];
   const native = entry.stack.map((frame) => opened.native.includes(frame)), library = entry.stack.map((frame) => opened.library.includes(frame));
-  return { ...entry, native, library, stack: entry.stack.map((frame) => opened.frames[frame]) };
+  const code = entry.stack.map((frame) => (opened.code || {})[frame] || "");
+  return { ...entry, native, library, code, stack: entry.stack.map((frame) => opened.frames[frame]) };
 };
 
 const dialog = make("dialog");

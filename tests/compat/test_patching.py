@@ -120,3 +120,33 @@ def test_a_method_is_bound_to_one_object(module: Any) -> None:
     assert other.work() == "theirs"
     with pytest.raises(Missing, match="Base has no method play"):
         bind(one, target("Base.play"), lambda self: self)
+
+
+def test_patches_that_overlap_are_all_undone_whichever_is_restored_first(module: Any) -> None:
+    """The one that was restored last used to put back what the other had put."""
+    before = dict(vars(Base))
+    for order in ((0, 1), (1, 0)):
+        both = [Patches(), Patches()]
+        for number, patches in enumerate(both):
+            original = Base.work
+            patches.put(Base, "work", lambda self, n=number, inner=original: f"{n} {inner(self)}")
+            patches.redirect(Base.alone, Base, lambda x: x)
+        assert Base().work() == "1 0 theirs"
+        both[order[0]].restore()
+        assert Base().work() in ("1 0 theirs", "0 theirs")
+        both[order[1]].restore()
+        assert Base().work() == "theirs"
+        assert Base.alone(3) == 3
+        assert dict(vars(Base)) == before
+        assert not hasattr(Base.alone, "__wrapped__")
+
+
+def test_patches_of_something_else_are_left_alone(module: Any) -> None:
+    patches, theirs = Patches(), Base.work
+    patches.put(Base, "work", lambda self: "ours")
+    try:
+        Base.work = lambda self: "somebody's"  # type: ignore[method-assign]
+        patches.restore()
+        assert Base().work() == "somebody's"
+    finally:
+        Base.work = theirs  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ def recorded(schedule: Schedule, last: int, cycle: Cycle, first: int = 1) -> lis
     going = False
     for step in range(first, last + 1):
         going = going and schedule.goes_on(step)
-        if schedule.begins(step, first, last, (step - first) * cycle.accumulation, cycle):
+        if schedule.begins(step, first, last, lambda at=step: (cycle, (at - first) * cycle.accumulation)):
             found.append([])
             going = True
         if going:

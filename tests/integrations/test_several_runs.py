@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ from click.testing import CliRunner
 
 pytest.importorskip("trl")
 
+import torch
+from memprof.integrations.board.plugin import _newest_run_first
 from memprof.integrations.board.recordings import Recordings
 
 from memprof import MemProfCallback
 from memprof.cli import main
-from tests.integrations.runs import plain
+from tests import forked
+from tests.integrations.runs import grpo, length_reward, plain
 
 pytestmark = pytest.mark.trl
 
@@ -60,3 +65,44 @@ def test_three_trainings_into_one_folder(
     earlier = command("report", str(out / "_memprof"))
     assert "_memprof is not the newest of 3 runs in this folder." in " ".join(earlier.output.split())
     assert {r.run for r in Recordings([("", tmp_path)]).all()} == {"out", "out/_memprof-2", "out/_memprof-3"}
+
+
+def out_of_memory(model: str, out: str) -> None:
+    """Train with eight completions, which is too much in the second step."""
+
+    def reward(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        if trainer_state.global_step == 1:
+            torch.empty(2**52, dtype=torch.uint8)
+        return length_reward(completions)
+
+    with pytest.raises(RuntimeError, match="allocate"):
+        grpo(model, Path(out), [MemProfCallback(table=False)], reward=reward, per_device_train_batch_size=8).train()
+
+
+@pytest.mark.parametrize("process", ["this", "another"])
+def test_a_smaller_batch_after_running_out_of_memory(model: Path, tmp_path: Path, process: str) -> None:
+    """The other process begins after this one, and ends before this one trains."""
+    out = tmp_path / "out"
+    if process == "this":
+        out_of_memory(str(model), str(out))
+    else:
+        done = forked.python(["-m", __name__, str(model), str(out)], Path.cwd(), os.environ)
+        assert done.returncode == 0, done.stderr
+    failed = {path.name: path.read_bytes() for path in (out / "_memprof").iterdir()}
+    grpo(model, out, [MemProfCallback(table=False)], per_device_train_batch_size=4).train()
+    assert {path.name: path.read_bytes() for path in (out / "_memprof").iterdir()} == failed
+
+    report = json.loads(command("report", str(out), "--json", "-").stdout)
+    assert report["source"]["config"]["per_device_train_batch_size"] == 4
+    assert report["oom"] is None
+    assert "_memprof-2 is the newest of 2 runs in this folder. The others are _memprof." in report["notes"]
+    earlier = json.loads(command("report", str(out / "_memprof"), "--json", "-").stdout)
+    assert earlier["source"]["config"]["per_device_train_batch_size"] == 8
+    assert earlier["oom"]["requested_bytes"] == 2**52
+    watched = json.loads(command("watch", str(out), "--format", "json").stdout)
+    assert [(rank["ended"]["step"], rank["ended"]["error"]) for rank in watched["ranks"]] == [(2, False)]
+    assert [r.run for r in _newest_run_first(Recordings([("", tmp_path)]).all())] == ["out/_memprof-2", "out"]
+
+
+if __name__ == "__main__":
+    out_of_memory(*sys.argv[1:])

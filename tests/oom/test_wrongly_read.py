@@ -135,3 +135,94 @@ def test_a_size_that_no_part_of_the_answer_uses_is_named() -> None:
     (failure,) = answer.failures
     assert [(figure.text, figure.line) for figure in failure.unread] == [("19.16G", 3), ("258.00M", 4)]
     assert "Not used by this answer: 19.16G (line 3), 258.00M (line 4)." in draw("oom", answer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '@@ -31,6 +31,8 @@ def run(batch):\n     try:\n+    except torch.OutOfMemoryError:\n'
+        '+        logger.warning("CUDA out of memory. Tried to allocate 2.00 GiB")\n+   Killed\n',
+        '```diff\n+a run stops with a bare\n+   Killed\n+``RuntimeError: CUDA out of memory`` of the GPU\n```\n',
+        '$ grep -rn "out of memory" .\nutils/memory.py:77:        "CUDA out of memory.",  # CUDA OOM\n'
+        "docs/errors.md:12:- `torch.OutOfMemoryError: CUDA out of memory`\n",
+        '    _statements = [\n        "DefaultCPUAllocator: can\'t allocate memory",  # CPU OOM\n    ]\n',
+        '    except RuntimeError as error:\n        if "CUDA out of memory" in str(error):\n            retry()\n',
+        'if (\n    state.terminated.reason\n    == "OOMKilled"\n):\n',
+    ],
+)  # fmt: skip
+def test_what_sources_diffs_and_grep_print_is_no_failure(text: str) -> None:
+    assert explain_log(text).failures == ()
+
+
+def test_a_traceback_cut_off_in_its_line_of_code_is_a_failure() -> None:
+    text = (
+        '  File "/vllm/v1/core/kv_cache_utils.py", line 699, in check_enough_kv_cache_memory\n'
+        '    raise ValueError("No available memory for the cache blocks. "\n'
+        '                     "Try increasing `gpu_memory_utilization` when "\n'
+    )
+    (failure,) = explain_log(text).failures
+    assert failure.form == "vllm.no_cache_blocks"
+
+
+def test_tensorflows_dump_between_two_messages_does_not_make_them_two_failures() -> None:
+    dump = "\n".join(f"bfc_allocator.cc:1105] InUse at 7f{i:06x} of size 256 next {i}" for i in range(120))
+    text = (
+        "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.25GiB (rounded to 2415919104)"
+        f"\n{dump}\nResourceExhaustedError: OOM when allocating tensor with shape[64,96,256,384] and type float\n"
+    )
+    (failure,) = explain_log(text).failures
+    assert (failure.requested_bytes, failure.facts["shape"]) == (2415919104, "64,96,256,384")
+
+
+GENERATING = """  File "/root/eval.py", line 61, in <module>
+    out = model.generate(**batch, max_new_tokens=4096)
+  File "/lib/python3.10/site-packages/transformers/generation/utils.py", line 3255, in _sample
+    outputs = model_forward(**model_inputs, return_dict=True)
+  File "/lib/python3.10/site-packages/transformers/cache_utils.py", line 557, in update
+    self.key_cache[layer_idx] = torch.cat([self.key_cache[layer_idx], key_states], dim=-2)
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 412.00 MiB. GPU 0 has a total capacity of 39.38 GiB of \
+which 141.44 MiB is free. This process has 39.23 GiB memory in use. Of the allocated memory {live} GiB is allocated by \
+PyTorch, and {idle} GiB is reserved by PyTorch but unallocated."""
+
+
+@pytest.mark.parametrize(
+    ("live", "idle", "cause", "first"),
+    [(31.71, 6.91, "full", "generate fewer"), (18.02, 20.60, "fragmentation", "expandable_segments")],
+)
+def test_a_growing_cache_on_a_full_device_is_not_fragmentation(
+    live: float, idle: float, cause: str, first: str
+) -> None:
+    (failure,) = explain_log(GENERATING.format(live=live, idle=idle)).failures
+    assert failure.cause == cause
+    assert first in failure.suggestions[0].action
+    assert any("expandable_segments" in row.action for row in failure.suggestions)
+
+
+def test_an_optimizer_that_copies_the_weights_is_not_helped_by_a_smaller_batch() -> None:
+    text = (
+        '  File "/root/train_sft.py", line 184, in <module>\n    trainer = SFTTrainer(model=model,\n'
+        '  File "/lib/colossalai/zero_wrapper.py", line 105, in zero_optim_wrapper\n    return Optim(optim)\n'
+        '  File "/lib/colossalai/zero/low_level_optim.py", line 175, in __init__\n    fp32 = fp16.float()\n'
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 25.10 GiB (GPU 0;"
+    )
+    (failure,) = explain_log(text).failures
+    assert "while the optimizer was created" in failure.because
+    assert "offload the optimizer state" in failure.suggestions[0].action
+
+
+def test_nothing_accumulates_gradients_where_nothing_trains() -> None:
+    text = 'File "torch/nn/modules/linear.py", line 116, in forward\n    return F.linear(input, self.weight)\n{}'
+    error = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    (infers,) = explain_log(text.format(error)).failures
+    (trains,) = explain_log(f"loss.backward()\n{text.format(error)}").failures
+    assert "gradient" not in infers.suggestions[0].action
+    assert "gradient" in trains.suggestions[0].action
+
+
+@pytest.mark.parametrize("columns", ["{}", '2025-03-01T10:00:00Z,ERROR,"{}"'])
+def test_csv_keeps_the_frames(columns: str) -> None:
+    """A field doubles its quotes; each line may be a row."""
+    rows = GENERATING.format(live=31.71, idle=6.91).replace('"', '""').split("\n")
+    (failure,) = explain_log("\n".join(map(columns.format, rows))).failures
+    assert failure.phase == "generate"
+    assert failure.frame == "/root/eval.py:61 <module>"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from memprof.compat.patching import Patches
 from memprof.recording.cuda.ring import AllocationCount
 
 
@@ -105,14 +106,18 @@ class Allocator:
         self.clear()  # as torch does
 
     def watch_switches(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-        switches = {name: around(getattr(self, name)) for name in ("record", "stop")}
-        vars(self).update(switches)
+        patches = Patches()
+        for name in ("record", "stop"):
+            patches.put(self, name, around(getattr(self, name)))
+        return patches.restore
 
-        def restore() -> None:
-            for name in switches:
-                vars(self).pop(name)
+    @property
+    def allocator(self) -> object:
+        return self
 
-        return restore
+    @staticmethod
+    def skipped_by(arguments: tuple[Any, ...], _named: dict[str, Any]) -> list[str]:
+        return list(arguments[3]) if len(arguments) > 3 else []
 
     def watch_resets(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
         """Wrap the counters' reset as torch's is wrapped: once, until the last who watches it has ended."""

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import memprof
+from memprof.compat.optional_packages import THREAD_START
 from memprof.instrument.attach import attach
 from memprof.instrument.loop import PlainLoop
 from memprof.recording.cuda.history import CudaHistory
@@ -21,7 +23,7 @@ from memprof.recording.phases import ACTIVE
 from memprof.recording.recorder import DeviceInfo
 from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
-from tests.recording.state import differences, fingerprint
+from tests.recording.state import Bystander, differences, fingerprint
 from tests.recording.test_cuda_history import _Fractions, _Limited
 
 Body = Callable[[Any], None]
@@ -53,12 +55,37 @@ def by_session(folder: Path, model: Any, optimizer: Any, recorder: Any = None) -
         yield session
     finally:
         session.stop()
+        folder.mkdir(exist_ok=True)
         session.write(folder / "b.pickle")
 
 
 def by_cuda(folder: Path, model: Any, optimizer: Any) -> contextlib.AbstractContextManager[Any]:
     recorder = CudaHistory(torch.device("cuda", 0), backend=_ALLOCATOR, capacity=6 * 10**9)
     return by_session(folder, model, optimizer, recorder)
+
+
+@contextlib.contextmanager
+def by_cuda_in_a_users_history(folder: Path, model: Any, optimizer: Any) -> Iterator[Any]:
+    _ALLOCATOR.record("all", "python", 77, ["free_completed"], True)
+    own = dict(_ALLOCATOR.recording or {})
+    try:
+        with by_cuda(folder, model, optimizer) as session:
+            yield session
+    finally:
+        assert _ALLOCATOR.recording == own
+        _ALLOCATOR.stop()
+
+
+def overlapping(way: Callable[..., contextlib.AbstractContextManager[Any]]) -> Any:
+    """Two recordings of which the first ends first."""
+
+    @contextlib.contextmanager
+    def both(folder: Path, model: Any, optimizer: Any) -> Iterator[Any]:
+        with contextlib.ExitStack() as second, way(folder / "first", model, optimizer) as session:
+            second.enter_context(way(folder / "second", model, optimizer))
+            yield session
+
+    return both
 
 
 def inside(way: Callable[[Path, Any, Any], contextlib.AbstractContextManager[Any]]) -> Way:
@@ -114,6 +141,9 @@ WAYS: dict[str, Way] = {
     "attach": inside(by_attach),
     "trace session": inside(by_session),
     "CUDA session": inside(by_cuda),
+    "CUDA, user's history": inside(by_cuda_in_a_users_history),
+    "two traces": inside(overlapping(by_session)),
+    "two CUDA sessions": inside(overlapping(by_cuda)),
     "callback": by_callback,
     "memprof run": by_run,
 }
@@ -124,7 +154,7 @@ class _Broken(RuntimeError):
     pass
 
 
-def work(model: Any, optimizer: Any) -> None:
+def work(model: Any, optimizer: Any) -> Bystander:
     with memprof.phase("forward"):
         loss = model(torch.ones(4, 8)).sum()
     with memprof.phase("backward"):
@@ -134,10 +164,12 @@ def work(model: Any, optimizer: Any) -> None:
     thread = threading.Thread(target=torch.ones, args=(100,))
     thread.start()
     thread.join()
+    return Bystander()
 
 
-def run(way: Way, end: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record a step and let it end."""
+def run(way: Way, end: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Bystander]:
+    """Record a step and let it end; return threads that outlive the recording, the first of them from before."""
+    bystanders = [Bystander()]
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     raises: dict[str, BaseException] = {"error": ValueError(), "interrupt": KeyboardInterrupt(), "exit": SystemExit()}
@@ -151,7 +183,7 @@ def run(way: Way, end: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def body(session: Any) -> None:
         if end == "memprof fails" and session is not None:
             monkeypatch.setattr(type(session.recorder), "set_tags", broken)
-        work(model, optimizer)
+        bystanders.append(work(model, optimizer))
         if end in raises:
             raise raises[end]
         if end == "thread fails":
@@ -164,6 +196,7 @@ def run(way: Way, end: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     with contextlib.suppress(*(type(error) for error in raises.values())):
         way(folder, model, optimizer, body)
+    return bystanders
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -173,11 +206,15 @@ def test_the_process_is_as_it_was(way: str, end: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(CudaHistory, "other_device", lambda self, i: DeviceInfo(i, "cuda", "x", 24 * 10**9))
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with monkeypatch.context() as broken:
-        run(WAYS[way], "normally", tmp_path, broken)  # what is imported late is
+        bystanders = run(WAYS[way], "normally", tmp_path, broken)  # what is imported late is
     assert list(tmp_path.rglob("*.pickle")), "it has been recorded"
+    untouched = Bystander().state()
+    assert [one.state() for one in bystanders] == [untouched] * len(bystanders)
     before = fingerprint(_FRACTION)
     with monkeypatch.context() as broken:
-        run(WAYS[way], end, tmp_path, broken)
+        bystanders = run(WAYS[way], end, tmp_path, broken)
+    assert len(bystanders) > 1
+    assert [one.state() for one in bystanders] == [untouched] * len(bystanders)
     assert differences(before, fingerprint(_FRACTION)) == []
     assert (_ALLOCATOR.recording, _ALLOCATOR.text) == (None, "")
 
@@ -191,3 +228,25 @@ def test_the_fingerprint_sees_what_is_left(monkeypatch: pytest.MonkeyPatch) -> N
     found = differences(before, fingerprint(_FRACTION))
     handle.remove()
     assert set(found) == {"hooks", "environment", "objects", "threading.Thread.start"}
+
+
+def test_a_bystander_sees_what_is_left_on_its_thread() -> None:
+    class Left(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    starts = THREAD_START.get()
+
+    def with_mode(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def entered(*given: Any) -> None:
+            Left().__enter__()
+            function(*given)
+
+        return starts(entered, *args, **kwargs)
+
+    clean = Bystander().state()
+    owner, name = THREAD_START.place()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, with_mode)
+        left = Bystander().state()
+    assert {key: value for key, value in left.items() if value != clean[key]} == {"dispatch modes": ["Left"]}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from memprof import load_snapshot, phase, record
 from memprof.errors import InputError, UsageError
 from memprof.recording.phases import ACTIVE
+from memprof.recording.session import Session
+from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.timeline.timeline import build_timeline
 
 
@@ -195,3 +199,43 @@ def test_a_generator_that_another_thread_closes_leaves_no_mode_behind(tmp_path: 
     assert [mark.phase for mark in marks if mark.phase != "other"] == ["generate"]
     loop(tmp_path / "again.pickle")
     assert _get_current_dispatch_mode_stack() == []
+
+
+def test_a_second_write_equals_the_first_whatever_happens_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of writing differed, and so did what was marked, counted and claimed after the end."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    session = Session(TensorTrace(torch.device("cpu")))
+    session.add_model(model, "policy")
+    session.start()
+
+    def step(number: int) -> list[torch.Tensor]:
+        session.set_step(number)
+        with phase("forward"):
+            loss = model(torch.ones(4, 8)).sum()
+        mark = session.enter_phase("backward")
+        loss.backward()
+        if mark is not None:
+            session.exit_phase(mark)
+        optimizer.step()
+        session.add_tokens(4)
+        session.add_batch(1, 2, 3)
+        session.add_lengths([(1, 2)])
+        session.look_again()
+        return [torch.ones(2**20)]
+
+    kept = step(1)
+    session.stop()
+    first = session.to_raw()
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(hours=1)
+
+    monkeypatch.setattr("memprof.recording.session.datetime", Later)
+    kept = step(2)
+    model.to(torch.float64)
+    kept.clear()
+    gc.collect()
+    assert session.to_raw() == first

@@ -46,8 +46,12 @@ def place_of(stack: Sequence[str]) -> str:
 
 def users_line(stack: Sequence[str]) -> str:
     """Return the innermost frame of the user's own files, which they can change; "" where none is on the stack."""
-    outside = (frame for frame in python_frames(stack) if not is_torch(frame))
-    return next((frame for frame in outside if not text_path(frame).rooted), "")
+    return next(filter(is_users, stack), "")
+
+
+def is_users(frame: str) -> bool:
+    """Tell whether a frame lies in the user's own files, and not in a library or the interpreter."""
+    return not (is_native(frame) or starts_command(frame) or is_torch(frame) or text_path(frame).rooted)
 
 
 def python_frames(stack: Sequence[str]) -> list[str]:

@@ -36,20 +36,21 @@ class ReadableStacks:
     def of(self, stack: int) -> list[str]:
         """Return the lines of one stack by its number in the snapshot."""
         frames = self._table.of(stack)
-        kept = [frame for frame in frames[: self._outermost(frames)] if not self._is_own(frame)]
-        if not kept and frames and not self._is_own(frames[0]):
+        kept = [frame for frame in frames[: self._outermost(frames)] if not self.is_own(frame)]
+        if not kept and frames and not self.is_own(frames[0]):
             return []
         return [str(frame) for frame in kept or frames]
 
     def _outermost(self, frames: list[Frame]) -> int:
         """Return how many frames are left without the outer ones that started memprof."""
         end = len(frames)
-        while end and (self._is_own(frames[end - 1]) or _STARTER.match(self._path(frames[end - 1].file).path)):
+        while end and (self.is_own(frames[end - 1]) or _STARTER.match(self._path(frames[end - 1].file).path)):
             end -= 1
-        started_by_memprof = any(self._is_own(frame) for frame in frames[end:])
+        started_by_memprof = any(self.is_own(frame) for frame in frames[end:])
         return end if started_by_memprof else len(frames)
 
-    def _is_own(self, frame: Frame) -> bool:
+    def is_own(self, frame: Frame) -> bool:
+        """Tell whether a frame is memprof's own."""
         path: FramePath = self._path(frame.file)
         return path.rooted and _OWN.match(path.path) is not None
 

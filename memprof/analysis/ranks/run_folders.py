@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -93,12 +94,13 @@ def file_of_run(folder: Path) -> Path:
     raise InputError(f"{folder}: no snapshot (*.pickle) and no report (*.json) in it or in its _memprof.")
 
 
-def unused_folder(folder: Path, began: float, claimed: Collection[Path] = ()) -> Path:
-    """Return ``folder``, or the first of ``folder-2``, ``folder-3`` ... that holds nothing of an earlier run.
+def unused_folder(folder: Path, began: float = math.inf, claimed: Collection[Path] = ()) -> Path:
+    """Return ``folder``, or the first of ``folder-2``, ``folder-3`` ... that holds nothing of another run.
 
     Args:
         folder: where a run would write.
-        began: when this process began, in seconds since the epoch; what was written later is its own or another rank's.
+        began: when this process began, in seconds since the epoch; another rank of its run may have written what is
+            newer. By default everything is of another run.
         claimed: absolute paths of folders that earlier runs of this process have written to.
     """
     chosen, number = folder, 1

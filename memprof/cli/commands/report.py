@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from memprof.cli.progress import working
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
+    from memprof.analysis.source_files import SourceText
     from memprof.report import Report
 
 _LISTED = 50
@@ -49,6 +51,10 @@ _LISTED = 50
 @click.option("--advise", is_flag=True, help="Simulate the run with each change that could lower its peak.")
 @click.option("--gpu", metavar="NAME|SIZE", help="With --advise: find the changes that make the run fit this card.")
 @options.seconds_option
+@click.option(
+    "--source", "source_folder", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
+    help="Show the code of the program's lines on the page, from its files below DIR; default: as recorded.",
+)  # fmt: skip
 @options.rules_option
 @options.no_cache_option
 @options.redact_option
@@ -66,6 +72,7 @@ def command(
     advise: bool,
     gpu: str | None,
     seconds: float,
+    source_folder: Path | None,
     rules: Path | None,
     redact: bool,
 ) -> None:
@@ -80,6 +87,8 @@ def command(
     minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
+    if source_folder is not None and (output.page is None or redact):
+        raise UsageError("--source shows code on the page: give -o FILE.html, and no --redact.")
     from memprof.config.gpus import capacity_bytes
 
     card = None if capacity is None else capacity_bytes(capacity)
@@ -91,8 +100,24 @@ def command(
         report = simulated(estimated(report, analysis=run.analysis), gpu, seconds, analysis=run.analysis)
     report = report if card is None else _on_card(report, card)
     kind = "report_and_changes" if advise else "report"
-    answer = report_answer(kind, redacted(report, redact, run.analysis), run.analysis, redact=redact)
+    texts = None if source_folder is None else _texts(source_folder, run)
+    shown = redacted(report, redact, run.analysis)
+    answer = report_answer(kind, shown, run.analysis, redact=redact, texts=texts)
     emit(answer, output, fits=fits_asked_card(report))
+
+
+def _texts(folder: Path, run: GivenRun) -> Mapping[str, SourceText]:
+    """Return the texts of the program's files below a folder; UsageError where there are none."""
+    from memprof.analysis.source_files import by_file, texts_below
+
+    files = list(by_file(run.report.source_lines))
+    if not files:
+        raise UsageError(f"--source {folder}: no stack of this recording names a file of the program.")
+    created = None if run.analysis is None else run.analysis.snapshot.run.created
+    if not (texts := texts_below(folder, files, created)):
+        named = ", ".join(files[:3]) + (" ..." if len(files) > 3 else "")
+        raise UsageError(f"--source {folder}: none of the program's files lies below it ({named}).")
+    return texts
 
 
 def _on_card(report: Report, n_bytes: int) -> Report:

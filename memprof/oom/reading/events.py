@@ -7,7 +7,7 @@ from memprof.oom.reading.matches import Hit
 from memprof.oom.reading.normalize import Stream
 
 _NEAR = 40  # lines between two signs of one event
-_CHAIN = 400  # lines a chained traceback may be long
+_CHAIN = 400  # lines a chained traceback, or TensorFlow's dump of its allocator, may be long
 _CLOSE = 8  # lines between an engine's message and what caused it, where nothing says that it did
 _LOOK_BACK = 60  # events
 _ORDER = {form.id: i for i, form in enumerate(FORMS)}
@@ -46,7 +46,8 @@ def _chained(text: str) -> bool:
 def _sign_of(stream: Stream, hit: Hit, events: list[Hit]) -> Hit | None:
     """Return the last of ``events`` that ``hit`` is another sign of."""
     for event in reversed(events):
-        if event.form.event != hit.form.event or hit.line - event.last_line > _NEAR:
+        near = _CHAIN if hit.form.event == "tensorflow" else _NEAR
+        if event.form.event != hit.form.event or hit.line - event.last_line > near:
             continue
         mine, theirs = hit.values.get("pid"), event.values.get("pid")
         if hit.form.event == "launcher" and hit.values.get("rank") not in (None, event.values.get("rank")):

@@ -7,15 +7,17 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from memprof.oom.knowledge_files import typed
 from memprof.oom.known_messages import DEVICE_FORMS, FORMS
 from memprof.oom.message_form import Form
 from memprof.oom.reading.fields import messages_in
 from memprof.oom.reading.normalize import Stream
 from memprof.oom.reading.sizes import bytes_of
 
-_SOURCE = re.compile(
-    r"^(?:raise |except |assert |if |elif |return |logger\.|logging\.|print\(|f?[\"'`])|\braise \w{1,200}\("
+_CODE, _QUOTED, _HUNK, _IN_HUNK, _FRAME = (
+    re.compile(pattern) for pattern in typed("log_lines", "source", dict[str, str]).values()
 )
+_NEAR_FRAME = 8  # lines: a raise may be written over several
 
 
 @dataclass
@@ -145,15 +147,38 @@ def _without_overlaps(hits: list[Hit]) -> list[Hit]:
 
 
 def _without_source_lines(stream: Stream, hits: list[Hit]) -> list[Hit]:
-    """Return the hits without those in a traceback's line of code, unless the message itself is missing."""
+    """Return the hits that a program printed: none in a diff, in ``grep``'s output or in source code.
+
+    A traceback's line of code counts if the message itself was cut off.
+    """
+    hunks = _diff_lines(stream)
+    hits = [hit for hit in hits if hit.line not in hunks and not _QUOTED.match(stream.lines[hit.line].text)]
     in_source = [_in_source(stream, hit) for hit in hits]
     events = {hit.form.event for hit, source in zip(hits, in_source, strict=True) if not source}
-    return [hit for hit, source in zip(hits, in_source, strict=True) if not source or hit.form.event not in events]
+    return [
+        hit
+        for hit, source in zip(hits, in_source, strict=True)
+        if not source or (hit.form.event not in events and (hit.values or _below_frame(stream, hit.line)))
+    ]
+
+
+def _diff_lines(stream: Stream) -> set[int]:
+    """Return the indices of the lines that belong to hunks of a diff."""
+    found: set[int] = set()
+    inside = False
+    for i, line in enumerate(stream.lines):
+        inside = bool(_HUNK.match(line.text) or (inside and _IN_HUNK.match(line.text)))
+        found.update([i] if inside else [])
+    return found
+
+
+def _below_frame(stream: Stream, index: int) -> bool:
+    return any(_FRAME.search(line.text) for line in stream.lines[max(0, index - _NEAR_FRAME) : index])
 
 
 def _in_source(stream: Stream, hit: Hit) -> bool:
     text = stream.lines[hit.line].text.strip()
-    if _SOURCE.search(text) is None:
+    if _CODE.search(text) is None:
         return False
     before = text[: max(0, text.lower().find(stream.squeezed[hit.start : hit.start + 4]))]
     return "Error: " not in before or "raise " in before

@@ -126,6 +126,8 @@ def _lines_of(raw: str, number: int) -> list[Line]:
         if _ESCAPED.search(raw) is None:
             break
         raw = _ESCAPE.sub(lambda match: _UNESCAPED.get(match[1], match[1]), raw)
+    if 'File ""' in raw:  # a field of CSV doubles its quotes
+        raw = raw.replace('""', '"')
     if "\x1b" in raw or "\\u001b" in raw or "\\x1b" in raw or "\\033" in raw:
         raw = _ANSI.sub("", raw)
     if "<" in raw and ">" in raw:
@@ -162,6 +164,8 @@ def _line(raw: str, number: int) -> Line:
         who, rank = tag or who, of_rank if of_rank is not None else rank
         actor = match["actor"] or actor
     text = raw[at:]
+    if raw[at - 1 : at] == '"' == text[-1:]:  # a field of CSV
+        text = text[:-1]
     if text[-1:] in "│┃║" or "│" in text[-3:]:
         text = _BOX_END.sub("", text)
     if text[:1] in "╭╮╰╯─━═┌┐└┘├┤╔╗╚╝+-=" and _RULE.match(text):

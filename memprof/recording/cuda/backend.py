@@ -50,6 +50,11 @@ class TorchCuda:
         self.can_skip = "skip_actions" in self._accepted and "include_traces" in snapshot_options
         self.can_tag = bool(self._set_tag and self._get_tag)
 
+    @property
+    def allocator(self) -> object:
+        """Identify the allocator, which has one history for everybody."""
+        return self._torch
+
     def history_enabled(self) -> bool:
         return bool(names.HISTORY_ENABLED.get()())
 
@@ -76,6 +81,12 @@ class TorchCuda:
             if function := switch.find():
                 patches.put(*switch.place(), around(function))
         return patches.restore
+
+    @staticmethod
+    def skipped_by(arguments: tuple[Any, ...], named: dict[str, Any]) -> list[str]:
+        """Return the kinds of events that a switch leaves out from then on, given what its function is called with."""
+        given = [*arguments, *named.values()]  # the only list that either function takes
+        return next(([str(one) for one in value] for value in given if isinstance(value, list)), [])
 
     def watch_resets(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
         """Put ``around(function)``, the same whoever watches, in the place of what every way to reset the peak counters

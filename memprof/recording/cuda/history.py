@@ -9,7 +9,8 @@ What is done here beside switching torch's history on:
   totals are exact outside the gaps;
 * what the program, or another recording, resets of these counters is read before;
 * a user's own history is left as it is: it is read, never restarted, cleared or stopped. So is memprof's from when the
-  program switches it. What a history lost is judged by its own events (:mod:`memprof.recording.cuda.ring`).
+  program switches it. What a history lost is judged by its own events (:mod:`memprof.recording.cuda.ring`);
+* recordings that overlap share one history, which ends with the last of them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from memprof.emulate.notes import emulation_notes, uncomputed_notes
 from memprof.recording.cuda.backend import TorchCuda
 from memprof.recording.cuda.copying import copied
-from memprof.recording.cuda.history_gaps import Gap, block_changes
+from memprof.recording.cuda.history_gaps import BLOCK_EVENTS, Gap, block_changes
 from memprof.recording.cuda.ring import AllocationCount, Evidence, Judged, blocks_in_use, judge
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.guard import Door
@@ -34,7 +35,6 @@ from memprof.vocabulary import Kind, Phase
 
 DEFAULT_ENTRIES = 1_000_000
 _TAG = "memprof:"
-_SKIPPED = ["alloc", "free_requested", "free_completed"]
 # Decode tokens recorded before thinning begins, and how much longer each further gap is than the tokens so far.
 _FIRST_TOKENS = 8
 _GROWTH = 1.1
@@ -49,6 +49,18 @@ _SWITCHED = (
     "the program called torch.cuda.memory._record_memory_history while memprof recorded: the history has been the "
     "program's since then, as it was switched, and memprof does not stop it"
 )
+_SHARED = (
+    "two recordings of memprof were on at once and share torch's memory history: its size and its stacks are those "
+    "that the first asked for, and steady decoding is not thinned"
+)
+_LEFT_OUT = (
+    "the program left events out of the memory history by skip_actions while memprof recorded, {:.1f} s in all: what "
+    "came and went in such a gap is not recorded, and what it changed is written at its end"
+)
+_INCOMPLETE = (
+    "the memory history that the program had switched on before memprof began lost events, as when it is full, is "
+    "switched again or leaves events out by skip_actions"
+)
 _DISTURBED = (
     "the memory history lost events although it was not full, as when the program stops, clears or shortens it while "
     "memprof records"
@@ -56,6 +68,14 @@ _DISTURBED = (
 
 # torch keeps observers for ever: one is attached a process (TorchCuda sees to it), and tells whoever records.
 _recording: weakref.WeakSet[CudaHistory] = weakref.WeakSet()
+
+
+class _GapBegin(NamedTuple):
+    """Hold the time at which a gap began, and the allocator's segments and counts then."""
+
+    time_us: int
+    segments: list[dict[str, Any]]
+    counts: dict[int, AllocationCount]
 
 
 class CudaHistory:
@@ -86,7 +106,7 @@ class CudaHistory:
     ) -> None:
         self.door = Door()
         self.notes: list[str] = emulation_notes()
-        self._uncomputed: list[str] = []
+        self._renewed: list[str] = []  # notes of the last dump, which the next one replaces
         self.on_oom: Callable[[], None] | None = None
         self.on_switch: Callable[[], None] | None = None  # when the program is about to switch the history
         self.index = device.index or 0
@@ -106,7 +126,7 @@ class CudaHistory:
         self._tags = Tags()
         self._windows: list[dict[str, int]] = []
         self._gaps: list[Gap] = []
-        self._gap_begin: tuple[int, list[dict[str, Any]], dict[int, AllocationCount]] | None = None
+        self._gap_begin: _GapBegin | None = None
         self._decoded = 0
         self._next_token = _FIRST_TOKENS + 2
         self._start_us = self._stop_us = 0
@@ -125,15 +145,21 @@ class CudaHistory:
         for of_before in (self._unwatch, self._windows, self._gaps, self._skipped):
             of_before.clear()
         self._in_use = blocks_in_use(self._backend.segments())
-        self._foreign = self._backend.history_enabled()
+        is_on, sharing = self._backend.history_enabled(), self._sharing()
+        self._foreign = is_on and not sharing
         if self._foreign:
             self._thin = False
             self.notes.append("the memory history was already on when memprof began; it was read and left as it was")
+        elif is_on:
+            first = sharing[0]
+            self._entries, self._context, self._stacks = first._entries, first._context, first._stacks
+            for one in (*sharing, self):
+                one._share()
         else:
             self._switch([], clear=True)
-            self._unwatch.append(
-                self._backend.watch_switches(lambda switch: self.door.around(switch, self._switched))
-            )
+        self._unwatch.append(
+            self._backend.watch_switches(lambda switch: self.door.around(switch, self._switching, self._switched))
+        )
         self._counts = self._backend.counts()
         if self._capacity is not None:
             self._unlimit = self._backend.limit(self.index, self._capacity)
@@ -148,7 +174,7 @@ class CudaHistory:
         if self._stop_us:
             return
         try:
-            self._resume()
+            self._divide_gap()
             # Stopping torch's history also clears it: what it holds is taken first, and every later dump is a copy.
             counts, raw = self._backend.counts(), self._backend.snapshot()
             self._stop_us = self.now_us()
@@ -166,8 +192,20 @@ class CudaHistory:
             self._unlimit()
         if self._tagging and self._has_own_tag():
             self._backend.tag("")
-        if not self._foreign:
+        if not self._foreign and not self._sharing():
             self._backend.stop()
+
+    def _sharing(self) -> list[CudaHistory]:
+        """Return the other recordings for which memprof has switched the same history on."""
+        mine = self._backend.allocator
+        others = [one for one in _recording if one is not self and not one._foreign and one._backend.allocator is mine]
+        return sorted(others, key=lambda one: one._start_us)
+
+    def _share(self) -> None:
+        self._resume()
+        self._thin = False
+        if _SHARED not in self.notes:
+            self.notes.append(_SHARED)
 
     def _switch(self, skip: list[str], clear: bool = False) -> None:
         self._is_switching = True
@@ -176,16 +214,25 @@ class CudaHistory:
         finally:
             self._is_switching = False
 
-    def _switched(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Leave the history to the program, which is about to switch it."""
-        if self._is_switching or self._foreign or self._stop_us:
-            return
-        if self.on_switch is not None:
+    def _switching(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
+        """Leave the history to the program, which is about to switch it; return the kinds of events it leaves out, None
+        if it is memprof that switches."""
+        if self._is_switching or self._stop_us:
+            return None
+        if self._foreign:
+            self._end_gap()
+        elif self.on_switch is not None:
             self.on_switch()
         else:
             self._resume()
             self._foreign, self._thin = True, False
             self.notes.append(_SWITCHED)
+        return [kind for kind in self._backend.skipped_by(args, kwargs) if kind in BLOCK_EVENTS]
+
+    def _switched(self, skipped: list[str] | None, _result: Any, error: BaseException | None) -> None:
+        """Begin a gap if the program leaves events out from now on."""
+        if skipped and error is None and not self._stop_us:
+            self._begin_gap()
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
@@ -291,7 +338,7 @@ class CudaHistory:
 
     def on_token(self, new_tokens: int) -> bool:
         """Tell whether to record the forward that begins; ``new_tokens`` is 1 in decoding, more in a prefill."""
-        if not self._thin or self._tags.phase != Phase.GENERATE.value:
+        if not self._thin or self._stop_us or self._tags.phase != Phase.GENERATE.value:
             return True
         if new_tokens > 1:
             self._decoded, self._next_token = 0, _FIRST_TOKENS + 2
@@ -309,31 +356,52 @@ class CudaHistory:
 
     def _suspend(self) -> None:
         if self._gap_begin is None:
-            self._gap_begin = (self.now_us(), self._backend.segments(), self._backend.counts())
-            self._switch(_SKIPPED)
+            self._begin_gap()
+            self._switch(BLOCK_EVENTS)
+
+    def _begin_gap(self) -> None:
+        self._gap_begin = _GapBegin(self.now_us(), self._backend.segments(), self._backend.counts())
 
     def _resume(self) -> None:
+        """End a gap of memprof's own; the program's lasts until the program ends it."""
+        if self._gap_begin is not None and not self._foreign:
+            self._end_gap()
+            self._switch([])
+
+    def _end_gap(self) -> None:
         if self._gap_begin is None:
             return
         begin, before, counted = self._gap_begin
         self._gap_begin = None
-        self._switch([])
-        end = self.now_us()
-        self._gaps.append(Gap(begin, end, block_changes(before, self._backend.segments())))
-        counts, none = self._backend.counts(), AllocationCount()
+        counts, segments, none = self._backend.counts(), self._backend.segments(), AllocationCount()
+        self._gaps.append(Gap(begin, self.now_us(), block_changes(before, segments), self._foreign))
         self._skipped.update({device: now.since(counted.get(device, none)) for device, now in counts.items()})
+
+    def _divide_gap(self) -> None:
+        """End the gap in what is written now; the program's goes on after it."""
+        self._resume()
+        if self._gap_begin is not None:
+            self._end_gap()
+            self._begin_gap()
+
+    def _gap_notes(self) -> list[str]:
+        left_out = sum(gap.end_us - gap.begin_us for gap in self._gaps if gap.is_programs)
+        return [_LEFT_OUT.format(left_out / 1e6)] if left_out else []
 
     # -- writing -----------------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[dict[str, Any], Recorded]:
-        self.notes[:] = [*(n for n in self.notes if n not in self._uncomputed), *(now := uncomputed_notes())]
-        self._uncomputed = now
         if self._final is not None:
             raw, recorded = self._final
-            return copied(raw), recorded
-        self._resume()
-        counts, raw = self._backend.counts(), self._backend.snapshot()
-        return raw, self._filled(raw, counts)
+            raw = copied(raw)
+        else:
+            self._divide_gap()
+            counts, raw = self._backend.counts(), self._backend.snapshot()
+            recorded = self._filled(raw, counts)
+        now = [*uncomputed_notes(), *self._gap_notes()]
+        self.notes[:] = [*(note for note in self.notes if note not in self._renewed), *now]
+        self._renewed = now
+        return raw, recorded
 
     def _filled(self, raw: dict[str, Any], counts: dict[int, AllocationCount]) -> Recorded:
         """Take the holes out of a snapshot's traces and fill their gaps; return how complete each device's is."""
@@ -350,8 +418,10 @@ class CudaHistory:
                 judged[device] = judge(trace, self._gaps, known)
             if device < len(traces) and device in judged:
                 traces[device] = judged[device].trace
-        if any(one.is_disturbed for one in judged.values()) and not self._foreign and _DISTURBED not in self.notes:
-            self.notes.append(_DISTURBED)
+        disturbed = _INCOMPLETE if self._foreign else _DISTURBED
+        is_known = disturbed in self.notes or _SWITCHED in self.notes
+        if not is_known and any(one.is_disturbed for one in judged.values()):
+            self.notes.append(disturbed)
         own = judged.pop(self.index)
         thinned, others = [[gap.begin_us, gap.end_us] for gap in own.gaps], [one.history for one in judged.values()]
         recorded = Recorded(own.history.start_us, stop_us, own.history.history.value, 0, entries, thinned, others)

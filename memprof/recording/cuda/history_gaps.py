@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from memprof.recording.cuda.copying import copied
 
+#: Kinds of events that say what happens to a block.
+BLOCK_EVENTS = ["alloc", "free_requested", "free_completed"]
 _HELD = "active_allocated"
 # Freed by the program, and kept until a stream has done with it; torch has two names for it.
 _PENDING = ("active_pending_free", "active_awaiting_free")
 
 
 class Gap(NamedTuple):
-    """Hold a stretch that was not recorded, and by device the events that lead from its beginning to its end."""
+    """Hold a stretch that was not recorded, and by device the events that lead from its beginning to its end.
+
+    In one of the program's (``is_programs``) some kinds of events may have been recorded, others not.
+    """
 
     begin_us: int
     end_us: int
     events: dict[int, list[dict[str, Any]]]
+    is_programs: bool = False
 
 
 def block_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
@@ -54,6 +61,19 @@ def fill_gaps(trace: list[dict[str, Any]], gaps: list[Gap], device: int) -> list
         out += trace[start:position]
         out += [{**event, "time_us": gap.end_us} for event in copied(gap.events.get(device, []))]
     return out + trace[position:]
+
+
+def without_partial(trace: list[dict[str, Any]], gaps: Sequence[Gap]) -> list[dict[str, Any]]:
+    """Return a trace without the events of blocks that a program's gap has recorded: some of their kinds only."""
+    partial = [gap for gap in gaps if gap.is_programs]
+    if not partial:
+        return trace
+    return [
+        entry
+        for entry in trace
+        if entry["action"] not in BLOCK_EVENTS
+        or not any(gap.begin_us < entry["time_us"] <= gap.end_us for gap in partial)
+    ]
 
 
 def _active_blocks(segments: list[dict[str, Any]]) -> dict[tuple[int, int, int], dict[str, Any]]:

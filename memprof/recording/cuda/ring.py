@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from memprof.recording.cuda.history_gaps import Gap, fill_gaps
+from memprof.recording.cuda.history_gaps import Gap, fill_gaps, without_partial
 from memprof.recording.recorder import DeviceHistory
 from memprof.vocabulary import History
 
@@ -75,7 +75,10 @@ class Judged(NamedTuple):
 
 def judge(trace: Trace, gaps: Sequence[Gap], known: Evidence) -> Judged:
     """Judge a device's trace, as torch returns it; ``gaps`` are those of a thinned history, in the order of time."""
-    is_full = known.max_entries is not None and len(trace) >= known.max_entries
+    # One that reaches further back than the recording has lost nothing of it: another recording has begun it.
+    is_older = bool(trace) and _time(trace[0]) < known.start_us - _CLOCK
+    is_full = known.max_entries is not None and len(trace) >= known.max_entries and not is_older
+    trace = without_partial(trace, gaps)
     if all(_time(a) <= _time(b) for a, b in pairwise(trace)):
         is_whole = not is_full and _is_whole(trace, gaps, known)  # a full ring is truncated, whatever it shows
     else:

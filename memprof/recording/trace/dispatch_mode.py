@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,14 @@ _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 _DispatchMode: Any = torch_names.DISPATCH_MODE.get()
 
 
+class _Recording(NamedTuple):
+    """Hold what a mode calls of the trace that it shows operations to."""
+
+    trace: Any
+    kind_of: Callable[[tuple[type, ...]], int]
+    failed: Callable[[BaseException], None]
+
+
 class Watching(_DispatchMode):  # type: ignore[misc]
     """Run every operation as it is, and show it to the tensor trace."""
 
@@ -28,12 +36,11 @@ class Watching(_DispatchMode):  # type: ignore[misc]
 
     def __init__(self, trace: Any) -> None:
         super().__init__()
-        self._trace, self._door = trace, trace.door
-        self._kind_of = trace.door.hook(self._kind)
-        self._failed = trace.door.hook(trace.failed)
+        self._recording: _Recording | None = _Recording(
+            trace, trace.door.hook(self._kind), trace.door.hook(trace.failed)
+        )
         self._kinds: dict[tuple[type, ...], int] = {}
         self._thread = threading.get_ident()
-        self._over = False
 
     @property
     def is_elsewhere(self) -> bool:
@@ -41,9 +48,9 @@ class Watching(_DispatchMode):  # type: ignore[misc]
         return self._thread != threading.get_ident()
 
     def leave_later(self) -> None:
-        """Do nothing from now on, and leave the stack of the mode's own thread after its next operation: a thread
-        cannot reach the stack of another one."""
-        self._over = True
+        """Forget the recording, and leave the stack of the mode's own thread after its next operation: a thread cannot
+        reach the stack of another one."""
+        self._recording = None
 
     def _leave_after_this(self) -> None:
         # The mode is not on the stack while it runs. A profile function is called once the operation has returned.
@@ -51,10 +58,13 @@ class Watching(_DispatchMode):  # type: ignore[misc]
             sys.setprofile(Door().hook(self._leave))
 
     def _leave(self, _frame: Any, _event: str, _argument: Any) -> None:
-        if any(mode is self for mode in torch_names.MODE_STACK.get()()):
+        modes = torch_names.MODE_STACK.get()()
+        if any(mode is self for mode in modes):
             previous = None  # as it was: another profiler is left alone
             sys.setprofile(previous)
-            remove_mode(self)
+            for mode in modes:  # those of other recordings, too, which had no profile function to set
+                if isinstance(mode, Watching) and mode._recording is None:
+                    remove_mode(mode)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -66,11 +76,13 @@ class Watching(_DispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._over:
+        recording = self._recording  # once: the recording may end meanwhile, on another thread
+        if recording is None:
             self._leave_after_this()
             return func(*args, **kwargs)
+        trace, kind_of, failed = recording
         if types:
-            kind = self._kind_of(tuple(types))
+            kind = kind_of(tuple(types))
             if kind == _WRAPPER:
                 return NotImplemented  # it unpacks itself first; its inner tensors come by here again
             if kind == _NO_MEMORY:
@@ -78,17 +90,17 @@ class Watching(_DispatchMode):  # type: ignore[misc]
         try:
             out = func(*args, **kwargs)
         except RuntimeError as error:
-            self._failed(error)
+            failed(error)
             raise
-        if self._door.failure is None and self._trace.is_watching:
+        if trace.door.failure is None and trace.is_watching:
             try:
-                if requested := self._trace.too_much(out):
+                if requested := trace.too_much(out):
                     # The operation has run; dropping its result leaves things as if it had not.
                     out = None
-                    raise meant(self._trace.refusal(requested))
-                self._trace.see(func, args, kwargs, out)
+                    raise meant(trace.refusal(requested))
+                trace.see(func, args, kwargs, out)
             except Exception as error:
-                self._door.shut(error)  # a hook's door without its frame: this runs at every operation
+                trace.door.shut(error)  # a hook's door without its frame: this runs at every operation
         return out
 
     def _kind(self, kinds: tuple[type, ...]) -> int:
@@ -142,7 +154,7 @@ def remove_mode(mode: Any) -> str | None:
     mode.__exit__(None, None, None)
     for other in reversed(lifted):
         push(other)
-    if lifted:
-        names = ", ".join(type(m).__name__ for m in lifted)
+    if foreign := [other for other in lifted if not isinstance(other, Watching)]:  # recordings may end in any order
+        names = ", ".join(type(m).__name__ for m in foreign)
         return f"{names} was entered during memprof's recording and outlives it; it was kept in place"
     return None

@@ -155,8 +155,9 @@ class TensorTrace:
 
     def _note_unseen(self) -> None:
         """Note which threads of before the recording worked during it, and how much is alive that was never seen."""
-        earlier = self._threads.earlier()
-        if not earlier:
+        threads = self._threads.earlier()
+        earlier = [one for one in threads if not one.is_logger]
+        if not threads:
             return
         unseen: dict[int, int] = {}
         for tensor in _visible_tensors():
@@ -164,8 +165,9 @@ class TensorTrace:
                 storage = tensor.untyped_storage()
                 if storage_key(storage) not in self._live and self._ours(storage):
                     unseen[storage_key(storage)] = storage.nbytes()
-        nbytes, names = sum(unseen.values()), [name for name, has_worked in earlier if has_worked or unseen]
-        if nbytes or any(has_worked for _, has_worked in earlier):
+        nbytes = sum(unseen.values())
+        names = [one.name for one in (earlier or threads) if one.may_have_worked or unseen]
+        if nbytes or any(one.may_have_worked for one in earlier):
             alive = f"{size(nbytes)} that are alive at the end were never seen, and " if nbytes else ""
             shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
             self.notes.append(_EARLIER.format(shown, alive))
@@ -410,7 +412,7 @@ class TensorTrace:
 
     def _before_resize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.UntypedStorage:
         storage: torch.UntypedStorage = args[0]
-        if self._capacity is not None:
+        if self._capacity is not None and self.is_watching:
             size = args[1] if len(args) > 1 else kwargs["size"]
             grown = size - storage.nbytes()
             if 0 < grown > self._capacity - self._allocated and self._ours(storage):
@@ -418,6 +420,8 @@ class TensorTrace:
         return storage
 
     def _resized(self, storage: torch.UntypedStorage, _result: Any, _error: BaseException | None) -> None:
+        if not self.is_watching:  # another recording, which goes on, has wrapped this one's function
+            return
         watch = self._live.get(storage_key(storage))
         if watch is not None:
             if storage.nbytes() == watch.nbytes and storage.data_ptr() == watch.address:

@@ -3,59 +3,104 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from memprof.compat.optional_packages import RAW_THREAD_START, THREAD_START
+from memprof.compat.optional_packages import RAW_THREAD_START, THREAD_START, THREAD_TARGET
 from memprof.compat.patching import Patches
 from memprof.recording.guard import Door
 from memprof.recording.trace.dispatch_mode import Watching, remove_mode
 
 # Nanoseconds of CPU time: a helper that wakes up, looks and sleeps again uses less.
 _WORK = 1_000_000
+# Packages whose threads write or serve figures, or draw a progress bar, and run none of torch's operations. Threads of
+# an executor are anybody's.
+_LOGGERS = {
+    "aim", "clearml", "codecarbon", "comet_ml", "dvclive", "memprof", "mlflow", "neptune", "prometheus_client",
+    "sentry_sdk", "swanlab", "tensorboard", "tensorboardX", "tqdm", "trackio", "wandb",
+}  # fmt: skip
+
+
+class EarlierThread(NamedTuple):
+    """Describe a thread that ran before the recording.
+
+    Attributes:
+        name: its name.
+        may_have_worked: it used the CPU meanwhile, or that is not known because it has ended or the system does not
+            say.
+        is_logger: its code is a tracker's.
+    """
+
+    name: str
+    may_have_worked: bool
+    is_logger: bool
+
+
+class _Earlier(NamedTuple):
+    """Hold a thread that runs when the recording begins, with its CPU time then."""
+
+    thread: threading.Thread
+    is_logger: bool
+    cpu_ns: int | None
 
 
 class WorkerThreads:
     """Enter a mode on each thread that starts from now on, and leave it when the thread's work ends.
 
-    The mode is entered below ``threading.Thread``, where all of Python's threads begin. A thread that outlives the
-    recording keeps its mode until it ends; the mode then only passes operations on. Threads that ran before the
-    recording can't be entered from another thread: :meth:`earlier` has those that worked during it.
+    The mode is entered below ``threading.Thread``, where all of Python's threads begin. On a thread that outlives the
+    recording, the mode forgets the recording at its end, and leaves the thread's stack after the next operation there.
+    Threads that ran before the recording can't be entered from another thread: :meth:`earlier` has those.
     """
 
     def __init__(self, door: Door, make_mode: Callable[[], Watching | None]) -> None:
         self._door = door
         self._make_mode = make_mode
         self._patches = Patches()
-        self._earlier: list[tuple[threading.Thread, int | None]] = []  # with their CPU time then
+        self._earlier: list[_Earlier] = []
+        self._modes: weakref.WeakSet[Watching] = weakref.WeakSet()  # those on the threads' stacks
+        self._entering = threading.Lock()
 
     def start(self) -> None:
         own = threading.current_thread()
-        self._earlier = [(thread, _cpu_ns(thread)) for thread in threading.enumerate() if thread is not own]
+        others = [thread for thread in threading.enumerate() if thread is not own]
+        self._earlier = [_Earlier(thread, _is_logger(thread), _cpu_ns(thread)) for thread in others]
         for target in (THREAD_START, RAW_THREAD_START):
             if starts := target.find():
                 self._patches.put(*target.place(), self._door.changing(starts, self._with_mode))
 
     def stop(self) -> None:
         self._patches.restore()
+        with self._entering:
+            for mode in self._modes:
+                mode.leave_later()
 
-    def earlier(self) -> list[tuple[str, bool]]:
-        """Return the names of the threads that ran before the recording, and whether each may have worked during it:
-        it used the CPU, or that is not known because it has ended or the system does not say."""
+    def earlier(self) -> list[EarlierThread]:
+        """Return the threads that ran before the recording."""
         found = []
-        for thread, before in self._earlier:
+        for thread, is_logger, before in self._earlier:
             now = _cpu_ns(thread)
-            found.append((thread.name, before is None or now is None or now - before > _WORK))
+            has_worked = before is None or now is None or now - before > _WORK
+            found.append(EarlierThread(thread.name, has_worked, is_logger))
         return found
 
     def _with_mode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not args or not callable(args[0]):
             return args, kwargs
-        return (self._door.around(args[0], self._enter, _leave), *args[1:]), kwargs
+        # The thread may outlive the recording, and must not keep it alive.
+        threads, door = weakref.ref(self), Door(lost="what threads do that start while memprof records")
 
-    def _enter(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Watching | None:
-        mode = self._make_mode()
+        def enter(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Watching | None:
+            these = threads()
+            return None if these is None else these._door(these._enter)
+
+        return (door.around(args[0], enter, _leave), *args[1:]), kwargs
+
+    def _enter(self) -> Watching | None:
+        with self._entering:
+            if (mode := self._make_mode()) is not None:
+                self._modes.add(mode)
         if mode is not None:
             mode.__enter__()
         return mode
@@ -64,6 +109,13 @@ class WorkerThreads:
 def _leave(mode: Watching | None, _result: Any, _error: BaseException | None) -> None:
     if mode is not None:
         remove_mode(mode)
+
+
+def _is_logger(thread: threading.Thread) -> bool:
+    """Tell whether a thread runs a tracker's code: by its class, its target, or the object whose method that is."""
+    target = getattr(thread, THREAD_TARGET.name, None)
+    named = (type(thread), target, type(getattr(target, "__self__", None)))
+    return any(str(getattr(one, "__module__", "")).partition(".")[0] in _LOGGERS for one in named)
 
 
 def _cpu_ns(thread: threading.Thread) -> int | None:

@@ -30,6 +30,7 @@ def test_what_this_run_wrote_and_what_is_no_runs_does_not_count(tmp_path: Path) 
     old(tmp_path / "out" / "step-000002.rank-1.pickle", at=2001.0)
     old(tmp_path / "out" / "model.safetensors")
     assert unused_folder(tmp_path / "out", 2000.0) == tmp_path / "out"
+    assert unused_folder(tmp_path / "out") == tmp_path / "out-2"  # no other rank may have written there
 
 
 def test_recordings_are_looked_for_in_the_newest_run(tmp_path: Path) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import _thread
 import gc
+import io
 import itertools
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 
 from memprof.analysis.analysis import analyze
+from memprof.compat.optional_packages import RAW_THREAD_START, THREAD_START
+from memprof.compat.torch import STORAGE_RESIZE
 from memprof.recording import phase, record
 from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.snapshot import load_snapshot, snapshot_from_raw
@@ -387,25 +393,99 @@ def test_an_idle_thread_from_before_the_recording_is_not_told_of() -> None:
     assert _beside_a_thread(lambda: None) == []
 
 
-def test_a_thread_that_outlives_the_recording_is_recorded_no_more() -> None:
-    go, results = threading.Event(), []
+def test_a_thread_that_outlives_the_recording_is_recorded_no_more_and_keeps_nothing() -> None:
+    """The mode used to stay on its stack, and kept the recording alive."""
+    started, go, results = threading.Event(), threading.Event(), []
     recorder = TensorTrace(torch.device("cpu"))
     recorder.start()
 
     def loop() -> None:
+        torch.ones(99)
+        started.set()
         go.wait(30)
         results.append(torch.ones(777))
         results.append(_get_current_dispatch_mode_stack())
+        results.append(sys.getprofile())
+        results.append(torch.ones(888))
 
     late = threading.Thread(target=loop)
     late.start()
+    assert started.wait(30)
+    pool = ThreadPoolExecutor(1)
+    pool.submit(torch.ones, 5).result()
     recorder.stop()
-    count = recorder._count
+    count, left = recorder._count, weakref.ref(recorder)
+    assert recorder.door.failure is None
+    del recorder
+    gc.collect()
+    assert left() is None, "while both threads still run"
     go.set()
     late.join()
-    assert len(results) == 2
-    assert recorder._count == count
-    assert recorder.door.failure is None
+    pool.submit(torch.ones, 5).result()
+    assert pool.submit(_get_current_dispatch_mode_stack).result() == []
+    pool.shutdown()
+    assert results[1:3] == [[], None]
+    assert count >= 2
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_recordings_that_overlap_end_in_any_order(order: tuple[int, int]) -> None:
+    """One used to say that the other's mode outlives it, to record on after its end, and to leave its patches."""
+    places = [target.place() for target in (STORAGE_RESIZE, THREAD_START, RAW_THREAD_START)]
+    before = [getattr(owner, name) for owner, name in places]
+    both = [TensorTrace(torch.device("cpu"), capacity=10**9) for _ in range(2)]
+    kept = []
+    for recorder in both:
+        recorder.start()
+        kept.append(torch.ones(1000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        both[order[0]].stop()
+    count = both[order[0]]._count
+    kept[0].untyped_storage().resize_(8000)
+    thread = threading.Thread(target=torch.ones, args=(2000,))
+    thread.start()
+    thread.join()
+    both[order[1]].stop()
+    assert both[order[0]]._count == count
+    assert [getattr(owner, name) for owner, name in places] == before
+    assert _get_current_dispatch_mode_stack() == []
+    sizes = [e["size"] for e in events(both[order[1]].dump()[0])]
+    assert {8000} <= set(sizes)
+    assert [recorder.notes for recorder in both] == [[], []]
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="threads' CPU times are Linux's")
+def test_threads_of_loggers_are_not_told_of(tmp_path: Path) -> None:
+    """They use the CPU and run none of torch's operations; what nobody has seen being made is told of all the same."""
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    prometheus_client, tqdm = pytest.importorskip("prometheus_client"), pytest.importorskip("tqdm")
+    writer = tensorboard.SummaryWriter(str(tmp_path))
+    server, serving = prometheus_client.start_http_server(0, addr="127.0.0.1")
+    bar = tqdm.tqdm(range(3), mininterval=0, file=io.StringIO())
+    assert tqdm.tqdm.monitor is not None
+    recorder = TensorTrace(torch.device("cpu"))
+    recorder.start()
+    spent = [one.cpu_ns for one in recorder._threads._earlier if one.is_logger]
+    for step in range(3000):
+        writer.add_scalar("loss", step, step)
+    url = f"http://127.0.0.1:{server.server_port}/metrics"
+    for _ in range(20):
+        with urllib.request.urlopen(url) as answer:
+            answer.read()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not any(
+        one.may_have_worked for one in recorder._threads.earlier() if one.is_logger
+    ):
+        time.sleep(0.05)
+    assert any(one.may_have_worked for one in recorder._threads.earlier() if one.is_logger)
+    recorder.stop()
+    server.shutdown()
+    server.server_close()
+    serving.join()
+    bar.close()
+    assert len(spent) >= 3
+    assert [note for note in recorder.notes if "running before the recording began" in note] == []
 
 
 def test_meta_fake_and_sparse_tensors_are_no_memory() -> None:

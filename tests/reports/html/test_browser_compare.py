@@ -146,7 +146,7 @@ def test_differences_have_their_unit(page: Any) -> None:
 def test_download_is_the_comparison(page: Any, tmp_path: Path) -> None:
     with page.expect_download() as download:
         page.click("#download")
-    assert download.value.suggested_filename == "memprof-compare.json"
+    assert download.value.suggested_filename.endswith("-memprof-compare.json")
     download.value.save_as(tmp_path / "c.json")
     assert json.loads((tmp_path / "c.json").read_text()) == json.loads(json.dumps(sample_comparison()[0]))
 

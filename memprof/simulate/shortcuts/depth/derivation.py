@@ -78,21 +78,14 @@ class Growth:
         return Claim(block, key.category, key.detail, name)
 
 
-def fit(streams: Sequence[Sequence[Token]], keys: Keys, period: int) -> Growth:
-    """Align the first two streams, and derive the third from them, token by token.
+def fit(streams: Sequence[Sequence[Token]], keys: Keys, shallow: Sequence[int], period: int) -> Growth:
+    """Align the first two streams, and derive the third from them, token by token. ``shallow``: their depths.
 
     Raises:
         NotAffine: the third is not what follows from the first two.
     """
-    try:
-        return _fit(streams, keys, period, by_owner=True)
-    except NotAffine:
-        return _fit(streams, keys, period, by_owner=False)
-
-
-def _fit(streams: Sequence[Sequence[Token]], keys: Keys, period: int, *, by_owner: bool) -> Growth:
     first, second, third = streams
-    pairs = aligned(first, second, keys, by_owner=by_owner)
+    pairs = aligned(first, second, keys, (shallow[0] - 1, shallow[1] - 1))
     runs: list[tuple[bool, list[_Step]]] = []
     at = 0
     for is_new, group in groupby(pairs, key=lambda pair: pair[0] < 0):

@@ -15,7 +15,7 @@ from memprof.recording.run_facts import plain_config
 from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.shortcuts.depth.derivation import Growth, fit
-from memprof.simulate.shortcuts.depth.layers import depths_of, with_layers
+from memprof.simulate.shortcuts.depth.layers import Depths, depths_of, with_layers
 from memprof.simulate.shortcuts.depth.program import Frames, ProgramLog, play
 from memprof.simulate.shortcuts.depth.stream import Keys, NotAffine, stream_of
 
@@ -80,7 +80,7 @@ def simulated_by_depth(
         _derived.clear()
         try:
             shallow = [_simulated(config, execute, layers) for layers in depths.shallow]
-            _derived[known] = _derive(shallow, depths.period, depths.repeats)
+            _derived[known] = _derive(shallow, depths)
         except NotAffine:
             _derived[known] = None
     found = _derived[known]
@@ -94,14 +94,16 @@ def _may_be(settings: Settings, growth: bool) -> bool:
     """Tell whether nothing in these settings depends on the whole depth.
 
     The lean trainer and vLLM choose by the size of the model, loading a second model asks what the first has left free,
-    sharding crosses layers, and a long generation is not logged step by step.
+    DDP and ZeRO fill buckets across layers, and a long generation on one GPU is not logged step by step.
     """
-    generates = settings.generation == "hf" and growth and settings.completion_length > _FEW_TOKENS
+    is_sharded = settings.gpus > 1 and settings.sharding == "fsdp2"
+    whole = settings.generation == "hf" and growth and not is_sharded  # every token, played on the allocator's model
+    generates = whole and settings.completion_length > _FEW_TOKENS
     names = [*(settings.lora_target_modules or ()), *(settings.modules_to_save or ())]
     plain = all(_PLAIN_NAME.fullmatch(name) for name in names)
     second = settings.reward_model is not None or (settings.beta and not settings.has_adapter)
     others = generates or second or settings.lean or settings.images or settings.generation == "vllm"
-    return settings.gpus == 1 and plain and settings.device == "cuda" and not others
+    return (settings.gpus == 1 or is_sharded) and plain and settings.device == "cuda" and not others
 
 
 def _simulated(config: Any, execute: Execute, layers: int) -> _Shallow:
@@ -122,18 +124,18 @@ def _simulated(config: Any, execute: Execute, layers: int) -> _Shallow:
     return _Shallow(log, session, stacks)
 
 
-def _derive(shallow: list[_Shallow], period: int, repeats: int) -> _Derived:
+def _derive(shallow: list[_Shallow], depths: Depths) -> _Derived:
     notes = [one.session.notes for one in shallow]
     if notes[0] != notes[1] or notes[0] != notes[2]:
         raise NotAffine("the notes differ")
     keys = Keys()
     streams = [stream_of(one.log.entries, one.stacks, keys) for one in shallow]
-    growth: Growth = fit(streams, keys, period)
+    growth: Growth = fit(streams, keys, depths.shallow, depths.period)
     first, second, third = (one.session.fake_recorder.work.phases for one in shallow)
     if not first.keys() == second.keys() == third.keys():
         raise NotAffine("the phases that compute differ")
-    work = {phase: _tally(first[phase], second[phase], third[phase], repeats) for phase in first}
-    return _Derived(growth, repeats, work, notes[0])
+    work = {phase: _tally(first[phase], second[phase], third[phase], depths.repeats) for phase in first}
+    return _Derived(growth, depths.repeats, work, notes[0])
 
 
 def _tally(first: Tally, second: Tally, third: Tally, repeats: int) -> Tally:

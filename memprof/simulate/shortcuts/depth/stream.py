@@ -174,10 +174,10 @@ def stream_of(entries: Sequence[Entry], stacks: Sequence[Frames | None], keys: K
     return tokens
 
 
-def aligned(a: Sequence[Token], b: Sequence[Token], keys: Keys, *, by_owner: bool) -> list[tuple[int, int]]:
+def aligned(a: Sequence[Token], b: Sequence[Token], keys: Keys, last: tuple[int, int]) -> list[tuple[int, int]]:
     """Pair the tokens of ``a`` with those of the longer ``b``; what ``b`` alone has is paired with -1. What occurs at
-    one depth only is compared without its numbers: its size may depend on the depth. ``by_owner``: owners of a layer's
-    blocks are aligned by the layer's number, as its allocations are.
+    one depth only is compared without its numbers: its size may depend on the depth. ``last``: the number of each
+    one's last layer. These two are paired, so that layers are added before the last one.
 
     Raises:
         NotAffine: they cannot be aligned.
@@ -185,14 +185,13 @@ def aligned(a: Sequence[Token], b: Sequence[Token], keys: Keys, *, by_owner: boo
     pairs: list[tuple[int, int]] = []
     both = {token.key for token in a} & {token.key for token in b}
     a, b = ([t if t.key in both else t._replace(key=_loose(t.key, keys)) for t in tokens] for tokens in (a, b))
-    kinds = (AllocationKey, ClaimKey) if by_owner else (AllocationKey,)
-    anchoring = {number for number, key in enumerate(keys.keys) if isinstance(key, kinds)}
+    anchoring = {number for number, key in enumerate(keys.keys) if isinstance(key, (AllocationKey, ClaimKey))}
     starts_a, starts_b = _calls(a, keys), _calls(b, keys)
     if [a[i].key for i in starts_a] != [b[j].key for j in starts_b]:
         raise NotAffine("the phases are not the same")
     before_a = before_b = 0
     for i, j in zip([*starts_a, len(a)], [*starts_b, len(b)], strict=True):
-        anchors = [*_anchors(a, b, range(before_a, i), range(before_b, j), anchoring), (i, j)]
+        anchors = [*_anchors(a, b, range(before_a, i), range(before_b, j), anchoring, last), (i, j)]
         for x, y in anchors:
             pairs += _gap(a, b, range(before_a, x), range(before_b, y))
             if x < len(a):
@@ -216,24 +215,25 @@ def _calls(tokens: Sequence[Token], keys: Keys) -> list[int]:
 
 
 def _anchors(
-    a: Sequence[Token], b: Sequence[Token], of_a: range, of_b: range, anchoring: Set[int]
+    a: Sequence[Token], b: Sequence[Token], of_a: range, of_b: range, anchoring: Set[int], last: tuple[int, int]
 ) -> list[tuple[int, int]]:
     """Return pairs of tokens of a layer that occur equally often in both sections, as many as are in order."""
 
-    def marks(tokens: Sequence[Token], places: range) -> Iterator[tuple[int, tuple[int, int]]]:
+    def marks(tokens: Sequence[Token], places: range, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
         found = ((i, tokens[i]) for i in places)
-        return ((i, (t.key, t.layer)) for i, t in found if t.layer != _NO_LAYER and t.key in anchoring)
+        layers = ((i, t.key, t.layer) for i, t in found if t.layer != _NO_LAYER and t.key in anchoring)
+        return ((i, (key, _NO_LAYER if layer == end else layer)) for i, key, layer in layers)
 
-    counts_a, counts_b = (Counter(mark for _, mark in marks(t, r)) for t, r in ((a, of_a), (b, of_b)))
+    counts_a, counts_b = (Counter(m for _, m in marks(t, r, e)) for t, r, e in ((a, of_a, last[0]), (b, of_b, last[1])))
     seen: Counter[tuple[int, int]] = Counter()
     places: dict[tuple[tuple[int, int], int], int] = {}
-    for i, mark in marks(a, of_a):
+    for i, mark in marks(a, of_a, last[0]):
         if counts_a[mark] == counts_b[mark]:
             places[mark, seen[mark]] = i
             seen[mark] += 1
     seen.clear()
     found = []
-    for j, mark in marks(b, of_b):
+    for j, mark in marks(b, of_b, last[1]):
         if counts_a[mark] == counts_b[mark]:
             found.append((places[mark, seen[mark]], j))
             seen[mark] += 1
