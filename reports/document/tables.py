@@ -385,10 +385,10 @@ def _module_path(name: str) -> tuple[str, ...]:
 
 
 def _shorter(label: str) -> tuple[str, ...]:
-    """Shorten a frame's label: without its folder, then its function alone; a module's to its last part."""
+    """Shorten a frame's label: without its folder, then ``file:line`` alone; a module's to its last part."""
     location, _, function = label.partition(" ")
     if function and label not in (_NO_STACK, _NO_LINE):
-        return (f"{location.rpartition('/')[2]} {function}", function)
+        return (f"{location.rpartition('/')[2]} {function}", location.rpartition("/")[2])
     return (label.rpartition(".")[2],) if "." in label else ()
 
 

@@ -36,9 +36,9 @@ _POLICY = (
 # One function's parts, in the order they run; a page has at most one of those that draw with plotly.
 _SCRIPTS = (
     "page", "rows", "copying", "address", "categories", "tables", "stacks", "icicle", "allocations", "segments",
-    "source", "contents", "pictures", "timeline", "pareto_front",
+    "source", "contents", "pictures", "timeline", "moments", "bands", "pareto_front",
 )  # fmt: skip
-_DRAWING = ("timeline", "pareto_front")
+_DRAWING = {"timeline": "timeline", "moments": "timeline", "bands": "timeline", "pareto_front": "pareto_front"}
 _READY = 'root.dataset.ready = "yes";'
 
 
@@ -67,7 +67,7 @@ def render_page(
         data: what the page's script reads.
         chart: what plotly draws of ``data``: its timelines (``timeline``), a plan's points (``front``), or nothing.
     """
-    parts = [part for part in _SCRIPTS if part not in _DRAWING or part == chart]
+    parts = [part for part in _SCRIPTS if _DRAWING.get(part, chart) == chart]
     written = [_asset(f"scripts/{part}.js") for part in parts]
     scripts = ["\n".join(['"use strict";', "(async () => {", *written, _READY, "})();"])]
     plotly, hashes = (None, [_sha256(script) for script in scripts])
