@@ -134,7 +134,7 @@ def timeline_figure(timeline: Timeline, axis: str = "phase", points: bool = True
         "xaxis": {
             "range": [x[0], last], "showgrid": False, "zeroline": False, "showticklabels": axis == "time", **title,
         },
-        "yaxis": {**_bytes_axis(highest_of(timeline)), "fixedrange": True},
+        "yaxis": {**_gib_or_mib_axis(highest_of(timeline)), "fixedrange": True},
         "dragmode": "zoom",
         "hovermode": "x unified",
         "shapes": _ribbon(timeline, x),
@@ -364,7 +364,7 @@ def _value_axis(title: str = "GiB") -> dict[str, object]:
     return {"title": {"text": title}, "rangemode": "tozero", "zeroline": False, "gridcolor": _LINE}
 
 
-def _bytes_axis(highest: int) -> dict[str, object]:
+def _gib_or_mib_axis(highest: int) -> dict[str, object]:
     """Return the axis of values in GiB, labelled in MiB if the text beside it speaks of MiB."""
     if not amount(highest).endswith("MiB"):
         return _value_axis()

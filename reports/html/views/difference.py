@@ -127,5 +127,6 @@ def _node(node: Changed, root: Changed, depth: int, pressed: bool) -> Markup:
     attributes: dict[str, object] = {"class": f"box {tone}", "title": words, "data-bytes": str(node.gross)}
     box = el("button", {"type": "button", **attributes}, inside) if pressed else el("div", attributes, inside)
     category = colour_class(node.category) if depth == 1 else None
-    parent = {"style": f"flex:{100 * node.gross / (root.gross or 1):.3f} 1 0", "data-category": category}
+    style = f"flex:{100 * node.gross / (root.gross or 1):.3f} 1 0"
+    parent: dict[str, object] = {"style": style, "data-category": category}
     return el(f"div.node d{depth}", parent, box, el("div.kids", *children) if children else None)
