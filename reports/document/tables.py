@@ -22,7 +22,6 @@ from memprof.reports.document.text import (
     phase_label,
     sentence_list,
     short_path,
-    size,
     thousands,
     time_heading,
     time_taken,
@@ -395,7 +394,7 @@ def _shorter(label: str) -> tuple[str, ...]:
 
 def _box(category: str, allocation: AllocationRow) -> Node:
     """Name the tensor by the best there is: its own name, its shape, or what and how large it is."""
-    parts = (allocation.detail, size(allocation.group.each_bytes))
+    parts = (allocation.detail, amount(allocation.group.each_bytes))
     label = allocation.name or allocation.shape or ", ".join(p for p in parts if p)
     many = f" ×{thousands(allocation.count)}" if allocation.count > 1 else ""
     shorter = (".".join(label.split(".")[-2:]) + many,) if allocation.name.count(".") > 1 else ()

@@ -137,7 +137,7 @@ def _written(entry: _Entry, frames: dict[str, int]) -> OpenedEntry:
 def particulars(allocation: AllocationRow) -> str:
     """Say how many blocks there are, where and when they lived, and what holds them."""
     group = allocation.group
-    each = f"{thousands(group.count)} blocks of {size(group.each_bytes)} each, the first at "
+    each = f"{thousands(group.count)} blocks of {amount(group.each_bytes)} each, the first at "
     many = each if group.count > 1 else "at "
     shape = f"{allocation.shape}, " if allocation.shape else ""
     made = f", made in {allocation.phase_label.lower()}" if allocation.phase_label else ""
