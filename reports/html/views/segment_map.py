@@ -76,7 +76,7 @@ def segment_section(document: Document) -> Markup | None:
         for i, each in enumerate(maps)
     ]
     choice = el("div.tools needs-js", el("span.group", {"role": "group", "aria-label": "Moment"}, *buttons))
-    picture = el("figure.segments", {"id": "segment-map"}, segments_svg(drawing))
+    picture = el("figure.segments", {"id": "segment-map", "data-picture": "segments"}, segments_svg(drawing))
     about = el("p.muted fine", {"id": "segment-about", "role": "status"}, _KEY)
     return section(
         "segments",

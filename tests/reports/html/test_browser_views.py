@@ -145,3 +145,15 @@ def test_the_segment_map_reads_without_scripts(browser: Any, file: Path) -> None
     with open_page(browser, file, java_script_enabled=False) as page:
         assert page.locator("#segments svg").is_visible()
         assert "Idle in whole segments" in page.locator("#segments table").inner_text()
+
+
+def test_a_saved_picture_is_what_is_shown(browser: Any, file: Path) -> None:
+    with open_page(browser, file) as page:
+        by_allocation(page)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save the picture (timeline) as SVG").click()
+        assert "data:image/png" in Path(saved.value.path()).read_text(encoding="utf-8")  # the canvas
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save the picture (segments) as SVG").click()
+        assert "<path" in Path(saved.value.path()).read_text(encoding="utf-8")
+        assert page.problems == []
