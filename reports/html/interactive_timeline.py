@@ -24,7 +24,7 @@ _Drawn = tuple[str, str, int, _Lives, int, str | None]
 
 # Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
 # keeps the page below 3 MB with plotly's 2.
-MAX_PACKED = 500_000
+MAX_PACKED = 650_000
 # The code of an allocation that the recording does not free.
 _NOT_FREED = 255
 # The phase axis travels in whole numbers, this many to a unit.

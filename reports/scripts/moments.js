@@ -87,7 +87,8 @@
     }
     if (!elsewhere) { listing.rows = null; listing.refresh(); return; }
     const alive = aliveAt(point), whole = stacked.reduce((sum, trace) => sum + trace.y[point], 0) * GIB, known = alive.reduce((sum, [, , bytes]) => sum + bytes, 0);
-    const words = `At ${$$("panel-where").textContent}: ${amountOf(known)} of ${amountOf(whole)} from ${alive.reduce((n, [, count]) => n + count, 0).toLocaleString("en-US")} individual allocations; the others are summed by category.`;
+    const n = alive.reduce((sum, [, count]) => sum + count, 0), many = n === 1 ? "1 individual allocation" : `${n.toLocaleString("en-US")} individual allocations`;
+    const words = `At ${$$("panel-where").textContent}: ${amountOf(known)} of ${amountOf(whole)} from ${many}; the others are summed by category.`;
     for (const part of [icicle, table]) {
       if (!part) continue;
       const back = pressable("plain-button link", () => { held = false; go(timeline.peak_point); });
@@ -101,5 +102,6 @@
   };
   let waiting = null;
   // Only where the cursor rests: the lists are long.
+  if (prepared.length === 1 && point !== timeline.peak_point) showMoment();
   if (prepared.length === 1) followers.push(() => { clearTimeout(waiting); waiting = setTimeout(showMoment, 120); });
 }

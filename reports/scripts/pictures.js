@@ -69,7 +69,7 @@ const pngOf = async (svg) => {
 const savePicture = async (target, name, format) => {
   const chart = target.querySelector(".js-plotly-plot") || (target.matches(".js-plotly-plot") ? target : null);
   let svg;
-  if (chart && chart.offsetParent !== null) {
+  if (chart && chart.offsetParent !== null && !chart.closest(".by-allocation")) {
     const made = await window.Plotly.toImage(chart, { format: "svg", width: chart.clientWidth, height: chart.clientHeight });
     svg = decodeURIComponent(made.slice(made.indexOf(",") + 1));
   } else svg = svgOf(target);

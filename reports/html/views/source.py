@@ -50,7 +50,7 @@ def _file(view: SourceView, scale: int, opened: bool, moment: str) -> Markup:
     summary = el("summary", el("b", breakable(name)), " ", el("span.muted", amount(view.bytes)))
     known = any(line.text is not None for line in _lines(view))
     head = el(
-        "tr", column("", extra="margin wide"), column(f"At the {moment}", True), column("Own peak", True, "wide"),
+        "tr", column("Share", extra="margin wide"), column(f"At the {moment}", True), column("Own peak", True, "wide"),
         column("Category", extra="wide"), column("Line", True), column("Code" if known else "Function"),
     )  # fmt: skip
     rows: list[Markup] = []

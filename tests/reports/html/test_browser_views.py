@@ -80,12 +80,11 @@ def test_arrow_keys_select_an_allocation_and_escape_clears_it(browser: Any, file
 def test_a_click_selects_the_band_below_the_pointer_and_marks_it_elsewhere(browser: Any, file: Path) -> None:
     with open_page(browser, file) as page:
         by_allocation(page)
-        page.locator("#chart").scroll_into_view_if_needed()
-        box = page.locator("#bands").bounding_box()
+        page.locator("#bands").scroll_into_view_if_needed()
         # The large block lies above the two of 64 MiB, in the middle of its life.
         page.locator("#chart").focus()
         page.keyboard.press("p")
-        line = page.locator("#cursor").bounding_box()
+        line, box = page.locator("#cursor").bounding_box(), page.locator("#bands").bounding_box()
         x, y = line["x"] + 2, box["y"] + 42 + (box["height"] - 82) * (1 - 220 / (358 * 1.06))
         page.mouse.move(x, y)
         assert "200 MiB" in page.locator("#band-tip").inner_text()
@@ -112,13 +111,13 @@ def test_the_icicle_and_the_table_follow_the_cursor(browser: Any, file: Path) ->
         page.locator("#chart").focus()
         page.keyboard.press("End")
         page.locator("#icicle .moment-note").wait_for()
-        assert "30.0 MiB of 30.0 MiB from 1 individual allocations" in page.locator("#icicle .moment-note").inner_text()
+        assert "30.0 MiB of 30.0 MiB from 1 individual allocation" in page.locator("#icicle .moment-note").inner_text()
         assert not page.locator("#icicle-root").is_visible()
         assert page.locator("#allocations .moment-table tbody tr").count() == 1
+        assert violations(page) == []
         page.fill("#filter", "late")
         assert "30.0 MiB" in page.locator("#nothing").inner_text()
         assert "30.0 MiB" in page.locator("#icicle-found").inner_text()
-        assert violations(page) == []
         page.fill("#filter", "")
         page.locator("#icicle .moment-note button").click()
         page.locator("#icicle-root").wait_for()
@@ -146,3 +145,15 @@ def test_the_segment_map_reads_without_scripts(browser: Any, file: Path) -> None
     with open_page(browser, file, java_script_enabled=False) as page:
         assert page.locator("#segments svg").is_visible()
         assert "Idle in whole segments" in page.locator("#segments table").inner_text()
+
+
+def test_a_saved_picture_is_what_is_shown(browser: Any, file: Path) -> None:
+    with open_page(browser, file) as page:
+        by_allocation(page)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save the picture (timeline) as SVG").click()
+        assert "data:image/png" in Path(saved.value.path()).read_text(encoding="utf-8")  # the canvas
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save the picture (segments) as SVG").click()
+        assert "<path" in Path(saved.value.path()).read_text(encoding="utf-8")
+        assert page.problems == []
