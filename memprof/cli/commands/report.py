@@ -14,6 +14,7 @@ from memprof.cli import options
 from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
+from memprof.cli.freed_memory import reuse_freed_memory
 from memprof.cli.inputs import GivenRun, analysed, known_report
 from memprof.cli.progress import working
 from memprof.errors import UsageError
@@ -195,6 +196,7 @@ def _read_one(path: Path, how: _Reading) -> GivenRun:
 
     report = ReportBuilder(how.device, how.rules, how.listed, how.number)
     if not how.whole:
+        reuse_freed_memory(path)
         with working(f"Reading {path.name}"):
             return GivenRun(path, report(path), None)
     analysis = analysed(path, how.device, how.rules, how.number)
