@@ -103,6 +103,11 @@ class Facts:
         return found
 
     @cached_property
+    def first_run(self) -> int:
+        """Return the event at which the first phase other than loading begins; -1 where none does."""
+        return next((s.start_event for s in self.track.spans if s.phase not in ("load", "other")), -1)
+
+    @cached_property
     def raw_bytes(self) -> Bools:
         """Flag rows recorded as a flat run of bytes: a kernel's scratch, or a buffer cut up by hand."""
         of_tag = np.array([d == "uint8" for d in self.tags.column("dtype")], bool) & (self.tags.rank == 1)

@@ -210,11 +210,10 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
 
 def apply_early_parameters(facts: Facts, draft: Draft) -> None:
     """Decide parameters made by code that no rule knows: rows born before anything ran that live to the end."""
-    first = next((s.start_event for s in facts.track.spans if s.phase not in ("load", "other")), None)
-    if first is None:
-        return
     t = facts.timeline
-    early = ~facts.ghost & (t.alloc_event < first) & (t.free_event > t.n_events * 0.9) & (facts.size >= 1 << 16)
+    early = (
+        ~facts.ghost & (t.alloc_event < facts.first_run) & (t.free_event > t.n_events * 0.9) & (facts.size >= 1 << 16)
+    )
     draft.decide(early, Category.WEIGHTS, "parameters.before-everything")
 
 
@@ -297,7 +296,7 @@ def _model_of_many_lines(facts: Facts, rows: Ints, line: Ints, sizes: Counter[in
 def _candidates(facts: Facts, draft: Draft) -> Bools:
     """Flag open rows with a stack, made outside modules, that live to the end or that an optimizer step replaces."""
     t = facts.timeline
-    first = next((s.start_event for s in facts.track.spans if s.phase not in (Phase.LOAD, Phase.OTHER)), t.n_events)
+    first = facts.first_run if facts.first_run >= 0 else t.n_events
     replaced = facts.death == Phase.OPTIMIZER_STEP.code
     lasting = facts.survivor | (t.free_event > t.n_events * _WHOLE_SET) | replaced
     early = (t.alloc_event < first) | (facts.survivor & np.isin(facts.phase, (Phase.LOAD.code, Phase.OTHER.code)))
