@@ -37,7 +37,7 @@ def test_an_engines_pool_that_is_most_of_the_peak_is_addressed_first() -> None:
     ids = {e["id"]: e for e in estimated_advice(foreign({"generate": held}, made("kv_cache", 17 * GIB, VLLM)))}
     assert ids["engine_share"]["saves_bytes"] == round(17 * GIB / 3)
     assert ids["engine_share"]["setting"] == (
-        "lower gpu_memory_utilization; or lower max_model_len, so that a smaller pool is enough"
+        "lower gpu_memory_utilization; or lower max_model_len, so that a smaller KV cache is enough"
     )
     assert "engine_sleep" not in ids
 

@@ -175,7 +175,7 @@ def test_numbers_around_a_message_decide_what_comes_first(text: str, because: st
 def test_memprofs_own_lines_in_a_log_are_read_as_evidence() -> None:
     log = (
         f"[rank1]: {FULL_CARD}\nmemprof [rank 1]: Out by 1.13 GiB in optimizer step, step 1. 38.00 GiB of state\n"
-        "  asked for  1.50 GiB with 380.00 MiB free\n  held       76.20 GiB: Optimizer state 38.00 GiB\n"
+        "  requested  1.50 GiB with 380.00 MiB free\n  allocated  76.20 GiB: Optimizer state 38.00 GiB\n"
         '  change     optim="adamw_8bit" (saves 28.50 GiB, calculated, enough alone)\n'
     )
     (failure,) = explain_log(log).failures
