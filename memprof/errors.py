@@ -50,7 +50,8 @@ def did_you_mean(word: str, names: Iterable[str], most: int = 2) -> str:
     from difflib import get_close_matches
 
     shown = names if isinstance(names, Mapping) else {name: name for name in names}
-    near = dict.fromkeys(str(shown[name]) for name in get_close_matches(word, shown, most))
+    cutoff = 0.75 if len(word) <= 4 else 0.6  # one letter of three is another word: ppo is not dpo
+    near = dict.fromkeys(str(shown[name]) for name in get_close_matches(word, shown, most, cutoff))
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 

@@ -22,7 +22,7 @@ from benchmarks.faults.mutate import inputs_table
 from benchmarks.lean import tables as lean_tables
 from benchmarks.lean.equality import survival
 from benchmarks.oom import forms_table
-from benchmarks.simulator import classes, decisions, rivals, shortcuts
+from benchmarks.simulator import classes, decisions, fields, rivals, shortcuts
 from benchmarks.simulator.emulated import edges, matrix
 from benchmarks.tabling import ROOT, read, table
 from benchmarks.versions import cuda as cuda_versions
@@ -143,6 +143,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "classes": lambda: classes.class_table(classes.gathered()),
     "decisions": lambda: decisions.table(read("decisions")),
     "rivals": lambda: rivals.table(read("rivals")),
+    "fields": fields.fields_table,
     "shortcuts": lambda: shortcuts.table_of(read("shortcuts")),
     "emulated-matrix": lambda: matrix.table(matrix.read()) + "\n",
     "emulated-edges": lambda: edges.table(edges.read()) + "\n",

@@ -348,6 +348,8 @@ def main(rounds: int, load: int, kinds: tuple[str, ...], path: Path | None) -> N
             watched = [_in_a_process(kind, watched=True) for _ in range(rounds)]
             different[kind] = [one for one in watched if one != alone]
             click.echo(f"{kind}: {len(different[kind])} of {rounds} differ", err=True)
+            for one in different[kind]:
+                click.echo(f"  {json.dumps(one)}\n  and not {json.dumps(alone)}", err=True)
     write_result({"what": "rewards with sandboxes", "rounds": rounds, "load": load, "different": different}, path)
     if any(different.values()):
         raise SystemExit(1)

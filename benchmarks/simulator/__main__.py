@@ -19,6 +19,7 @@ main = group_of(
         "emulated-kernels": ("emulated.kernels", "Record what CUDA's kernels allocate, for tests/simulate."),
         "programs": ("programs", "Simulate public programs that were measured on GPUs."),
         "published": ("published", "Simulate what others measured on GPUs and described."),
+        "fields": ("fields", "Count what memprof does with the fields of configurations."),
         "rivals": ("rivals", "Ask other estimators about the same configurations."),
         "shortcuts": ("shortcuts", "Measure what each shortcut saves, in CPU seconds."),
         "speed": ("speed", "Time simulations, here and in another checkout, in CPU seconds."),

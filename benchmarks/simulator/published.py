@@ -43,8 +43,33 @@ class Published:
 _LOSS_LOOP = "github.com/mdy666/mdy_triton at 0718fab, triton_kernels/grpo: test_memory.py"
 _SOUP = "github.com/MakazhanAlpamys/Soup at 2428453, benchmarks/gate-h100-validation.md"
 _TUNE = "torchtune's README: compiled, one GPU"
+_PROBE = (
+    "github.com/jsboige/CoursIA, MyIA.AI.Notebooks/GenAI/PostTraining/_measurements: vram_wall_probe.py and its results"
+)
+_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def _qlora(model: str, card: str, group: int, completion: int, **gib: float) -> tuple[Published, ...]:
+    """List what was measured of one run of TRL's GRPO with QLoRA: prompts of 12 tokens, TRL before 1.14."""
+    settings = {
+        "model": model, "dtype": "bfloat16", "load_in_4bit": True, "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": "bfloat16", "lora_r": 8, "lora_target_modules": _MODULES, "lora_dropout": 0.05,
+        "recipe": "trl-full-logits", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "beta": 0.0,
+        "gradient_checkpointing": "full", "prompt_length": 12, "padding": "worst", "num_generations": group,
+        "completion_length": completion,
+    }  # fmt: skip
+    name = f"GRPO, QLoRA, {model.rpartition('/')[2]}, groups of {group}, {completion} tokens"
+    return tuple(
+        Published(f"{name}, {what}", _PROBE, card, what, int(value * GIB), "exactly", settings)
+        for what, value in gib.items()
+    )
+
+
 #: Programs that are public, and so known to the last operation.
 ROWS: tuple[Published, ...] = (
+    *_qlora("Qwen/Qwen3-14B", "RTX 4090", 8, 288, allocated=15.730, reserved=17.508),
+    *_qlora("Qwen/Qwen3-8B", "16GB", 8, 96, allocated=7.850, reserved=8.600),
+    *_qlora("Qwen/Qwen3-8B", "16GB", 16, 160, allocated=9.155, reserved=10.189),
     Published("GRPO loss loop, 1 × 2048 tokens", _LOSS_LOOP, "H200", "reserved", int(15.26 * GIB), "exactly",
               {"sequences": 1, "completion_length": 2048}),
     Published("GRPO loss loop, 8 × 4096 tokens", _LOSS_LOOP, "H200", "reserved", int(128.95 * GIB), "exactly",
@@ -74,7 +99,7 @@ def simulated(row: Published) -> int:
     from memprof.simulate.run import simulate, simulate_settings
 
     gpu = find_gpu(row.card)
-    if row.known == "exactly":
+    if "model" not in row.settings:
         raw = simulate(lambda session: _loss_loop(session, **row.settings), gpu=gpu, stacks=False, torch_release="2.6")
     else:
         raw = simulate_settings(Settings(**row.settings), gpu=gpu, stacks=False)

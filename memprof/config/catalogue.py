@@ -68,6 +68,8 @@ def _not_found(model: str, known: Mapping[str, dict[str, Any]]) -> str:
         return (
             f"{model}: {kind}. Give {instead} with --load-in-4bit --lora-r 16, which quantizes it while it is loaded."
         )
+    if bare.endswith(".py"):
+        return f"{model}: a script is no model. Simulate it with memprof simulate --script {model}."
     near = [n for n in known if bare.lower()[:6] in n.lower()][:3]
     hint = f" Similar names in the catalogue: {', '.join(near)}." if near else ""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
@@ -88,7 +90,7 @@ def _bare(model: str, by_lower: dict[str, str]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if path.suffix.lower() == ".gguf":
+    if path.suffix.lower() in (".gguf", ".py"):
         raise InputError(_not_found(str(path), catalogue()))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

@@ -3,13 +3,14 @@
 Everything in memprof that depends on an optimizer asks its row: the simulator what to execute, advice what a change
 saves, a prediction what was never compared with a real run. To add one (Muon, say), add a row: ``executed=True`` where
 torch or transformers can run it on a CPU, else ``bits`` and ``block`` of its state, which the simulator then models;
-or a name in ``_LIKE`` where it is to be simulated as another one, with a note. No torch here.
+or a name in ``_LIKE`` where it is to be simulated as another one, with a note; or in ``_NOT_SIMULATED``. No torch here.
 
 Layouts are from the packages' sources: torch.optim (AdamW: two moments like the parameter; Adagrad ``sum``, RMSprop
 ``square_avg``: one; SGD without momentum: none); bitsandbytes ``optim/optimizer.py`` and ``functional.py`` (blocks of
-256 values, an fp32 scale each; tensors below 4096 values in fp32; states of 100,000 values and more are paged);
-transformers ``Trainer.get_optimizer_cls_and_kwargs``, which registers embeddings for 32 bits with bitsandbytes'
-8-bit optimizers; torchao ``optim/subclass_8bit.py`` and ``subclass_4bit.py`` (blocks of 256 and 128).
+256 values, an fp32 scale each; tensors below 4096 values in fp32; states of 100,000 values and more are paged; Lion and
+RMSprop keep one moment, AdEMAMix three); transformers ``Trainer.get_optimizer_cls_and_kwargs``, which registers
+embeddings for 32 bits with bitsandbytes' 8-bit optimizers; torchao ``optim/subclass_8bit.py`` and
+``subclass_4bit.py`` (blocks of 256 and 128).
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class Optimizer:
         return self.moments * (4 * exact + rest * self.bits // 8 + 4 * (rest // self.block))
 
 
-def _bitsandbytes(name: str, bits: int, paged: bool = False) -> Optimizer:
-    """Make the row of one of bitsandbytes' AdamWs, whose kernels run on GPUs only."""
+def _bitsandbytes(name: str, bits: int, paged: bool = False, moments: int = 2) -> Optimizer:
+    """Make the row of one of bitsandbytes' optimizers, whose kernels run on GPUs only."""
     coarse = bits < 32
-    return Optimizer(name, 2, bits, exact_embeddings=coarse, paged=paged, package="bitsandbytes", executed=False)
+    return Optimizer(name, moments, bits, exact_embeddings=coarse, paged=paged, package="bitsandbytes", executed=False)
 
 
 _OWN = (
@@ -90,6 +91,12 @@ _OWN = (
     _bitsandbytes("paged_adamw_8bit", 8, paged=True),
     _bitsandbytes("paged_adamw_32bit", 32, paged=True),
     replace(_bitsandbytes("paged_adamw", 32, paged=True), argument="paged_adamw_32bit"),
+    *(_bitsandbytes(name, 8, moments=1) for name in ("lion_8bit", "rmsprop_bnb_8bit")),
+    *(_bitsandbytes(name, 32, moments=1) for name in ("lion_32bit", "rmsprop_bnb", "rmsprop_bnb_32bit")),
+    _bitsandbytes("paged_lion_8bit", 8, paged=True, moments=1),
+    _bitsandbytes("paged_lion_32bit", 32, paged=True, moments=1),
+    _bitsandbytes("ademamix_8bit", 8, moments=3),
+    _bitsandbytes("ademamix", 32, moments=3),
     Optimizer("adamw_torch_8bit", bits=8, package="torchao", executed=False),
     Optimizer("adamw_torch_4bit", bits=4, block=128, package="torchao", executed=False),
     Optimizer("none", moments=0, sharded=True),
@@ -97,16 +104,31 @@ _OWN = (
 #: Names that can be simulated.
 OPTIMIZERS = tuple(row.name for row in _OWN)
 
-# Known by name, and simulated as another one: as which, whether it steps inside the backward, the names.
+# Simulated as another one if a script or a recorded run has it: as which, whether it steps inside the backward, the
+# names.
 _LIKE = (
-    ("adamw_torch", False, ("lion_32bit", "rmsprop_bnb_32bit")),
-    ("adamw_8bit", False, ("ademamix_8bit", "lion_8bit", "rmsprop_bnb_8bit", "galore_adamw_8bit")),
-    ("paged_adamw_8bit", False, ("paged_ademamix_8bit", "paged_lion_8bit")),
-    ("paged_adamw_32bit", False, ("paged_ademamix_32bit", "paged_lion_32bit")),
+    ("adamw_8bit", False, ("galore_adamw_8bit",)),
+    ("paged_adamw_8bit", False, ("paged_ademamix_8bit",)),
+    ("paged_adamw_32bit", False, ("paged_ademamix_32bit",)),
     ("adamw_8bit", True, ("galore_adamw_8bit_layerwise",)),
     ("adamw_torch", True, ("lomo", "adalomo", "galore_adamw_layerwise", "galore_adafactor_layerwise")),
     ("adamw_torch", True, ("apollo_adamw_layerwise",)),
 )
+# Why an optimizer is not simulated, by how its name begins.
+_NOT_SIMULATED = {
+    "galore": "it keeps its moments in a low-rank projection of the gradients",
+    "apollo": "it keeps its moments in a low-rank projection of the gradients",
+    "lomo": "it updates the weights in the backward pass and keeps no gradients",
+    "adalomo": "it updates the weights in the backward pass and keeps no gradients",
+    "muon": "its matrix iterations need memory that memprof does not know; transformers has no such --optim",
+    "paged_ademamix": "it pages one of its three moments earlier than the others",
+    "adamw_torch_xla": "it runs on TPUs",
+    "adamw_torch_npu": "it runs on NPUs",
+    **dict.fromkeys(
+        ("adamw_anyprecision", "grokadamw", "schedule_free", "stable_adamw"),
+        "it is of a package that memprof neither executes nor models",
+    ),
+}
 
 
 def _table() -> dict[str, Optimizer]:
@@ -124,6 +146,11 @@ TABLE = _table()
 def optimizer(name: str) -> Optimizer:
     """Return the row of an optimizer; for a name that has none, the row of the one it is simulated as."""
     return TABLE.get(name) or TABLE[nearest(name)]
+
+
+def why_not_simulated(name: str) -> str | None:
+    """Say why ``--optim`` takes no such name; None for a name that no release has."""
+    return next((why for begin, why in _NOT_SIMULATED.items() if name.lower().startswith(begin)), None)
 
 
 def nearest(name: str) -> str:

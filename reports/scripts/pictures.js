@@ -75,7 +75,7 @@ const savePicture = async (target, name, format) => {
   } else svg = svgOf(target);
   saveAs(`${name}.${format}`, format === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await pngOf(svg));
 };
-for (const [selector, name] of [["#summary .bar.big", "peak"], [".plot", "timeline"], ["#icicle-root", "icicle"], ["#difference-root", "difference"], [".rank-picture", "ranks"], [".growth", "needs"], ["#front-chart", "front"], ["[data-picture]", ""]])
+for (const [selector, name] of [["#summary .bar.big", "peak"], [".plot", "timeline"], ["#icicle .icicle", "icicle"], ["#difference #icicle-root", "difference"], [".rank-picture", "ranks"], [".growth", "needs"], ["#front-chart", "front"], ["[data-picture]", ""]])
   for (const target of all(selector)) {
     const tools = document.createElement("div"), kind = name || target.dataset.picture;
     tools.className = "table-tools";

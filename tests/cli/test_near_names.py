@@ -23,6 +23,25 @@ def test_nothing_is_guessed_of_what_is_like_no_command() -> None:
     assert "Did you mean" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("--trainer ppo", "--trainer 'ppo': choose from grpo, rloo, sft, dpo."),
+        ("--pipeline-parallel-size 2", "pipeline parallelism is not simulated; give --gpus N --sharding fsdp2"),
+        ("--expert-parallel-size 2", "expert parallelism is not simulated"),
+        ("--tensor-parallel-size 2", "give --gpus N --sharding tp."),
+        ("--fp8", "weights in 8 bits are not simulated"),
+        ("--optim AdamW", "did you mean adamw_torch or"),
+        ("--optim ademamix_16bit", "did you mean ademamix_8bit or"),
+        ("--optim galore_adamw", "'galore_adamw' is not simulated: it keeps its moments in a low-rank projection"),
+    ],
+)
+def test_what_newcomers_type_is_answered_in_one_sentence(typed: str, words: str) -> None:
+    done = CliRunner().invoke(main, ["simulate", "--model", "Qwen/Qwen2.5-0.5B", "--gpu", "H100", *typed.split()])
+    assert done.exit_code == 2
+    assert words in done.output
+
+
 def test_a_card_like_one_is_named() -> None:
     with pytest.raises(UsageError, match=r"did you mean RTX 4090 or RTX 4080\?\)\. .* memory, such as 24GB\.$"):
         find_gpu("RTX4009")

@@ -84,3 +84,14 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(InputError, match=r"not a model's config\.json"):
         find_config(str(file))
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_script_given_as_a_model_is_named_with_its_option(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if exists:
+        (tmp_path / "train.py").write_text("import trl\n")
+    with pytest.raises(InputError, match=r"train\.py: a script is no model\. .* --script train\.py\.$"):
+        find_config("train.py")

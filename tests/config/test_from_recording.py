@@ -110,7 +110,7 @@ def test_adapters_are_on_the_modules_they_were_on() -> None:
         ({"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.4}, "generation", "vllm"),
         ({"use_vllm": True, "vllm_mode": "server"}, "generation", "none"),
         ({"attn_implementation": "eager"}, "attn", "math"),
-        ({"optim": "paged_lion_8bit"}, "optim", "paged_adamw_8bit"),
+        ({"optim": "paged_ademamix_8bit"}, "optim", "paged_adamw_8bit"),
         ({"world_size": 8, "distributed_type": "FSDP"}, "sharding", "fsdp2"),
         ({"world_size": 2, "distributed_type": "MULTI_GPU"}, "gpus", 2),
         ({"kind": "trace"}, "device", "cpu"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.config.optimizers import OPTIMIZERS, TABLE, nearest, optimizer
+from memprof.config.optimizers import OPTIMIZERS, TABLE, nearest, optimizer, why_not_simulated
 from memprof.config.settings import Settings
+from memprof.errors import UsageError
 
 
 def test_a_name_that_has_a_row_is_one_of_transformers() -> None:
@@ -23,13 +24,22 @@ def test_only_names_in_the_table_can_be_simulated() -> None:
         assert nearest(name) == name
 
 
+def test_every_optimizer_of_transformers_is_simulated_or_says_why_not() -> None:
+    names = pytest.importorskip("transformers.training_args").OptimizerNames
+    for name in [*(name.value for name in names), "muon"]:
+        assert (name in OPTIMIZERS) != bool(why_not_simulated(name)), name
+    with pytest.raises(UsageError, match="'galore_adamw' is not simulated: it keeps its moments in a low-rank"):
+        Settings(model="m", optim="galore_adamw")
+    with pytest.raises(UsageError, match=r"'AdamW' \(did you mean adamw_torch"):
+        Settings(model="m", optim="AdamW")
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("lion_8bit", "adamw_8bit"),
-        ("paged_lion_8bit", "paged_adamw_8bit"),
-        ("paged_lion_32bit", "paged_adamw_32bit"),
-        ("lion_32bit", "adamw_torch"),
+        ("galore_adamw_8bit", "adamw_8bit"),
+        ("paged_ademamix_8bit", "paged_adamw_8bit"),
+        ("lomo", "adamw_torch"),
         ("an_optimizer_of_tomorrow", "adamw_torch"),
     ],
 )

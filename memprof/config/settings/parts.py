@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, TypeAlias
 
-from memprof.config.optimizers import OPTIMIZERS
+from memprof.config.optimizers import OPTIMIZERS, why_not_simulated
 from memprof.config.trainer_fields import ADAPTER_CLASSES, NO_ARGUMENTS, Arguments
 from memprof.config.trl_arguments import recipe_of_release
 from memprof.errors import UsageError, did_you_mean
@@ -221,8 +221,10 @@ class TrainerSettings(Part):
         if self.max_grad_norm is None:
             raise UsageError("max_grad_norm None ends in a TypeError of transformers' trainer: give 0 to clip nothing.")
         if self.optim not in OPTIMIZERS:
-            asked = f"--optim {self.optim!r}{did_you_mean(self.optim, OPTIMIZERS)}"
-            raise UsageError(f"{asked} cannot be simulated; choose from {', '.join(OPTIMIZERS)}.")
+            near = did_you_mean("adamw_torch" if self.optim.lower() in ("adam", "adamw") else self.optim, OPTIMIZERS)
+            why = why_not_simulated(self.optim)
+            asked = f"--optim {self.optim!r}" + (f" is not simulated: {why}" if why else f"{near} cannot be simulated")
+            raise UsageError(f"{asked}; choose from {', '.join(OPTIMIZERS)}.")
         if self.images:
             self._check_image_step()
         if self.num_generations < 2 and not self.supervised:

@@ -10,6 +10,8 @@ from memprof.allocator.model import CachingAllocator
 from memprof.recording.guard import UNGUARDED
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.session import Session
+from memprof.report.codec import to_builtins
+from memprof.report.simulation import GenerationNeed
 from memprof.simulate.recorder.host_memory import PROCESS_BYTES
 from memprof.simulate.recorder.owners import FakeOwnerBook
 from memprof.simulate.recorder.recorder import FakeRecorder
@@ -34,7 +36,7 @@ class FakeSession(Session):
         self.caches = CacheWatch(self.owners)
         self.managed_bytes = self.host_bytes = 0
         self.non_torch: int | None = None
-        self.generation: dict[str, Any] | None = None
+        self.generation: GenerationNeed | None = None
         self.growth = True
 
     @contextlib.contextmanager
@@ -48,13 +50,13 @@ class FakeSession(Session):
         finally:
             highest = self.fake_recorder.close_window()
             if isinstance(heap, CachingAllocator):
-                before = self.generation or {"held_bytes": 0, "reserved_bytes": 0, "flushes": 0}
-                self.generation = {
-                    "held_bytes": max(before["held_bytes"], highest.allocated_peak or 0),
-                    "reserved_bytes": max(before["reserved_bytes"], highest.reserved_peak or 0),
-                    "flushes": max(before["flushes"], heap.flushes - flushes),
-                    "expandable": heap.settings.expandable_segments,
-                }
+                before = self.generation or GenerationNeed()
+                self.generation = GenerationNeed(
+                    held_bytes=max(before.held_bytes, highest.allocated_peak or 0),
+                    reserved_bytes=max(before.reserved_bytes, highest.reserved_peak or 0),
+                    flushes=max(before.flushes, heap.flushes - flushes),
+                    expandable=heap.settings.expandable_segments,
+                )
 
     def _ask_holders(self) -> None:
         """Look for no holders: fake storages have no addresses, and the simulation's own objects would be found."""
@@ -78,7 +80,7 @@ class FakeSession(Session):
         if isinstance(heap, CachingAllocator):
             raw["memprof"]["highest"] = {"allocated_bytes": heap.max_allocated, "reserved_bytes": heap.max_reserved}
         if self.generation is not None:
-            raw["memprof"]["generation"] = self.generation
+            raw["memprof"]["generation"] = to_builtins(self.generation)
         raw["memprof"]["non_torch_bytes"] = self.non_torch
         raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}
         return raw

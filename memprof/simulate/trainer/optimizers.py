@@ -14,14 +14,15 @@ import torch
 from memprof.config.optimizers import EXACT_BELOW, PAGED_FROM, optimizer
 
 
-class _BlockwiseAdamW(torch.optim.Optimizer):
-    """Two moments in few bits; a step reads and writes in place and allocates nothing."""
+class _Blockwise(torch.optim.Optimizer):
+    """Moments in few bits; a step reads and writes in place and allocates nothing."""
 
     def __init__(
         self,
         params: Any,
         lr: float = 1e-3,
         *,
+        moments: int,
         bits: int,
         block: int,
         full: set[int],
@@ -29,8 +30,8 @@ class _BlockwiseAdamW(torch.optim.Optimizer):
         **_: Any,
     ) -> None:
         super().__init__(params, {"lr": lr})
-        self._bits, self._block, self._full, self._paged = bits, block, full, paged
-        self._tables: tuple[Any, Any] | None = None
+        self._moments, self._bits, self._block, self._full, self._paged = moments, bits, block, full, paged
+        self._tables: list[Any] = []
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -45,21 +46,22 @@ class _BlockwiseAdamW(torch.optim.Optimizer):
         count, state = parameter.numel(), self.state[parameter]
         state["step"] = 0
         if self._paged is not None and count >= PAGED_FROM:
-            self._paged(2 * self._bytes_of(parameter))
+            self._paged(self._moments * self._bytes_of(parameter))
             state["paged"] = True
             return
         exact = self._bits == 32 or count < EXACT_BELOW or id(parameter) in self._full
-        if exact:
-            state["state1"] = torch.zeros_like(parameter, dtype=torch.float32)
-            state["state2"] = torch.zeros_like(parameter, dtype=torch.float32)
-            return
-        if self._tables is None:
-            self._tables = (torch.empty(256, device=parameter.device), torch.empty(256, device=parameter.device))
+        widths = (2, 1) if self._moments == 3 else (1,) * self._moments  # AdEMAMix keeps two moments in one tensor
+        if not exact and not self._tables:
+            self._tables = [torch.empty(256, device=parameter.device) for _ in widths]
         blocks = -(-count // self._block)
-        for name, table in zip(("1", "2"), self._tables, strict=True):
-            state[f"state{name}"] = torch.zeros(-(-count * self._bits // 8), dtype=torch.uint8, device=parameter.device)
-            state[f"absmax{name}"] = torch.zeros(blocks, device=parameter.device)
-            state[f"qmap{name}"] = table
+        for number, width in enumerate(widths, 1):
+            if exact:
+                state[f"state{number}"] = parameter.new_zeros((width, *parameter.shape), dtype=torch.float32)
+                continue
+            length = width * -(-count * self._bits // 8)
+            state[f"state{number}"] = torch.zeros(length, dtype=torch.uint8, device=parameter.device)
+            state[f"absmax{number}"] = torch.zeros(width * blocks, device=parameter.device)
+            state[f"qmap{number}"] = self._tables[number - 1]
 
     def _bytes_of(self, parameter: Any) -> int:
         count = parameter.numel()
@@ -92,5 +94,5 @@ def modelled_optimizer(name: str, model: Any, paged: Callable[[int], None]) -> t
     full: set[int] = set()
     if row.exact_embeddings:
         full = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    keep = {"bits": row.bits, "block": row.block, "full": full, "paged": paged if row.paged else None}
-    return _BlockwiseAdamW, keep
+    keep = {"moments": row.moments, "bits": row.bits, "block": row.block, "full": full}
+    return _Blockwise, {**keep, "paged": paged if row.paged else None}
