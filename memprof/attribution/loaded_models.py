@@ -253,12 +253,12 @@ def _role_beside(
         return Category.REFERENCE_MODEL if needs_reference and not exact else Category.REWARD_MODEL
     if trained and _common(model.sizes, trained) >= 0.5 * model.bytes and not alike:
         return _beside_in_training(facts)
-    exact = any(_noticeable(m.sizes) == _noticeable(policy.sizes) for m in models if m is not policy)
+    copied = any(_noticeable(m.sizes) == _noticeable(policy.sizes) for m in models if m is not policy)
     # With adapters the reference is the policy itself, adapters off. What else was loaded is a part of the policy:
     # peft's preparation for 4-bit training makes embeddings, head and norms anew in fp32, half of the bytes.
-    if not exact and (alike or (facts.has_phase(Phase.REFERENCE_LOGPROBS) and not _is_lora(policy, trained))):
+    if not copied and (alike or (facts.has_phase(Phase.REFERENCE_LOGPROBS) and not _is_lora(policy, trained))):
         return Category.REFERENCE_MODEL
-    if alike and exact and any(map(facts.has_phase, _OF_REINFORCEMENT)):
+    if alike and copied and any(map(facts.has_phase, _OF_REINFORCEMENT)):
         model.alternatives = (Category.VALUE_MODEL, Category.REFERENCE_MODEL)
         return Category.REWARD_MODEL
     seen = bool(trained) or any(map(facts.has_phase, _OF_REINFORCEMENT))
