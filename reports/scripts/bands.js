@@ -29,12 +29,26 @@ if (bandButton && bands) {
   const top = () => (ceiling || Math.max(total.reduce((a, b) => Math.max(a, b), 0) * 1.06, 1e-9)) * GIB;
   const niceStep = (whole) => { const power = 10 ** Math.floor(Math.log10(whole / 5)); return [1, 2, 5, 10].map((m) => m * power).find((step) => step >= whole / 5); };
 
+  /** The drawing without the selection, which changes more often. */
+  const sheet = make("canvas");
+  const outlinePicked = () => {
+    [canvas.width, canvas.height] = [sheet.width, sheet.height];
+    const brush = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1, { top: above, height } = byAllocation.frame(), most = top();
+    if (!sheet.width || !sheet.height) return;
+    brush.drawImage(sheet, 0, 0);
+    brush.setTransform(ratio, 0, 0, ratio, 0, 0);
+    brush.strokeStyle = ink("ink");
+    brush.lineWidth = 1.8;
+    const Y = (bytes) => above + height - (bytes / most) * height;
+    for (const [i, x0, x1, , y0, y1] of rectangles)
+      if (i >= 0 && i === picked) brush.strokeRect(x0, Y(y1), Math.max(x1 - x0, 1), Math.max(Y(y0) - Y(y1), 1));
+  };
   byAllocation.draw = () => {
     const ratio = window.devicePixelRatio || 1, wide = canvas.clientWidth, high = canvas.clientHeight;
     if (!wide || !high) return;
-    canvas.width = Math.round(wide * ratio);
-    canvas.height = Math.round(high * ratio);
-    const brush = canvas.getContext("2d"), { left, top: above, width, height } = byAllocation.frame(), range = view || extent(), [low, far] = range;
+    sheet.width = Math.round(wide * ratio);
+    sheet.height = Math.round(high * ratio);
+    const brush = sheet.getContext("2d"), { left, top: above, width, height } = byAllocation.frame(), range = view || extent(), [low, far] = range;
     brush.setTransform(ratio, 0, 0, ratio, 0, 0);
     const font = getComputedStyle(document.body).fontFamily, most = top();
     const X = (x) => left + ((x - low) / (far - low)) * width, Y = (bytes) => above + height - (bytes / most) * height;
@@ -84,12 +98,6 @@ if (bandButton && bands) {
       if (i >= 0 && tall >= 4) { brush.globalAlpha = 0.4; brush.fillStyle = paper; brush.fillRect(x0, yTop, x1 - x0, 0.6); }
     }
     brush.globalAlpha = 1;
-    brush.strokeStyle = ink("ink");
-    for (const [i, x0, x1, , y0, y1] of done) {
-      if (i < 0 || i !== picked) continue;
-      brush.lineWidth = 1.8;
-      brush.strokeRect(x0, Y(y1), Math.max(x1 - x0, 1), Math.max(Y(y0) - Y(y1), 1));
-    }
     const { shapes, annotations } = shapesAndLabels(range, width);
     const paperY = (y) => above + height * (1 - y);
     for (const { type, x0, x1, y0, y1, fillcolor } of shapes)
@@ -120,6 +128,7 @@ if (bandButton && bands) {
         brush.fillText(Number(tick.toPrecision(6)).toLocaleString("en-US") + (axis === "time" && timeline.timed ? " s" : ""), X(tick), above + height + 14);
     }
     words.textContent = bands.words + (state.hidden.size ? " (hidden categories left out)" : "") + ". Click a band, or press up and down, to select it; drag to zoom.";
+    outlinePicked();
   };
 
   /** The band at a place of the page, -1 for the sum of the others, null outside. */
@@ -205,11 +214,12 @@ if (bandButton && bands) {
   const pick = (i, dim = false) => {
     picked = i;
     kind = i === null ? null : referenceOf(i);
+    const whole = dimmed || dim;
     dimmed = dim && kind !== null;
     state.pick = i;
     writeAddress();
     if (i === null) outlineBlock(null);
-    byAllocation.draw();
+    if (whole) byAllocation.draw(); else if (by === "allocation") outlinePicked();
     showPicked();
     markKind();
   };
