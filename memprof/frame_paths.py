@@ -187,11 +187,11 @@ def _one_of(entries: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(texts), re.DOTALL)
 
 
-def _own_files(rooms: dict[str, str]) -> Iterator[str]:
+def _own_files(packages: dict[str, str]) -> Iterator[str]:
     """Yield the paths of memprof's modules below ``memprof/``, of earlier versions and of this one."""
-    for room, names in rooms.items():
+    for package, names in packages.items():
         for name in names.split():
-            yield f"{name}.py" if room == "." else f"{room}/{name}.py"
+            yield f"{name}.py" if package == "." else f"{package}/{name}.py"
     for folder, name in own_folders():
         below = name.partition("/")[2]
         for file in Path(folder).rglob("*.py"):

@@ -34,10 +34,12 @@ HIDDEN = "<redacted>"
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _ALWAYS = {
-    "password", "passwd", "passphrase", "passcode", "pwd", "secret", "credential", "cred", "bearer", "jwt", "sas",
+    "password", "passwd", "passphrase", "passcode", "pwd", "pw", "secret", "credential", "cred", "bearer", "jwt", "sas",
     "dsn", "webhook", "auth", "authorization", "cookie",
 }  # fmt: skip
-_AS_LAST_WORD = {"token", "key", "session", "pass", "pat", "signature", "sig", "otp"}
+_AS_LAST_WORD = {"token", "key", "session", "pass", "pat", "signature", "sig", "otp", "hmac", "mnemonic"}
+# Two words that name one together.
+_TOGETHER = re.compile(r"conn\w* str(?:ing)?s?|(?:seed|recovery|secret|backup) phrases?")
 # A word that ends so is two, without what separates them: PGPASSWORD, apikey, dbpass.
 _ENDINGS = (
     "password", "passwd", "passphrase", "passcode", "pwd", "secret", "credential", "cred", "token", "key", "pass",
@@ -72,7 +74,8 @@ _ELSE = {
         "past", "attention", "attn", "self", "num", "rng", "unique", "eval", "train", "loss", "batch", "sequence",
         "kv", "tensor", "text", "arg", "sampling", "trial", "shard", "block", "encoder", "decoder", "response",
         "chosen", "rejected", "source", "target", "solution", "truth", "conversation", "tool", "video", "audio",
-        "feature", "template", "adapter", "router", "expert", "norm", "rope", "gt",
+        "feature", "template", "adapter", "router", "expert", "norm", "rope", "gt", "data", "kwargs", "args", "option",
+        "setting", "meta", "metadata", "info", "entry", "record", "value", "name", "optimizer", "log", "figure", "axis",
     },
     "pass": {"forward", "backward", "first", "second", "single", "one", "two", "multi", "extra", "per", "each", "last"},
     "signature": {"forward", "function", "call", "method", "input", "model"},
@@ -80,7 +83,9 @@ _ELSE = {
 }  # fmt: skip
 # Texts that are no secrets under any name, and those that are none but under a name that always is one.
 _EMPTY = re.compile(r"(?i)\s*(?:true|false|yes|no|none|null|nil|auto)?\s*|<redacted>")
-_PLAIN = re.compile(r"[+-]?[\d.,:eE+\s%-]*\d[\d.,:eE+\s%-]*|<[^<>]{0,40}>|</?s>|\[[A-Z_]{1,20}\]")
+_PLAIN = re.compile(
+    r"(?i:all|any|default|each|every|first|last|max|mean|min|missing|sum)|[+-]?[\d.,:eE+\s%-]*\d[\d.,:eE+\s%-]*|<[^<>]{0,40}>|</?s>|\[[A-Z_]{1,20}\]"
+)
 
 _ENVIRONMENTS = r"env(?:iron(?:ment)?)?|argv|cmd(?:line)?|command(?:_?line)?"
 # Settings that name people and places; see :func:`_names_secret` for those that name secrets.
@@ -92,12 +97,14 @@ _ENVIRONMENT = re.compile(rf"(?i){_ENVIRONMENTS}")
 _NO_PLACE = {"user_metadata", "env_name", "env_id", "environment_name"}
 # A name that ends so is of memory, of a text or of a reinforcement-learning environment.
 _NO_PLACE_ENDINGS = ("_memory", "_offload", "_prompt", "_factory", "_class", "_type", "_turn", "_simulator")
+# A reinforcement-learning environment's name, where variables would have an equals sign.
+_ENV_NAME = re.compile(r"(?i)env(?:ironment)?s?")
 _ANYWHERE = ("localhost", "0.0.0.0", "127.0.0.1", "::1", "::")  # addresses that every machine has
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,60}")
 _SECRETS = re.compile(
     # Hubs and services of models.
     r"\b(?:hf|api_org|r8|gsk|jina)_[A-Za-z0-9]{16,}\b|\b(?:rpa|fw)_(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{16,}\b|\b(?:nvapi|xai|pplx|tvly|csk)-[A-Za-z0-9_-]{16,}"
     r"|\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}\b|\b(?:wandb_v1|tgp_v1|lsv2_[ps][tk]|dop_v1)_[A-Za-z0-9_-]{16,}"
-    r"|\b[0-9a-f]{40}\b"
     r"|\b(?:lin_api|ntn|figd|glsa|glc|shp(?:at|ss|ca|pa)|fo1|pscale_(?:tkn|pw|oauth)|sntry[su])_[A-Za-z0-9_=+/.-]{12,}"
     r"|\b(?:PMAK|NRAK|HRKU|CFPAT|tskey)-[A-Za-z0-9_-]{12,}|\ba[ks]-(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{16,}\b|\bATATT[A-Za-z0-9_=+/-]{12,}"
     r"|\bATBB[A-Za-z0-9]{12,}|\bAGE-SECRET-KEY-[A-Za-z0-9]{12,}|\b[A-Za-z0-9]{6,20}\.atlasv1\.[A-Za-z0-9_=-]{12,}"
@@ -124,8 +131,15 @@ _SECRETS = re.compile(
     r"|\b(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\S{1,40}) AAAA[A-Za-z0-9+/]{8,}=*(?: [^\s,;\"']+)?"
     r"|\bmachine\s{1,9}\S{1,200}\s{1,9}(?:login\s{1,9}\S{1,200}\s{1,9})?password\s{1,9}\S{1,400}"
     r"(?:\s{1,9}login\s{1,9}\S{1,200})?"
-    r"|(?i:\bbearer\s{1,9})[A-Za-z0-9._~+/-]{8,}=*"
+    r"|(?i:\bbearer\s{1,9})(?=[^\s\d]{0,400}\d|\S{0,400}?[a-z][A-Z]|\S{24})[A-Za-z0-9._~+/-]{8,}=*"
 )
+# Forty hexadecimal digits are a key of Weights & Biases, unless a word before them says that they are git's.
+_HASH = re.compile(
+    r"((?<![A-Za-z])(?i:commit|revision|rev|sha|git|hash|checkout|head|tree|ref|tag)(?i:[ _-]?(?:hash|id|sha))?1?"
+    r"[\"'\]]{0,2}[ \t]{0,3}(?:[=:@(]|(?:is |now |at ){1,3})?[ \t]{0,3}[\"']?)?\b[0-9a-f]{40}\b"
+)
+_COMMIT, _VERSION = re.compile(r"[0-9a-f]{40}"), re.compile(r"v?\d[\d.]{0,40}(?:[+-][\w.]{1,60})?")
+_GIT_NAME = re.compile(r"(?i)(?:.*[_-])?(?:commit|revision|sha1?|git|hash|head)(?:[_-](?:hash|id|sha))?")
 #: Plugins of detect-secrets whose patterns are used, by module.
 _PLUGINS = {
     "aws": "AWSKeyDetector", "azure_storage_key": "AzureStorageKeyDetector", "discord": "DiscordBotTokenDetector",
@@ -144,21 +158,28 @@ _MACHINE = re.compile(
 )
 _URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{0,40})://[^\s'\"]+", re.IGNORECASE)
 _ADDRESS = re.compile(
+    r"(?:(?<![\w.-])(?P<before>[A-Za-z][\w.-]{1,30})(?:[:=][ \t]{0,3}|[ \t]{1,3}))?"
     r"(?<![\d.])(?<![=<>~]=)(?<![Vv]ersion )(?!(?:0\.0\.0\.0|127\.0\.0\.1)(?![\d.]))"
-    r"(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"
+    r"(?P<address>(?:\d{1,3}\.){3}\d{1,3})(?![\d.])(?::\d+)?"
     r"|(?<![\w:])(?=[0-9a-fA-F:]{0,39}(?:[0-9a-fA-F]::[0-9a-fA-F]*\d|(?::[0-9a-fA-F]{1,4}){4}))[0-9a-fA-F:]{4,39}(?![\w:])"
+)
+# What a version follows, and not an address.
+_VERSIONED = re.compile(
+    r"(?i)(?:torch|nvidia|cu|rocm|flash|triton|lib)[\w.-]*|accelerate|bitsandbytes|datasets|deepspeed|driver|hip|jax|memprof"
+    r"|nccl|numpy|peft|python|ray|release|tensorflow|toolkit|transformers|trl|unsloth|vllm|\w*version|xformers"
 )
 # A name and its value, as in a command line or an environment: NAME=value, --name value, "name": "value", and Name:
 # value if the name is a secret's. Between quotes a value may hold spaces; elsewhere a comma ends it if a space or
 # another setting follows.
 _PLAIN_VALUE = r"(?:[^\s,;\"']|[,;](?!\s|$|[\w.-]{1,60}\s?[=:])){0,400}"
 _VALUE = rf"((?<=')[^'\n]{{1,4000}}|(?<=\")[^\"\n]{{1,4000}}|[^\s,;\"'{{\[(]{_PLAIN_VALUE})"
+_SPACED = r"(?:(?<=api|API|Api|ate|ess|ret)[ ](?:[Kk]ey|KEY)|(?<=eed|ery)[ ][Pp]hrase)?"
 _SCHEME = r"(?i:(?:basic|bearer|token|digest|negotiate|apikey|aws4-hmac-sha256)[ \t]+)?"
 _SETTING = re.compile(
     rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,60}})(=[\"']?|[ ][\"']?(?!-)){_VALUE}"
     rf"|(?<![\w.-])([A-Za-z_][\w.-]{{0,60}})([\"']?\s?(?:=\s?|:\s?(?=[\"']))[\"']?){_VALUE}"
-    rf"|(?<![\w.-])(?P<header>[A-Za-z_][\w.-]{{0,60}}(?:(?<=api|API|Api|ate|ess|ret)[ ](?:[Kk]ey|KEY))?)"
-    rf"(:[ \t]+{_SCHEME}){_VALUE}"
+    rf"|(?<![\w.-])(?P<header>[A-Za-z_][\w.-]{{0,60}}{_SPACED})"
+    rf"(:[ \t]+{_SCHEME}|[ \t]?=[ \t]?[\"']?){_VALUE}"
 )
 # The same in a text that was quoted again, and as elements of XML.
 _ESCAPED = re.compile(
@@ -190,11 +211,27 @@ _BLOCK_LINE = re.compile(
     r"([ \t]*(?:- )?)[\"']?([A-Za-z_][\w.-]{0,60})[\"']?:[ \t]*(?:[|>][+\d-]{0,2}|[!&][^\s]{1,60})?[ \t\r]*"
 )
 _PLAIN_LINE = re.compile(r"([ \t]*(?:- )?[\"']?([A-Za-z_][\w.-]{0,60})[\"']?:[ \t]+)([^\s\"'\[{(|>][^\n]*[ \t][^\n]*)")
+# An option with one hyphen, as of Go's programs and Java's properties: -password x, -Ddb.password=x.
+_DASHED = re.compile(
+    rf"(?<![\w.-])-D?(?P<name>[A-Za-z][\w.-]{{1,60}})(?P<between>=[\"']?|[ ][\"']?(?!-))(?P<value>{_VALUE})"
+)
 # The name and the value as two settings, as Kubernetes lists variables.
 _PAIR = re.compile(
-    r"(?P<name>\b(?i:name|key)[\"']?\s?[:=]\s?[\"']?(?P<what>[\w.-]{1,60})[\"']?,?\s{1,20}[\"']?(?i:value)[\"']?\s?[:=]\s?)"
+    r"(?P<name>\b(?i:name|key|variable|field|header)[\"']?\s?[:=]\s?[\"']?(?P<what>[\w.-]{1,60})[\"']?(?:,\s{0,20}|\s{1,20})"
+    r"[\"']?(?i:val|value)[\"']?\s?[:=]\s?)"
     rf"(?P<between>[\"']?)(?P<value>(?<=')[^'\n]{{1,4000}}|(?<=\")[^\"\n]{{1,4000}}|[^\s,;\"'{{\[(]{_PLAIN_VALUE})"
 )
+# The same as a list of two.
+_LIST_OF_TWO = re.compile(
+    r"(?<=[\[(])(?P<quote>\\{0,7}[\"'])(?P<name>[\w.-]{1,60})(?P=quote),\s?(?P=quote)"
+    r"(?P<value>(?:(?!(?P=quote))[^\n]){1,4000})(?=(?P=quote)\s?[\])])"
+)
+# A key in a dictionary or a block of YAML, whose name tells what it is a key to.
+_KEY_INSIDE = re.compile(
+    r"(?<![\w.-])(?P<what>[A-Za-z_][\w.-]{0,60})(?P<between>\\{0,7}[\"']?\s?[:=]\s?\{[^{}]{0,300}?(?<![\w.-])\\{0,7}[\"']?"
+    rf"keys?\\{{0,7}}[\"']?\s?[:=]\s?\\{{0,7}}[\"']?)(?P<value>(?<=[\"'])[^\"'\n\\]{{1,4000}}|[^\s,;\"'{{\[(]{_PLAIN_VALUE})"
+)
+_KEY_LINE = re.compile(r"(?P<start>[ \t]*[\"']?keys?[\"']?:[ \t]+)(?P<value>[^\s{\[][^\n]*)")
 # A list or a dictionary under a name.
 _CONTAINER = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,60})\\{0,7}[\"']?\s?[:=]\s?(?=[\[{(])")
 _LONGEST_CONTAINER = 20_000
@@ -205,6 +242,8 @@ _HOME = re.compile(
     r"(?:/home|/Users|[A-Za-z]:[\\/]{1,2}Users)[\\/]{1,2}"
     r"([^\s/\\:*?\"<>|][^/\\:*?\"<>|\n]{0,60}?)(?=[/\\\s\"':]|$)"
 )
+# Fields that hold the name of a setting, and those that hold its value.
+_NAME_FIELDS, _VALUE_FIELDS = ("name", "key", "variable", "field", "header"), ("value", "val", "default", "data")
 _NUMBERED = re.compile(r"(?:node-)?\d+")
 _NAMING_KEY = re.compile(r"(?i)(?:^|[_.-])(?:node|host(?:name)?|user(?:_?name)?|login)$")
 
@@ -319,9 +358,10 @@ def _names_in(data: Any) -> set[str]:
         value = waiting.pop()
         if isinstance(value, dict):
             waiting.extend(value.values())
-            if _hides(str(value.get("name", value.get("key"))), value.get("value")):
-                found.update(filter(_worth_finding, _texts_in(value["value"])))
+            found.update(filter(_worth_finding, _texts_in([value[field] for field in _hidden_fields(value)])))
             for key, inner in value.items():
+                if isinstance(inner, dict) and (kept := _keys_of(str(key), inner)):
+                    found.update(filter(_worth_finding, _texts_in([inner[name] for name in kept])))
                 if isinstance(inner, str) and _NAMING_KEY.search(str(key)):
                     found |= {inner, inner.split(".")[0]}
                 elif _private(str(key), inner):
@@ -329,7 +369,8 @@ def _names_in(data: Any) -> set[str]:
         elif isinstance(value, (list, tuple)):
             waiting.extend(value)
             options = [inner for name, inner in pairwise(value) if _is_option(name) and _hides(name, inner)]
-            found.update(filter(_worth_finding, _texts_in(options)))
+            pair = value[1:] if _is_secret_pair(value) else []
+            found.update(filter(_worth_finding, _texts_in([*options, *pair])))
         elif isinstance(value, str):
             found.update(_HOME.findall(value))
     return found
@@ -344,24 +385,51 @@ def _worth_finding(text: str) -> bool:
     return len(text) > 5 and (any(c.isdigit() for c in text) or len(text) > 11 or not text.isalpha())
 
 
-def _walk(value: Any, clean: Callable[[str], str]) -> Any:
+def _hidden_fields(value: dict[Any, Any]) -> list[str]:
+    """Return the fields that hold a secret of which another one has the name."""
+    named = next((value[field] for field in _NAME_FIELDS if isinstance(value.get(field), str)), None)
+    return [] if named is None else [field for field in _VALUE_FIELDS if _hides(named, value.get(field))]
+
+
+def _keys_of(name: str, inner: dict[Any, Any]) -> list[Any]:
+    """Return the fields of a dictionary called ``name`` that hold a key to it: ``{"api": {"key": x}}``."""
+    if "value" in inner or "val" in inner:
+        return []
+    return [key for key, value in inner.items() if str(key).lower() in ("key", "keys") and _hides(f"{name}.key", value)]
+
+
+def _is_secret_pair(value: Sequence[Any]) -> bool:
+    """Tell whether a list is the name of a setting and a secret, as headers are."""
+    if len(value) != 2 or not all(isinstance(part, str) for part in value) or not _NAME.fullmatch(value[0]):
+        return False
+    return _names_secret(value[0]) == "always" or (len(_words(value[0])) > 1 and _hides(*value))
+
+
+def _walk(value: Any, clean: Callable[[str], str], name: str = "") -> Any:
     if isinstance(value, str):
-        return clean(value)
+        return value if _is_figure(name, value) else clean(value)
     if isinstance(value, dict):
-        named = value.get("name", value.get("key"))  # the name and the value as two settings
+        hidden = {*_hidden_fields(value), *_keys_of(name, value)}
         return {
-            _key(str(k), clean): HIDDEN
-            if _private(str(k), v) or (k == "value" and isinstance(named, str) and _hides(named, v))
-            else _walk(v, clean)
+            _key(str(k), clean): HIDDEN if k in hidden or _private(str(k), v) else _walk(v, clean, str(k))
             for k, v in value.items()
         }
     if isinstance(value, (list, tuple)):
+        if _is_secret_pair(value):
+            return [clean(value[0]), HIDDEN]
         before = [None, *value]  # an option of a command line, in front of its value
         return [
-            HIDDEN if _is_option(name) and _hides(name, item) else _walk(item, clean)
-            for name, item in zip(before, value, strict=False)
+            HIDDEN if _is_option(option) and _hides(option, item) else _walk(item, clean)
+            for option, item in zip(before, value, strict=False)
         ]
     return value
+
+
+def _is_figure(name: str, value: str) -> bool:
+    """Tell whether a setting is a commit of git or a version, by its name."""
+    if _COMMIT.fullmatch(value):
+        return _GIT_NAME.fullmatch(name) is not None
+    return _VERSION.fullmatch(value) is not None and _VERSIONED.fullmatch(name) is not None
 
 
 def _key(key: str, clean: Callable[[str], str]) -> str:
@@ -384,8 +452,7 @@ def _names_secret(name: str, prose: bool = False) -> str:
     """
     words = _words(name)
     kinds = [_kind(word) for word in words]
-    connection = any(a[:4] == "conn" and b in ("str", "string") for a, b in pairwise(words))
-    if connection or "always" in kinds:
+    if "always" in kinds or any(_TOGETHER.fullmatch(f"{a} {b}") for a, b in pairwise(words)):
         return "always"
     last = _words(name.rpartition(".")[2])
     if last in (["key"], ["keys"]):
@@ -448,7 +515,8 @@ def _names_place(key: str) -> bool:
 def _private(key: str, value: Any) -> bool:
     """Tell whether a setting holds text under the name of a secret, a person or a place; figures do not count."""
     if isinstance(value, (str, list, tuple)) and _names_place(key := _split_camel(key)):
-        return value not in _ANYWHERE
+        is_name = _ENV_NAME.fullmatch(key) and isinstance(value, str) and _NAME.fullmatch(value)
+        return not is_name and value not in _ANYWHERE
     if isinstance(value, dict) and _ENVIRONMENT.fullmatch(key):
         return True
     return _hides(key, value)
@@ -465,6 +533,16 @@ def _setting_in_text(match: re.Match[str]) -> str:
     return f"{name}{between}{HIDDEN if hidden else _SETTING.sub(_setting_in_text, value)}"
 
 
+def _address_in_text(match: re.Match[str]) -> str:
+    before, address = match["before"] or "", match["address"]
+    is_version = address is not None and (
+        any(int(part) > 255 for part in address.split(".")) or _VERSIONED.fullmatch(before) is not None
+    )
+    if is_version:
+        return match[0]
+    return HIDDEN if address is None else match[0][: match.start("address") - match.start()] + HIDDEN
+
+
 def _at_start(match: re.Match[str]) -> bool:
     """Tell whether a setting stands at the start of a line, of a dictionary or of a list, as prose does not."""
     before = match.string[max(0, match.start() - 100) : match.start()].rstrip(" \t-")
@@ -472,8 +550,9 @@ def _at_start(match: re.Match[str]) -> bool:
 
 
 def _named_in_text(match: re.Match[str]) -> str:
-    name = match.groupdict().get("what") or match["name"]
-    if not _hides(name.rpartition(":")[2], match["value"]):
+    name = f"{match['what']}.key" if match.re is _KEY_INSIDE else match.groupdict().get("what") or match["name"]
+    is_words = match.re is _LIST_OF_TWO and not _is_secret_pair((name, match["value"]))
+    if is_words or not _hides(name.rpartition(":")[2], match["value"]):
         return match[0]
     return match[0][: match.start("value") - match.start()] + HIDDEN
 
@@ -494,7 +573,11 @@ def _without_lines(text: str) -> str:
             line = f"{plain[1]}{HIDDEN}"
         kept.append(line)
         head = _BLOCK_LINE.fullmatch(line)
-        if head is None or not _names_secret(head[2]):
+        if head is None:
+            continue
+        if at < len(lines) and (key := _KEY_LINE.fullmatch(lines[at])) and _goes_on(lines[at], len(head[1])):
+            lines[at] = f"{key['start']}{HIDDEN}" if _hides(f"{head[2]}.key", key["value"]) else lines[at]
+        if not _names_secret(head[2]):
             continue
         start, indent = at, len(head[1])
         while at < len(lines) and _goes_on(lines[at], indent):
@@ -544,14 +627,15 @@ def _cleaner(told: Iterable[str] = ()) -> Callable[[str], str]:
     @lru_cache(maxsize=65536)  # stacks repeat their frames
     def clean(text: str) -> str:
         text = _SECRETS.sub(HIDDEN, text)
+        text = _HASH.sub(lambda match: match[0] if match[1] else HIDDEN, text)
         text = _library_secrets().sub(HIDDEN, text)
         text = _without_containers(_without_lines(text))
-        for named in (_ESCAPED, _ELEMENT, _NAMED_ELEMENT, _LITERAL, _TIGHT, _PAIR):
+        for named in (_ESCAPED, _ELEMENT, _NAMED_ELEMENT, _LITERAL, _TIGHT, _DASHED, _PAIR, _LIST_OF_TWO, _KEY_INSIDE):
             text = named.sub(_named_in_text, text)
         text = _SETTING.sub(_setting_in_text, text)
         text = _EMAIL.sub(HIDDEN, text)
         text = _URL.sub(rf"\1://{HIDDEN}", text)
-        text = _ADDRESS.sub(HIDDEN, text)
+        text = _ADDRESS.sub(_address_in_text, text)
         text = _MACHINE.sub(HIDDEN, text)
         text = _paths(text)
         return pattern.sub(HIDDEN, text) if pattern else text

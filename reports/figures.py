@@ -14,6 +14,7 @@ from memprof.reports.document.model import Timeline
 from memprof.reports.document.plan import PlanDocument, Point
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import category_label, phase_label, plain, thousands
+from memprof.reports.html.static_timeline import highest_of, nice_step
 from memprof.reports.palette import FALLBACK, LIGHT, PATTERNS, PHASES
 from memprof.reports.thinning import thinned
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from memprof.analysis.breakdown import Breakdown
 
 #: What a figure of one run shows, and where a timeline's points lie (see :func:`analysis_figure`).
+_MIB = 1 << 20
 _KINDS = ("timeline", "breakdown", "steps")
 _AXES = ("phase", "time")
 # Plotly draws so many points a category at once; the page, which draws pixel columns, has more.
@@ -132,7 +134,7 @@ def timeline_figure(timeline: Timeline, axis: str = "phase", points: bool = True
         "xaxis": {
             "range": [x[0], last], "showgrid": False, "zeroline": False, "showticklabels": axis == "time", **title,
         },
-        "yaxis": {**_value_axis(), "fixedrange": True},
+        "yaxis": {**_gib_or_mib_axis(highest_of(timeline)), "fixedrange": True},
         "dragmode": "zoom",
         "hovermode": "x unified",
         "shapes": _ribbon(timeline, x),
@@ -360,6 +362,16 @@ def _layout() -> dict[str, object]:
 
 def _value_axis(title: str = "GiB") -> dict[str, object]:
     return {"title": {"text": title}, "rangemode": "tozero", "zeroline": False, "gridcolor": _LINE}
+
+
+def _gib_or_mib_axis(highest: int) -> dict[str, object]:
+    """Return the axis of values in GiB, labelled in MiB if the text beside it speaks of MiB."""
+    if not amount(highest).endswith("MiB"):
+        return _value_axis()
+    step = nice_step(highest / _MIB)
+    ticks = [round(i * step) for i in range(int(highest / _MIB / step) + 2)]
+    labels = {"tickvals": [tick / 1024 for tick in ticks], "ticktext": [f"{tick:,}" for tick in ticks]}
+    return {**_value_axis("MiB"), **labels} if step >= 1 else _value_axis()
 
 
 def _made(traces: Sequence[dict[str, object]], layout: dict[str, object]) -> Figure:

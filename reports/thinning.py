@@ -45,6 +45,7 @@ def _only(timeline: Timeline, keep: list[int]) -> Timeline:
         reserved=None if timeline.reserved is None else tuple(timeline.reserved[k] for k in keep),
         total=tuple(timeline.total[k] for k in keep),
         peak_point=place[timeline.peak_point],
+        instants=tuple(timeline.instants[k] for k in keep) if timeline.instants else (),
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import draw_rooms, rooms
+from tests import draw_packages, package_rules
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,7 +23,7 @@ HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "pand
 # Beside those, not even `memprof --help` may load these.
 NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "msgspec")
 
-# Rooms that work without torch; a torch import at their top level would break `memprof report`.
+# Packages that work without torch; a torch import at their top level would break `memprof report`.
 TORCH_FREE = (
     "advice", "allocator", "analysis", "attribution", "cli", "compat", "config", "demo", "oom", "plan", "reports",
     "instrument", "snapshot", "timeline",
@@ -109,12 +109,13 @@ def test_nobody_imports_the_mapped_folders_by_their_bare_name() -> None:
     assert not found
 
 
-def test_torch_free_rooms_import_no_torch_at_the_top() -> None:
+def test_torch_free_packages_import_no_torch_at_the_top() -> None:
     """Also not behind a condition: a top-level import of torch is one, wherever it stands."""
     found = []
     for path in source_files():
-        room = path.relative_to(ROOT).parts
-        torch_free = room[0] == "reports" or (room[0] == "memprof" and (len(room) == 2 or room[1] in TORCH_FREE))
+        package = path.relative_to(ROOT).parts
+        top_level = len(package) == 2 or package[1] in TORCH_FREE
+        torch_free = package[0] == "reports" or (package[0] == "memprof" and top_level)
         imports = imports_of(path, top_level=True) if torch_free else ()
         found += [f"{path}:{line}" for line, name in imports if name.split(".")[0] in HEAVY]
     assert not found
@@ -122,43 +123,44 @@ def test_torch_free_rooms_import_no_torch_at_the_top() -> None:
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, dict[str, int]]:
-    return rooms.imports(rooms.modules())
+    return package_rules.imports(package_rules.modules())
 
 
 def test_no_circles_between_files(graph: dict[str, dict[str, int]]) -> None:
     """Lazy and type-only imports count: a reader follows them all the same."""
-    assert rooms.circles(graph) == []
+    assert package_rules.circles(graph) == []
 
 
-def test_rooms_import_what_the_table_allows(graph: dict[str, dict[str, int]]) -> None:
+def test_packages_import_what_the_table_allows(graph: dict[str, dict[str, int]]) -> None:
     found = []
-    for (room, other), where in rooms.arrows(graph).items():
-        allowed = {"first floor", *rooms.ROOMS[room][1]} if room in rooms.ROOMS else set()
-        if room == "memprof":  # the package itself: lazy homes of the public names, and `python -m memprof`
-            allowed = {"first floor", "advice", "analysis", "cli", "instrument", "recording", "snapshot"}
+    for (package, other), where in package_rules.arrows(graph).items():
+        known = package_rules.PACKAGES.get(package)
+        allowed = {"shared modules", *known[1]} if known else set()
+        if package == "memprof":  # the package itself: lazy homes of the public names, and `python -m memprof`
+            allowed = {"shared modules", "advice", "analysis", "cli", "instrument", "recording", "snapshot"}
             allowed |= {"integrations", "reports"}
         found += where if other not in allowed else []
     assert not found
 
 
 def test_every_arrow_of_the_table_is_needed(graph: dict[str, dict[str, int]]) -> None:
-    real = set(rooms.arrows(graph))
-    table = {(room, other) for room, (_, below) in rooms.ROOMS.items() for other in below}
+    real = set(package_rules.arrows(graph))
+    table = {(package, other) for package, (_, below) in package_rules.PACKAGES.items() for other in below}
     assert not table - real
 
 
-def test_rooms_stand_above_what_they_import() -> None:
+def test_packages_stand_above_what_they_import() -> None:
     seen: set[str] = set()
-    for room, (_, below) in rooms.ROOMS.items():
-        assert seen.issuperset(below), room
-        seen.add(room)
+    for package, (_, below) in package_rules.PACKAGES.items():
+        assert seen.issuperset(below), package
+        seen.add(package)
 
 
 def test_the_table_names_every_room() -> None:
     folders = {p.parent.name for p in (ROOT / "memprof").glob("*/__init__.py")}
-    assert set(rooms.ROOMS) == folders | {"integrations", "reports"}
+    assert set(package_rules.PACKAGES) == folders | {"integrations", "reports"}
     floor = {p.stem for p in (ROOT / "memprof").glob("*.py")}
-    assert floor == {"__init__", "__main__", *rooms.FIRST_FLOOR}
+    assert floor == {"__init__", "__main__", *package_rules.SHARED_MODULES}
     assert len(floor) <= 10
 
 
@@ -170,10 +172,10 @@ def test_no_folder_is_too_full_to_scan() -> None:
 
 
 def test_the_drawing_is_the_table() -> None:
-    """Made anew by ``python -m tests.draw_rooms``."""
-    assert draw_rooms.PICTURE.read_text(encoding="utf-8") == draw_rooms.picture()
-    page = draw_rooms.PAGE.read_text(encoding="utf-8")
-    assert page == draw_rooms.page_with_listing(page)
+    """Made anew by ``python -m tests.draw_packages``."""
+    assert draw_packages.PICTURE.read_text(encoding="utf-8") == draw_packages.picture()
+    page = draw_packages.PAGE.read_text(encoding="utf-8")
+    assert page == draw_packages.page_with_listing(page)
 
 
 def imports_of(path: Path, *, top_level: bool = False) -> Iterator[tuple[int, str]]:

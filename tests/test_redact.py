@@ -267,6 +267,10 @@ SECRET_CONFIGS: dict[str, Any] = {
     "HFToken": _PASSWORD, "x-api-key": _PASSWORD, "openai.key": _PASSWORD, "env.HF_TOKEN": _PASSWORD,
     "model_api_key": _PASSWORD, "password1": _PASSWORD, "private_key_id": _PASSWORD, "hubTokens": (_PASSWORD,),
     "variables": [{"name": "HF_TOKEN", "value": _PASSWORD}], "arguments": ["--api-key", _PASSWORD],
+    "api": {"key": _PASSWORD}, "wandb": {"project": "x", "key": _PASSWORD}, "openai": {"Keys": [_PASSWORD]},
+    "headers": [["Authorization", _PASSWORD], ("X-Api-Key", _PASSWORD)], "pw": _PASSWORD, "hmac": _PASSWORD,
+    "request_hmac": _PASSWORD, "seed_phrase": _PASSWORD, "recoveryPhrase": _PASSWORD, "mnemonic": _PASSWORD,
+    "settings": [{"key": "HF_TOKEN", "val": _PASSWORD}, {"variable": "DB_PASSWORD", "default": _PASSWORD}],
 }  # fmt: skip
 SECRET_TEXTS = (
     "PGPASSWORD=%s", "X-Auth-Token: %s", "X-Amz-Signature=%s", "Authorization: Token %s", "OPENAI_KEY=%s", "token: %s",
@@ -281,7 +285,11 @@ SECRET_TEXTS = (
     '"password": "a\\"%s"', "password = \"\"\"%s\"\"\"", "api_key=b'%s'", "api_key=SecretStr('%s')",
     "os.environ['HF_TOKEN'] = '%s'", 'config["api_key"]="%s"', 'db_password => "%s"', '"password":\n   "%s"',
     "<password><![CDATA[%s]]></password>", "<entry key='password'>%s</entry>", "machine x password %s login ada",
-    'Authorization: Digest username="x", response="%s"',
+    'Authorization: Digest username="x", response="%s"', "{'api': {'key': '%s'}}",
+    "wandb={'project': 'x', 'key': '%s'}",
+    "api:\n  key: %s", r'{\"api\": {\"key\": \"%s\"}}', '[["Authorization", "%s"]]', "[('X-Api-Key', '%s')]",
+    '{"key":"HF_TOKEN","val":"%s"}', "pw=%s", "pw: %s", "hmac=%s", "seed_phrase=%s", "seed phrase: %s", "Api Key = %s",
+    "java -Dpassword=%s -jar x.jar", "-Dspring.datasource.password=%s", "serve -token %s -port 80", "api key = '%s'",
 )  # fmt: skip
 
 
@@ -341,36 +349,121 @@ def test_a_text_made_to_be_slow_is_cleaned_in_time() -> None:
     for piece in ("-----BEGIN PRIVATE KEY-----", "eyJ", "ey.", "a-1.", "machine x login ", "ssh-rsa AAAA", "aws key ' ",
                   "xoxb-1-", "PuTTY-User-Key-File-2", "@a.", "0123456789:", "sk-", "a@", r'\"a\":\"', "tokens=[",
                   "a={1,", "name=a ", "<a>", "<a b", "key='a' >", "key='a'\n:\n", "a:\n ", "a:\n",
-                  "token='\\", "a='", "key: x ", "token:a", "ab_1a2b3c", "a=,", "token: "):  # fmt: skip
+                  "token='\\", "a='", "key: x ", "token:a", "ab_1a2b3c", "a=,", "token: ",
+                  "-a ", "-Da=", "api={key", "a={", "api: {a ", "('ab', '", "git ", "commit: ", "ab 1.2.3.", "key a, ",
+                  "api:\n key", "bearer a"):  # fmt: skip
         redact_text(piece * (40_000 // len(piece)))
     assert time.perf_counter() - started < 60
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "model.layers.3.mlp.up_proj.weight",
-        "meta-llama/Llama-3.1-8B-Instruct",
-        "<string>:1 f",
-        "torch 2.13.0+cpu",
-        "8×128 bfloat16",
-        "step-000002.rank-0.pickle",
-        "rule trl.chunked_logprob matched its stack",
-        "2 / 3 of it, and/or more",
-        "eos_token: </s>, pad_token: <pad>",
-        "host: 3.00 GiB of 24.00 GiB; user: temporaries; 512 tokens: 3 MiB",
-        "threading.local, torch.testing._internal.common_utils, torch.distributed.fsdp.fully_shard",
-        "transformers.models.qwen2.modeling_qwen2.Qwen2Attention.forward",
-        "Qwen/Qwen2.5-Math-7B-Instruct-GPTQ-Int4, deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
-        "aten::_scaled_dot_product_flash_attention_backward.out",
-        "public_key: 1, monkey: 2, key: value, keyword: x, primary_key: id",
-        "nvidia-cublas-cu12==12.4.5.8, version 12.4.127.1, glm-edge-v-5b-instruct-preview",
-        "tokens:\n  prompt: 512\n  completion: 128\nkeys:\n  - q_proj\neos_token: |\n  </s>",
-        "step 17 of 100, phase:backward, sm_90.ptx, v2.13.0.dev20261127",
-    ],
-)
-def test_what_a_report_is_for_stays(text: str) -> None:
-    assert redact_text(text) == text
+_COMMIT = "0123456789abcdef0123456789abcdef01234567"
+#: What a report is for, by kind: texts that must stay as they are.
+KEPT: dict[str, str] = {
+    "parameter": "model.layers.3.mlp.up_proj.weight",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "quantized model": "Qwen/Qwen2.5-Math-7B-Instruct-GPTQ-Int4, deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+    "model with a version": "nvidia-cublas-cu12==12.4.5.8, version 12.4.127.1, glm-edge-v-5b-instruct-preview",
+    "frame of no file": "<string>:1 f",
+    "version": "torch 2.13.0+cpu",
+    "version of four numbers": "torch 2.13.0.1",
+    "versions in a sentence": "cuda 12.4.1.0, driver 550.54.15.1, numpy 1.26.4.1 and nvidia-nccl-cu12 2.21.5.1",
+    "version after its name": "cudnn_version: 9.1.0.70",
+    "development version": "step 17 of 100, phase:backward, sm_90.ptx, v2.13.0.dev20261127",
+    "shape": "8×128 bfloat16",
+    "file": "step-000002.rank-0.pickle",
+    "rule": "rule trl.chunked_logprob matched its stack",
+    "fraction": "2 / 3 of it, and/or more",
+    "special tokens": "eos_token: </s>, pad_token: <pad>",
+    "figures under words for people": "host: 3.00 GiB of 24.00 GiB; user: temporaries; 512 tokens: 3 MiB",
+    "modules": "threading.local, torch.testing._internal.common_utils, torch.distributed.fsdp.fully_shard",
+    "method": "transformers.models.qwen2.modeling_qwen2.Qwen2Attention.forward",
+    "operator": "aten::_scaled_dot_product_flash_attention_backward.out",
+    "keys that are none": "public_key: 1, monkey: 2, key: value, keyword: x, primary_key: id",
+    "tokens in YAML": "tokens:\n  prompt: 512\n  completion: 128\nkeys:\n  - q_proj\neos_token: |\n  </s>",
+    "commit": f"commit {_COMMIT}",
+    "commit, setting": f"commit: {_COMMIT}",
+    "commit, quoted": f'"_commit_hash": "{_COMMIT}"',
+    "revision": f"revision={_COMMIT}",
+    "git": f"git {_COMMIT}",
+    "git, in a sentence": f"HEAD is now at {_COMMIT}",
+    "short commit": "at abba7d9a, on main",
+    "certificate": "bearer certificate",
+    "prose about tokens": "Bearer token expected, the token was refused, a password is missing",
+    "prose about keys": "the API key is read from the environment; a key of the cache",
+    "environment": "env: gym",
+    "environment, id": "env_id=CartPole-v1 environment: gym",
+    "all tokens": "tokens: all",
+    "default token": "token: default, tokens=max, token: none",
+    "sort key": "sort: {key: loss}",
+    "sort key, quoted": "{'sort': {'key': 'loss'}, 'dataset': {'key': 'prompt'}}",
+    "sort key in YAML": "sort:\n  key: loss",
+    "names in a list": "[('token', 'reward'), ('chosen', 'rejected')]",
+    "rows of a table": "{'key': 'lr', 'value': '1e-6'}, {'name': 'tokens', 'value': 'all'}",
+    "options": "--lr 1e-6 -beta 0.04 --optim adamw_torch -v",
+    "option with tokens": "--max_new_tokens 512 --eos_token </s> --ignore_keys loss",
+    "property": "-Dfile.encoding=UTF-8",
+    "allocator settings": "expandable_segments:True,max_split_size_mb:128,roundup_power2_divisions:[256:1,>:4]",
+    "bytes": "1,234,567 bytes (1.18 MiB) at 0x7f0000000000",
+    "percentages": "44% of 23.52 GiB; 0.66 to 0.71",
+    "date": "2026-11-28T01:03:58+00:00",
+    "duration": "0:01:13.250 and 12:30:45",
+    "hardware": "NVIDIA H100 80GB HBM3, sm_90, RTX 4090, A100-SXM4-40GB, EPYC 7763",
+    "anywhere": "listening on 127.0.0.1:29500 and 0.0.0.0, localhost:6006",
+    "exception": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "warning": "UserWarning: 1 of 3 ranks (rank 2) wrote nothing",
+    "phase": "forward, backward, optimizer_step, reference_logprobs, session: 3, pass: 2",
+    "dtype": "dtype=torch.bfloat16, quant_type=nf4",
+    "code": "loss = logits[:, -1].float().log_softmax(-1)",
+    "lambda": "<lambda>, <listcomp>, <module>, <genexpr>",
+    "dimensions": "B=8, S=8160, V=128256, heads 32/8, lora_r: 16",
+    "lists": "target_modules=['q_proj', 'k_proj'], betas=(0.9, 0.95)",
+    "punctuation": "(a) b; c: d? e! - f -- g … h",
+    "mathematics": "||g|| <= 1e-6, 2**31 - 1, a != b",
+    "metric": "train/memory/peak_allocated, eval/rewards/mean, kl: 0.01",
+    "names with secret letters": "bypass, compass, lowpass filter: 3, turkey, sacred: yes, secretary",
+    "tokenizer": "tokenizer: fast, tokenize: true, detokenized=12",
+    "session": "with session 3, pass 2 of 4, first pass: 0.1 s",
+    "accents": "Größe: 3 GiB, état: complet, 大小: 8",
+    "markup": "| peak | 3 GiB |\n|---|---|",
+    "dotted call": "model.generate(**inputs, use_cache=True)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_a_report_is_for_stays(kind: str) -> None:
+    assert redact_text(KEPT[kind]) == KEPT[kind]
+    assert redact({"notes": [KEPT[kind]]}) == {"notes": [KEPT[kind]]}
+
+
+def test_there_are_sixty_kinds_of_what_stays() -> None:
+    assert len(KEPT) >= 60
+
+
+#: Settings that must stay.
+KEPT_SETTINGS: dict[str, Any] = {
+    "env": "gym", "environment": "CartPole-v1", "tokens": "all", "token": "default", "commit": _COMMIT,
+    "model_revision": _COMMIT, "_commit_hash": _COMMIT, "versions": {"torch": "2.13.0.1", "driver": "550.54.15.1"},
+    "cudnn_version": "9.1.0.70", "sort": {"key": "loss"}, "dataset": {"key": "prompt", "split": "train"},
+    "columns": [["token", "reward"], ("prompt", "completion")], "rows": [{"key": "lr", "value": "1e-6"}],
+    "fields": [{"name": "tokens", "default": "all"}, {"field": "loss", "data": "x"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT_SETTINGS)
+def test_settings_that_only_look_secret_stay(name: str) -> None:
+    left = redact({"config": {name: KEPT_SETTINGS[name]}})
+    assert left == json.loads(json.dumps({"config": {name: KEPT_SETTINGS[name]}}))
+
+
+def test_forty_digits_are_a_key_unless_they_are_git_s() -> None:
+    for text in (f"wandb {_COMMIT}", f"it was {_COMMIT}", f"key={_COMMIT}", f"digital {_COMMIT}"):
+        assert _COMMIT not in redact_text(text)
+    assert redact({"note": _COMMIT, "wandb": _COMMIT}) == {"note": HIDDEN, "wandb": HIDDEN}
+
+
+def test_an_environment_of_variables_goes() -> None:
+    for value in ({"A": "b"}, ["A=b"], "A=b C=d", "A=b"):
+        assert redact({"env": value}) == {"env": HIDDEN}
 
 
 def test_private_settings_are_hidden_by_their_name() -> None:

@@ -95,7 +95,7 @@ def memory_own() -> str:
         figures = [run[key].get(category, 0) / GIB for run in runs.values() for key in ("peak_categories", "own_peaks")]
         rows.append([CATEGORY_LABELS[category], *figures])
     rows.append(["Total", *(v for run in runs.values() for v in (run["peak_bytes"] / GIB, ""))])
-    return table(("GiB", "full: at the peak", "own peak", "LoRA: at the peak", "own peak"), rows)
+    return table(("GiB", "full: at the peak", "per-category peak", "LoRA: at the peak", "per-category peak"), rows)
 
 
 def fit() -> str:

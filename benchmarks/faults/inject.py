@@ -166,7 +166,8 @@ def called(folder: Path, report: bool = True) -> dict[types.CodeType, int]:
 
     import memprof
 
-    rooms = tuple(str(Path(m.__file__ or "").parent) + os.sep for m in (memprof, memprof.integrations, memprof.reports))
+    packages = (memprof, memprof.integrations, memprof.reports)
+    folders = tuple(str(Path(m.__file__ or "").parent) + os.sep for m in packages)
     seen: dict[types.CodeType, int] = {}
     passed = [0]
 
@@ -182,7 +183,7 @@ def called(folder: Path, report: bool = True) -> dict[types.CodeType, int]:
         sys.setprofile(None)
         threading.setprofile(None)
     functions = [c for c in seen if c.co_flags & inspect.CO_OPTIMIZED]  # a class's body is none
-    ours = [c for c in functions if c.co_filename.startswith(rooms) and not c.co_name.startswith("<")]
+    ours = [c for c in functions if c.co_filename.startswith(folders) and not c.co_name.startswith("<")]
     doors = ("recording/guard.py",)
     return {c: seen[c] for c in ours if not name_of(c).endswith(_ENTRIES) and not c.co_filename.endswith(doors)}
 

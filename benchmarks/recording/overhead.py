@@ -50,7 +50,7 @@ def own_share(out: Path, tiny: bool, tokens: int, watch: Callable[[], list[Any]]
     import memprof.integrations
     from transformers import TrainerCallback
 
-    rooms = tuple(str(Path(m.__file__ or "").parent) for m in (memprof, memprof.integrations))
+    folders = tuple(str(Path(m.__file__ or "").parent) for m in (memprof, memprof.integrations))
     profile = cProfile.Profile()
 
     class Start(TrainerCallback):
@@ -63,7 +63,7 @@ def own_share(out: Path, tiny: bool, tokens: int, watch: Callable[[], list[Any]]
 
     second_step(out, tiny, tokens, lambda: [Start(), *watch(), Stop()])
     times = [(str(getattr(e.code, "co_filename", "")), e.inlinetime) for e in profile.getstats()]
-    ours = sum(t for file, t in times if file.startswith(rooms) and "/demo/" not in file)
+    ours = sum(t for file, t in times if file.startswith(folders) and "/demo/" not in file)
     return ours / sum(t for _, t in times)
 
 

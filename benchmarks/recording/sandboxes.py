@@ -339,17 +339,22 @@ def _load(processes: int) -> Iterator[None]:
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="Default: all.")
 @click.option("--json", "path", type=click.Path(path_type=Path))
 def main(rounds: int, load: int, kinds: tuple[str, ...], path: Path | None) -> None:
-    different: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, dict[str, int]] = {}
     with _load(load):
         for kind in kinds or KINDS:
-            alone = _in_a_process(kind, watched=False)
-            if alone.get("exit") != 0:
-                raise SystemExit(f"{kind} fails without memprof: {alone}")
-            watched = [_in_a_process(kind, watched=True) for _ in range(rounds)]
-            different[kind] = [one for one in watched if one != alone]
-            click.echo(f"{kind}: {len(different[kind])} of {rounds} differ", err=True)
-    write_result({"what": "rewards with sandboxes", "rounds": rounds, "load": load, "different": different}, path)
-    if any(different.values()):
+            expected = _in_a_process(kind, watched=False)
+            if expected.get("exit") != 0:
+                raise SystemExit(f"{kind} fails without memprof: {expected}")
+            different = {"alone": 0, "watched": 0}
+            for _ in range(rounds):
+                for way in different:
+                    if (one := _in_a_process(kind, way == "watched")) != expected:
+                        different[way] += 1
+                        click.echo(f"{kind}, {way}: {json.dumps(one)}\n  and not {json.dumps(expected)}", err=True)
+            found[kind] = different
+            click.echo(f"{kind}: of {rounds} each, different ones: {json.dumps(different)}", err=True)
+    write_result({"what": "rewards with sandboxes", "rounds": rounds, "load": load, "different": found}, path)
+    if any(different["watched"] for different in found.values()):
         raise SystemExit(1)
 
 

@@ -9,6 +9,7 @@ main = group_of(
     __doc__,
     {
         "generate": ("generate", "Run the cases and write snapshots with their truth."),
+        "zoo": ("zoo.run", "Run public programs at a small size and score attribution on them."),
         "score": ("score", "Score attribution on labelled snapshots, by the truth's bytes."),
     },
 )

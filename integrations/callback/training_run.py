@@ -6,6 +6,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,14 @@ if TYPE_CHECKING:
     from memprof.report import Report
 
 
+class Stage(Enum):
+    """What a :class:`TrainingRun` does: follow the training, run the worst case before it, or nothing any more."""
+
+    FOLLOWING = "following"
+    REHEARSING = "rehearsing"
+    ENDED = "ended"
+
+
 class TrainingRun:
     """Follows one trainer from ``on_train_begin`` to its end, however it ends.
 
@@ -58,7 +67,9 @@ class TrainingRun:
         self._options = options
         self._door = door
         self._on_error = on_error
-        self._ended = self._failed = self._failed_by_error = self._rehearsing = False
+        self._stage = Stage.FOLLOWING
+        #: Whether an exception, a signal or a mistake of memprof's own ended it.
+        self.failed = False
         self._schedule = Schedule(options.steps, options.every)
         self._first_step = trainer.state.global_step + 1
         self._from_step: int | None = None  # first step of the recording in progress
@@ -90,7 +101,7 @@ class TrainingRun:
     def step_begin(self) -> None:
         """Note that an optimizer step begins."""
         trainer = self._trainer()
-        if trainer is None or self._ended:
+        if trainer is None or self.over:
             return
         state = trainer.state
         step = state.global_step + 1
@@ -108,9 +119,9 @@ class TrainingRun:
         """Note that the optimizer has stepped."""
         self._phases.end_step()
         recorder, session = self.recorder, self.recorder.session
-        if not self._ended:
+        if not self.over:
             recorder.writing.look()
-        if self._tracking is not None and not self._ended:
+        if self._tracking is not None and not self.over:
             self._tracking.step_end(recorder.step, session, self._from_step is not None)
         if session is None or not self._always:
             return
@@ -127,12 +138,12 @@ class TrainingRun:
         What would end the run later, out of memory or an interrupt, is written and reported, and then raised.
         """
         trainer = self._trainer()
-        if trainer is None or self._ended:
+        if trainer is None or self.over:
             return None
         if (why := refusal(trainer)) is not None:
             warnings.warn(f"memprof cannot rehearse this run: {why}.", stacklevel=4)
             return None
-        self._rehearsing, self.recorder.step = True, 0
+        self._stage, self.recorder.step = Stage.REHEARSING, 0
         try:
             worst = WorstStep(trainer, dataloader, self._phases.end_step)
             self._begin_recording(trainer, 0)
@@ -145,13 +156,13 @@ class TrainingRun:
             peak = rehearse(session, worst.run, worst.kept)
         except BaseException as error:
             if not isinstance(error, Exception) or ran_out_of_memory(error):
-                self._rehearsing = False
+                self._follow_again()
                 self._door(self._error, error)
                 meant(error)
                 raise
             self._forget_rehearsal(error)
             return None
-        self._rehearsing = False
+        self._follow_again()
         self._records.recorded(peak)
         self._door(self._finish_recording)
         self.recorder.step = trainer.state.global_step
@@ -159,15 +170,20 @@ class TrainingRun:
 
     def _forget_rehearsal(self, error: Exception) -> None:
         warnings.warn(f"memprof could not rehearse this run ({error!r}); training goes on.", stacklevel=5)
-        self._rehearsing, self._from_step = False, None
+        self._follow_again()
+        self._from_step = None
         if not self._always:
             self._stop_session()
 
+    def _follow_again(self) -> None:
+        if self._stage is Stage.REHEARSING:  # a failure of memprof's may have ended everything meanwhile
+            self._stage = Stage.FOLLOWING
+
     def end(self) -> None:
         """Write what is recorded, and put everything back."""
-        if self._ended:
+        if self.over:
             return
-        self._ended = True
+        self._stage = Stage.ENDED
         self._door.forget(self._undo)
         self._seams.restore()
         try:
@@ -178,20 +194,20 @@ class TrainingRun:
             self._stop_session()
             self._phases.forget()
             if self._tracking is not None:
-                self._tracking.end(self._failed_by_error)
+                self._tracking.end(self.failed)
 
     def _undo(self) -> None:
         """Undo everything after a mistake of memprof's own."""
-        self._ended = self._failed = True
+        self._stage, self.failed = Stage.ENDED, True
         tracking = [] if (followed := self._tracking) is None else [lambda: followed.end(True)]
         stops = (self.recorder.terminations.stop, self._seams.restore, self._phases.forget, self._stop_session)
         self._door.tidy(*stops, *tracking, lambda: self.gathering.tell([]))
 
     def _error(self, error: BaseException) -> None:
         """Write when an exception leaves the trainer: it is the last chance."""
-        if self._rehearsing:
+        if self._stage is Stage.REHEARSING:
             return  # whoever rehearses decides
-        self._failed_by_error = True
+        self.failed = True
         recorder = self.recorder
         if recorder.failed_step == recorder.step:
             self._from_step = None  # written when it happened, before anything was freed
@@ -202,7 +218,7 @@ class TrainingRun:
 
     def _terminated(self) -> None:
         """Write before the process ends by SIGTERM. Nothing is unhooked."""
-        session, self._ended, self._failed_by_error = self.recorder.session, True, True
+        session, self._stage, self.failed = self.recorder.session, Stage.ENDED, True
         if session is not None and (self._always or self._from_step is not None):
             self.recorder.writing.now(session, self._from_step or self.recorder.step)
         if self._tracking is not None:
@@ -210,13 +226,9 @@ class TrainingRun:
         self._on_error(True)
 
     @property
-    def failed(self) -> bool:
-        """Tell whether an exception, a signal or a mistake of memprof's own ended it."""
-        return self._failed_by_error or self._failed
-
-    @property
     def over(self) -> bool:
-        return self._ended
+        """Whether nothing is recorded any more."""
+        return self._stage is Stage.ENDED
 
     # -- recordings --------------------------------------------------------------------------------------------
 
@@ -240,7 +252,7 @@ class TrainingRun:
             session = new_session(trainer, self._options, self._door)
             self._introduce(session, trainer)
             self.recorder.begin(session)
-            if self._ended:
+            if self.over:
                 return
             self._phases.current = session
             session.owners.claim_inputs(BUFFERED.of(trainer), "rollout")

@@ -1,1 +1,1 @@
-"""Record a run and report on it, whoever drives it: what the callback and the rooms above share."""
+"""Record a run and report on it, whoever drives it: shared by the callback and the packages that import it."""

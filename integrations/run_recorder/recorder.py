@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memprof.integrations.run_recorder.output import Result, say, say_oom, summarise
 from memprof.integrations.run_recorder.writing import Writing
@@ -14,6 +14,7 @@ from memprof.errors import one_line
 from memprof.recording import phases
 from memprof.recording.guard import Door, on_stderr
 from memprof.recording.phases import PhaseMark
+from memprof.recording.recorder import FailedRequest
 from memprof.recording.session import Session
 from memprof.recording.system.signals import Interrupts, Terminations, delayed_termination
 from memprof.report import Report
@@ -43,7 +44,7 @@ class RunRecorder:
         self.session: Session | None = None
         self.step = 0
         self.failed_step: int | None = None
-        self._failure: dict[str, Any] | None = None
+        self._failure: FailedRequest | None = None
         self.terminations = Terminations(rescue)
 
     # -- session -----------------------------------------------------------------------------------------------

@@ -212,8 +212,8 @@ class Tracking:
         self._seen = (weakref.ref(session), count)
         peaks: dict[str, int] = {}
         for row in reversed(rows):
-            if row["allocated_peak"] is not None:
-                peaks[row["phase"]] = max(row["allocated_peak"], peaks.get(row["phase"], 0))
+            if row.peaks.allocated_peak is not None:
+                peaks[row.phase] = max(row.peaks.allocated_peak, peaks.get(row.phase, 0))
         return peaks
 
     def _peaks(self, session: Session | None) -> dict[str, int | None]:

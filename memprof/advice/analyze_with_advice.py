@@ -59,12 +59,14 @@ class ReportBuilder:
         rules: a file of stack rules.
         allocations: how many of those alive at the peak are listed; None for all.
         number: which snapshot of a file with several; as of :func:`memprof.load_snapshot`.
+        advice: whether the report has advice, and a headline that knows of it: a third of the work for a small file.
     """
 
     device: int | None = None
     rules: Path | None = None
     allocations: int | None = 50
     number: int | None = None
+    advice: bool = True
 
     def __call__(self, path: Path) -> Report:
         """Return the report of the snapshot at ``path``.
@@ -77,13 +79,13 @@ class ReportBuilder:
 
     def analysis(self, path: Path) -> Analysis:
         """Attribute the snapshot at ``path``; raises as calling does."""
+        from memprof.analysis.analysis import analyze as analyze_without_advice
+        from memprof.attribution.rules import load_rules
         from memprof.snapshot import load_snapshot
 
-        if self.rules is None:
-            return analyze(load_snapshot(path, self.number), self.device)
-        from memprof.attribution.rules import load_rules
-
-        return analyze(load_snapshot(path, self.number), self.device, load_rules(self.rules))
+        rules = None if self.rules is None else load_rules(self.rules)
+        advisor = _advice if self.advice else None
+        return analyze_without_advice(load_snapshot(path, self.number), self.device, rules, advisor, _outlook)
 
     def report_of(self, analysis: Analysis, path: Path) -> Report:
         """Return the report of what was read from ``path``, with the file's size: a report belongs to its file."""

@@ -173,7 +173,6 @@ def _less_made(run: Run) -> Iterator[Candidate | None]:
     scope = _scope(
         run, held,
         where=" and ".join(place.site for place in chosen),
-        see="sees" if len(chosen) == 1 else "see",
         what=_LABELS[category],
         how="checkpoint it" if once_more else "do it in chunks",
     )  # fmt: skip

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from memprof.analysis.allocations.alike import TimedGroup
+from memprof.analysis.allocations.individual import IndividualAllocations, individual_allocations, largest_rows
 from memprof.analysis.allocations.places import places_at_peak
 from memprof.analysis.allocations.segment_map import SegmentMap, segment_map, segment_maps
+from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.headline import headline_of, named_category
 from memprof.analysis.peaks.by_device import devices_report
 from memprof.analysis.report import build_report
@@ -141,6 +143,19 @@ class Analysis(Views):
     def segment_maps(self) -> tuple[SegmentMap, ...]:
         """Return the segments at the peaks, when memory ran out, and at the end; empty for a CPU recording."""
         return segment_maps(self)
+
+    def individual(self, most: int = 1500, most_groups: int = 400) -> IndividualAllocations:
+        """Return the largest allocations by bytes times lifetime, each with its birth and death.
+
+        The largest at the peak of every phase are among them. At most ``most`` are returned, of ``most_groups`` kinds.
+        """
+        highest: dict[str, Breakdown] = {str(self.peak.phase): self.peak}
+        for breakdown in self.phases:
+            if breakdown.active_bytes > getattr(highest.get(breakdown.phase), "active_bytes", -1):
+                highest[breakdown.phase] = breakdown
+        sets = [self.peak.rows, *(breakdown.rows for breakdown in highest.values())]
+        forced = largest_rows(self.timeline.size, sets, 40)
+        return individual_allocations(self, forced, most, most_groups)
 
     def __repr__(self) -> str:
         peak = self.peak

@@ -16,7 +16,7 @@ from memprof.attribution.result import PhaseTrack
 from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import Tags
 from memprof.files import read_toml
-from memprof.snapshot.model import Action, Snapshot
+from memprof.snapshot.model import Action, Snapshot, order_of
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
 
@@ -103,6 +103,11 @@ class Facts:
         return found
 
     @cached_property
+    def first_run(self) -> int:
+        """Return the event at which the first phase other than loading begins; -1 where none does."""
+        return next((s.start_event for s in self.track.spans if s.phase not in ("load", "other")), -1)
+
+    @cached_property
     def raw_bytes(self) -> Bools:
         """Flag rows recorded as a flat run of bytes: a kernel's scratch, or a buffer cut up by hand."""
         of_tag = np.array([d == "uint8" for d in self.tags.column("dtype")], bool) & (self.tags.rank == 1)
@@ -168,6 +173,17 @@ class Facts:
     def _births(self) -> tuple[Ints, Ints]:
         rows = self.birth_order
         return self.timeline.alloc_event[rows], rows
+
+    def freed_in(self, span: tuple[int, int]) -> Ints:
+        """Return the rows freed in one stretch, in order of their frees. The cost follows the stretch."""
+        frees, rows = self._frees
+        found: Ints = rows[np.searchsorted(frees, span[0]) : np.searchsorted(frees, span[1])]
+        return found
+
+    @cached_property
+    def _frees(self) -> tuple[Ints, Ints]:
+        rows = order_of(self.timeline.free_event)
+        return self.timeline.free_event[rows], rows
 
     def has_phase(self, phase: Phase) -> bool:
         """Tell whether the phase occurs in this history."""

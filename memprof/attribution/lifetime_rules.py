@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 
 import numpy as np
@@ -103,24 +103,23 @@ def _inherit(facts: Facts, draft: Draft, kept: Ints, span: tuple[int, int]) -> N
     freed next: in the order of their births, for each size.
     """
     t = facts.timeline
-    dying = np.flatnonzero(
-        (t.free_event >= span[0]) & (t.free_event < span[1]) & (t.alloc_event < span[0]) & ~facts.ghost
-    )
+    dying = facts.freed_in(span)
+    dying = dying[(t.alloc_event[dying] < span[0]) & ~facts.ghost[dying]]
     dying = dying[draft.category[dying] != Category.GRADIENTS.code]
-    dying = dying[np.argsort(t.free_event[dying], kind="stable")]
     waiting: dict[int, list[int]] = {}
-    for row in dying.tolist():
-        waiting.setdefault(int(facts.size[row]), []).append(row)
-    for row in kept[np.argsort(t.alloc_event[kept], kind="stable")].tolist():
-        old = next((o for o in waiting.get(int(facts.size[row]), ()) if t.free_event[o] > t.alloc_event[row]), None)
-        if old is None:
-            continue
-        waiting[int(facts.size[row])].remove(old)
-        again = np.array([row], np.int64)
-        if draft.category[old] == Category.WEIGHTS.code:
-            draft.decide(again, Category.WEIGHTS, "optimizer.replaces-parameter")
-        elif draft.category[old] == Category.ADAPTERS.code:
-            draft.decide(again, Category.ADAPTERS, "optimizer.replaces-parameter")
+    for place, size in enumerate(facts.size[dying].tolist()):
+        waiting.setdefault(size, []).append(place)
+    freed, category = t.free_event[dying].tolist(), draft.category[dying].tolist()
+    kept = kept[np.argsort(t.alloc_event[kept], kind="stable")]
+    again: dict[int, list[int]] = {}
+    for row, size, born in zip(kept.tolist(), facts.size[kept].tolist(), t.alloc_event[kept].tolist(), strict=True):
+        places = waiting.get(size, [])
+        first = bisect_right(places, born, key=freed.__getitem__)
+        if first < len(places):
+            again.setdefault(category[places.pop(first)], []).append(row)
+    weights, adapters = (np.array(again.get(c.code, []), np.int64) for c in (Category.WEIGHTS, Category.ADAPTERS))
+    draft.decide(weights, Category.WEIGHTS, "optimizer.replaces-parameter")
+    draft.decide(adapters, Category.ADAPTERS, "optimizer.replaces-parameter")
 
 
 def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
@@ -210,11 +209,10 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
 
 def apply_early_parameters(facts: Facts, draft: Draft) -> None:
     """Decide parameters made by code that no rule knows: rows born before anything ran that live to the end."""
-    first = next((s.start_event for s in facts.track.spans if s.phase not in ("load", "other")), None)
-    if first is None:
-        return
     t = facts.timeline
-    early = ~facts.ghost & (t.alloc_event < first) & (t.free_event > t.n_events * 0.9) & (facts.size >= 1 << 16)
+    early = (
+        ~facts.ghost & (t.alloc_event < facts.first_run) & (t.free_event > t.n_events * 0.9) & (facts.size >= 1 << 16)
+    )
     draft.decide(early, Category.WEIGHTS, "parameters.before-everything")
 
 
@@ -297,7 +295,7 @@ def _model_of_many_lines(facts: Facts, rows: Ints, line: Ints, sizes: Counter[in
 def _candidates(facts: Facts, draft: Draft) -> Bools:
     """Flag open rows with a stack, made outside modules, that live to the end or that an optimizer step replaces."""
     t = facts.timeline
-    first = next((s.start_event for s in facts.track.spans if s.phase not in (Phase.LOAD, Phase.OTHER)), t.n_events)
+    first = facts.first_run if facts.first_run >= 0 else t.n_events
     replaced = facts.death == Phase.OPTIMIZER_STEP.code
     lasting = facts.survivor | (t.free_event > t.n_events * _WHOLE_SET) | replaced
     early = (t.alloc_event < first) | (facts.survivor & np.isin(facts.phase, (Phase.LOAD.code, Phase.OTHER.code)))

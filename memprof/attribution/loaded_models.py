@@ -29,12 +29,21 @@ _MINOR = 0.02  # a group of at most this share of the policy is part of it (buff
 
 @dataclass
 class LoadedModel:
-    """Hold the rows that one call site loaded, in order of birth."""
+    """Hold the rows that one call site loaded, in order of birth.
+
+    Args:
+        rows: the rows.
+        sizes: how many of them have each size in bytes.
+        role: what the model is, once it is known.
+        never_runs: whether nothing in the history runs it.
+        alternatives: what else it may be, where only its sizes and the order of birth tell it from another.
+    """
 
     rows: Ints
     sizes: Counter[int]
     role: Category | None = None
     never_runs: bool = False
+    alternatives: tuple[Category, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -52,8 +61,11 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
     if not len(rows):
         return
     rows = _without_scratch(facts, draft, rows)
-    models = _models(facts, rows, trained)
+    lasting = rows[facts.timeline.free_event[rows] > facts.first_run]
+    models = _models(facts, lasting, trained)
     _assign_roles(facts, models, trained)
+    # What is gone before anything runs was replaced: by a tied head, another dtype, loaded values. No model has it.
+    models.append(LoadedModel(rows[facts.timeline.free_event[rows] <= facts.first_run], Counter(), Category.WEIGHTS))
     rules = facts.stacks.rules.rules
     for model in models:
         role = model.role or Category.WEIGHTS
@@ -63,8 +75,9 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
             draft.fill(model.rows, role, Evidence.FINGERPRINT, "models.never-runs", alternatives=NEVER_RUNS)
         for index in distinct(matched[model.rows]):
             mine = model.rows[matched[model.rows] == index]
-            others = () if role is Category.WEIGHTS else (Category.WEIGHTS,)
-            draft.fill(mine, role, Evidence.STACK, rules[int(index)].name, alternatives=others)
+            others = model.alternatives or (() if role is Category.WEIGHTS else (Category.WEIGHTS,))
+            evidence = Evidence.FINGERPRINT if model.alternatives else Evidence.STACK
+            draft.fill(mine, role, evidence, rules[int(index)].name, alternatives=others)
 
 
 def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
@@ -156,11 +169,42 @@ def _assign_roles(facts: Facts, models: list[LoadedModel], trained: Counter[int]
     if policy is None:
         return
     policy.role = Category.WEIGHTS
+    others = [m for m in models if m.role is None]
+    for model in others:
+        if _noticeable(model.sizes) == _noticeable(policy.sizes):
+            policy.alternatives, model.alternatives = (Category.REFERENCE_MODEL,), (Category.WEIGHTS,)
+    critic = _trained_beside(policy, others, trained)
+    if critic is not None:
+        critic.role = _beside_in_training(facts)
     rewarded = bool((facts.module & (facts.phase == Phase.REWARD.code)).any())
-    for model in models:
-        if model.role is not None:
-            continue
-        model.role = _role_beside(facts, model, policy, models, trained, rewarded)
+    for model in others:
+        if model.role is None:
+            model.role = _role_beside(facts, model, policy, models, trained, rewarded)
+
+
+def _trained_beside(policy: LoadedModel, others: list[LoadedModel], trained: Counter[int]) -> LoadedModel | None:
+    """Return the model that the gradients beyond the policy's belong to: a critic, with a head of its own.
+
+    A copy of the policy is none: its sizes may be counted twice where several passes run in one backward.
+    """
+    left = trained - policy.sizes
+    total = sum(s * c for s, c in left.items())
+    fitting = [
+        m
+        for m in others
+        if _common(m.sizes, left) >= _SAME * total > 0
+        and m.bytes > _MINOR * policy.bytes
+        and _noticeable(m.sizes) != _noticeable(policy.sizes)
+    ]
+    return max(fitting, key=lambda m: _common(m.sizes, left), default=None)
+
+
+def _beside_in_training(facts: Facts) -> Category:
+    """Return what a model trained beside the policy is.
+
+    A critic judges what was generated. In any other training, a part made at another line is the model's own.
+    """
+    return Category.VALUE_MODEL if any(map(facts.has_phase, _OF_REINFORCEMENT)) else Category.WEIGHTS
 
 
 def _policy(models: list[LoadedModel], trained: Counter[int]) -> LoadedModel | None:
@@ -172,6 +216,11 @@ def _policy(models: list[LoadedModel], trained: Counter[int]) -> LoadedModel | N
     for model in free:
         if wanted and _common(model.sizes, trained) >= _SAME * wanted:
             return model
+    # Several models are trained, or a part of one. A policy has a copy as its reference, a critic a head of its own.
+    covered = [m for m in free if _common(m.sizes, trained) >= _SAME * m.bytes and m.bytes >= 0.2 * largest]
+    shapes = [_noticeable(m.sizes) for m in free]
+    if covered:
+        return next((m for m in covered if shapes.count(_noticeable(m.sizes)) > 1), covered[0])
     # Where adapters were made elsewhere or no backward was seen, the first model of some size is the policy.
     return next(m for m in free if m.bytes >= 0.2 * largest)
 
@@ -203,12 +252,15 @@ def _role_beside(
         ]
         return Category.REFERENCE_MODEL if needs_reference and not exact else Category.REWARD_MODEL
     if trained and _common(model.sizes, trained) >= 0.5 * model.bytes and not alike:
-        # A critic judges what was generated. In any other training, a part made at another line is the model's own.
-        return Category.VALUE_MODEL if any(map(facts.has_phase, _OF_REINFORCEMENT)) else Category.WEIGHTS
+        return _beside_in_training(facts)
+    copied = any(_noticeable(m.sizes) == _noticeable(policy.sizes) for m in models if m is not policy)
     # With adapters the reference is the policy itself, adapters off. What else was loaded is a part of the policy:
     # peft's preparation for 4-bit training makes embeddings, head and norms anew in fp32, half of the bytes.
-    if alike or (facts.has_phase(Phase.REFERENCE_LOGPROBS) and not _is_lora(policy, trained)):
+    if not copied and (alike or (facts.has_phase(Phase.REFERENCE_LOGPROBS) and not _is_lora(policy, trained))):
         return Category.REFERENCE_MODEL
+    if alike and copied and any(map(facts.has_phase, _OF_REINFORCEMENT)):
+        model.alternatives = (Category.VALUE_MODEL, Category.REFERENCE_MODEL)
+        return Category.REWARD_MODEL
     seen = bool(trained) or any(map(facts.has_phase, _OF_REINFORCEMENT))
     model.never_runs = seen and is_language_model(model.sizes)
     return Category.REWARD_MODEL if model.never_runs else Category.WEIGHTS

@@ -14,7 +14,7 @@ from collections import Counter
 
 import numpy as np
 
-from memprof.attribution.facts import Bools, Draft, Facts, codes_of
+from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of
 from memprof.attribution.loaded_models import embedding_geometry
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
@@ -48,7 +48,7 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
     wide = tagged | (_wide_by_size(facts, parameters, vocabulary) & (facts.tags.rank[facts.timeline.metadata] == 0))
     place = np.isin(facts.phase, _WHERE) | _between_passes(facts)
     outside = place & ~facts.module & _after_a_model_ran(facts)
-    head = place & facts.module & (facts.module_depth <= _head_depth(facts)) & _rare_or_tagged(facts, vocabulary)
+    head = place & facts.module & (facts.module_depth <= _head_depths(facts)) & _rare_or_tagged(facts, vocabulary)
     # A recorded shape [batch, tokens, vocabulary] needs no place: whatever made it, these are logits.
     shaped = tagged & place & (facts.tags.rank[facts.timeline.metadata] >= 3)
     forward = wide & (outside | head | shaped) & draft.open
@@ -165,13 +165,18 @@ def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:
     return tagged | (facts.linear & (facts.size >= 4 * usual))
 
 
-def _head_depth(facts: Facts) -> int:
-    """Return the module depth of the head: the shallowest product with a parameter, if few are so shallow; else 0.
+def _head_depths(facts: Facts) -> Ints:
+    """Return for each row the module depth of its phase's head; 0 where no product is so much shallower than others.
 
-    In a recording that stops before the first head has run, the layers' products must not be taken for it.
+    The head is the shallowest product with a parameter, if few are so shallow. A wrapper that trains and does not
+    generate puts the same head deeper. In a recording that stops before the first head has run, the layers' products
+    must not be taken for it.
     """
-    depths = facts.module_depth[facts.linear & facts.module & (facts.module_depth > 0)]
-    if not len(depths):
-        return 0
-    shallowest = int(depths.min())
-    return shallowest if (depths == shallowest).sum() * 3 <= len(depths) else 0
+    products = facts.linear & facts.module & (facts.module_depth > 0)
+    out = np.zeros(len(facts.size), np.int64)
+    for phase in distinct(facts.phase[products]):
+        depths = facts.module_depth[products & (facts.phase == phase)]
+        shallowest = int(depths.min())
+        if (depths == shallowest).sum() * 3 <= len(depths):
+            out[facts.phase == phase] = shallowest
+    return out

@@ -6,7 +6,8 @@ one over the frames of distinct stacks (a bitwise OR). The number of events does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,8 @@ class _FrameMatcher:
         self.files = [frame_path(file, own) for file in files]
         self.functions, self._function_of = _intern(f.function for f in frames)
         self._function_ids = {name: i for i, name in enumerate(self.functions)}
-        self._file_hits: dict[str, Bools] = {}
-        self._function_hits: dict[str, Bools] = {}
+        self._file_hits = _hits_of(tuple(self.files))
+        self._function_hits = _hits_of(tuple(self.functions))
 
     def matches(self, patterns: Iterable[str]) -> Bools:
         """Flag the frames that match any of ``patterns``."""
@@ -61,6 +62,12 @@ class _FrameMatcher:
                 hits |= np.fromiter(map(fits, self.functions), bool, len(hits))
             self._function_hits[alternatives] = hits
         return self._function_hits[alternatives]
+
+
+@lru_cache(maxsize=16)
+def _hits_of(names: tuple[Hashable, ...]) -> dict[str, Bools]:
+    """Return what is known of these names by pattern; the ranks of a run have the same names."""
+    return {}
 
 
 def _intern(texts: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memprof.cli.freed_memory import reuse_freed_memory
 from memprof.cli.progress import working
 from memprof.errors import UsageError
 
@@ -37,6 +38,7 @@ def analysed(path: Path, device: int | None = None, rules: Path | None = None, n
     a file cannot be used, UsageError if the snapshot has nothing of ``device``."""
     from memprof.advice.analyze_with_advice import ReportBuilder
 
+    reuse_freed_memory(path)
     with working(f"Reading {path.name}"):
         return ReportBuilder(device, rules, number=number).analysis(path)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.errors import InputError
+from memprof.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from memprof.executors import ExecutorChoice
 
 
 class _Recording(click.Path):
@@ -64,18 +69,35 @@ no_cache_option = click.option(
 )  # fmt: skip
 
 
-def _checked(_context: click.Context, _option: click.Parameter, name: str) -> str:
-    if name != "local":
-        from memprof.executors import check_executor
+def executor_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--executor`` and its timeout, which the command receives as one ``executor``: None for this machine."""
 
-        check_executor(name)
-    return name
+    @click.option(
+        "--executor",
+        default="local",
+        show_default=True,
+        metavar="local|dask:ADDRESS|ray[:ADDRESS]",
+        help="Work in processes of this machine, on a Dask or on a Ray cluster.",
+    )
+    @click.option(
+        "--executor-timeout", type=click.FloatRange(min=1), metavar="SECONDS",
+        help="Stop when a cluster sends nothing for so long, neither a connection nor a result. Default: 60.",
+    )  # fmt: skip
+    @wraps(command)
+    def with_choice(*args: Any, executor: str, executor_timeout: float | None, **kwargs: Any) -> None:
+        command(*args, executor=_choice(executor, executor_timeout), **kwargs)
+
+    return with_choice
 
 
-executor_option = click.option(
-    "--executor", default="local", callback=_checked, show_default=True, metavar="local|dask:ADDRESS|ray[:ADDRESS]",
-    help="Work in processes of this machine, on a Dask or on a Ray cluster.",
-)  # fmt: skip
+def _choice(name: str, timeout_s: float | None) -> ExecutorChoice | None:
+    if name == "local":
+        if timeout_s is not None:
+            raise UsageError("--executor-timeout is for a cluster: give --executor dask:ADDRESS or ray[:ADDRESS].")
+        return None
+    from memprof.executors import ExecutorChoice
+
+    return ExecutorChoice.named(name) if timeout_s is None else ExecutorChoice.named(name, timeout_s)
 
 
 def check_folder(folder: Path) -> None:

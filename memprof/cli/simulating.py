@@ -15,6 +15,7 @@ from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings, Value
+    from memprof.executors import ExecutorChoice
     from memprof.plan.simulations import SimulatedRow
     from memprof.simulate.evaluate import Outcome
     from memprof.simulate.lengths import Lengths
@@ -55,7 +56,9 @@ class SettingsRun:
         self.card = find_gpu(gpu) if gpu is not None else None
         self.label = settings.model
 
-    def outcome(self, completion_lengths: str | None, workers: int | None, executor: str | None = None) -> Outcome:
+    def outcome(
+        self, completion_lengths: str | None, workers: int | None, executor: ExecutorChoice | None = None
+    ) -> Outcome:
         """Simulate and judge the run, and study it over lengths where they are given."""
         from memprof.simulate.lengths import read_lengths
 
@@ -68,7 +71,7 @@ class SettingsRun:
             self._study(outcome, lengths, workers, executor)
         return outcome
 
-    def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None, executor: str | None) -> None:
+    def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None, executor: ExecutorChoice | None) -> None:
         """Simulate other lengths too, and put the results into the snapshot and all that is made from it."""
         from memprof.report.codec import to_builtins
         from memprof.simulate.evaluate import summary_of
@@ -91,7 +94,9 @@ class SettingsRun:
 
         return evaluate(self.settings, self.card, advisor=estimated_advice)
 
-    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[SimulatedRow]:
+    def rows(
+        self, wanted: list[Settings], workers: int | None, executor: ExecutorChoice | None = None
+    ) -> list[SimulatedRow]:
         """Simulate the run at other lengths, in parallel; results are remembered."""
         from memprof.plan.subprocess_runner import runner
 
@@ -117,7 +122,9 @@ class ScriptRun(SettingsRun):
         self.script, self.arguments, self.changes, self.device = script, tuple(arguments), changes, device
         self.allow_unsimulated = allow_unsimulated
 
-    def outcome(self, completion_lengths: str | None, workers: int | None, executor: str | None = None) -> Outcome:
+    def outcome(
+        self, completion_lengths: str | None, workers: int | None, executor: ExecutorChoice | None = None
+    ) -> Outcome:
         """Simulate and judge the run; how long completions may be is known only when the script has run."""
         from memprof.simulate.lengths import read_lengths
 
@@ -140,7 +147,9 @@ class ScriptRun(SettingsRun):
         """Simulate the script's trainer with the changes."""
         return self._simulated(self.changes)
 
-    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[SimulatedRow]:
+    def rows(
+        self, wanted: list[Settings], workers: int | None, executor: ExecutorChoice | None = None
+    ) -> list[SimulatedRow]:
         """Simulate the script at other lengths, one after the other: a script runs in this process."""
         from memprof.simulate.evaluate import summary_of
 

@@ -1,56 +1,42 @@
 """Run a function over many inputs in other processes or on other machines, and get the answers in order.
 
-Everything here speaks :class:`concurrent.futures.Executor`. :func:`open_executor` makes one of a name
-(``local``, ``dask:ADDRESS``, ``ray``, ``ray:ADDRESS``); :func:`answers` maps with it. Without an executor the
-function runs in this process, and what a lost worker did not answer runs here too: the answers are the same.
+Everything here accepts any :class:`concurrent.futures.Executor`. :func:`open_executor` makes one of a name;
+:func:`answers` maps with it. Without an executor the function runs in this process. So does what a lost process of this
+machine did not answer; a cluster that loses a task for good is an error, because its work may be too much for this
+machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from memprof.errors import MemprofError, UsageError, how_to_install
+from memprof.errors import MemprofError
+from memprof.executors.choice import ExecutorChoice
+from memprof.executors.cluster import ClusterExecutor
 from memprof.executors.machine import cores, free_memory
-from memprof.executors.ray_tasks import RETRIES, RayExecutor
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
-_KINDS = ("local", "dask", "ray")
-
-
-def check_executor(name: str) -> tuple[str, str]:
-    """Split the name of an executor into its kind and address.
-
-    Raises:
-        UsageError: there is no such kind, or Dask without an address.
-    """
-    kind, _, address = name.partition(":")
-    if kind not in _KINDS or (kind == "local" and address):
-        raise UsageError(f"--executor {name!r:.60} is none of local, dask:ADDRESS, ray and ray:ADDRESS.")
-    if kind == "dask" and not address:
-        raise UsageError("--executor dask needs the scheduler's address, such as dask:tcp://10.0.0.1:8786.")
-    return kind, address
-
 
 @contextmanager
-def open_executor(name: str | None, tasks: int, bytes_each: int = 0) -> Iterator[Executor | None]:
-    """Open an executor for ``tasks``; None where this process does as well, for one task or on one core.
+def open_executor(choice: ExecutorChoice | str, tasks: int, bytes_each: int = 0) -> Iterator[Executor | None]:
+    """Open an executor for ``tasks``; None if this process does as well, for one task or on one core.
 
     Args:
-        name: ``local``, ``dask:ADDRESS``, ``ray``, ``ray:ADDRESS``; None for ``local``.
+        choice: an executor, or its name (:meth:`ExecutorChoice.named`).
         tasks: how many inputs there are.
         bytes_each: the memory that a task needs; locally no more run at once than there is memory for.
 
     Raises:
-        UsageError: no such executor, its package is missing, or nothing answers at the address.
+        UsageError: no such executor, its package is missing, or nothing answers at the address in time.
     """
-    kind, address = check_executor(name or "local")
-    if kind == "local":
+    given = ExecutorChoice.named(choice) if isinstance(choice, str) else choice
+    if given.kind == "local":
         workers = min(cores(), tasks, max(free_memory() // max(bytes_each, 1), 1))
         if workers < 2:
             yield None
@@ -58,12 +44,26 @@ def open_executor(name: str | None, tasks: int, bytes_each: int = 0) -> Iterator
         # Not by fork, which copies locks that other threads hold.
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             yield pool
-    elif kind == "dask":
-        with _dask(address) as executor:
-            yield executor
+    elif given.kind == "dask":
+        from memprof.executors.dask_tasks import DaskExecutor
+
+        with DaskExecutor(given.address, given.timeout_s) as dask:
+            yield dask
     else:
-        with RayExecutor(address or None) as executor:
-            yield executor
+        from memprof.executors.ray_tasks import RayExecutor
+
+        with RayExecutor(given.address or None, given.timeout_s) as ray:
+            yield ray
+
+
+def as_cluster(executor: Executor | None) -> ClusterExecutor | None:
+    """Return an executor whose failures are errors; None for processes and threads of this machine.
+
+    Any other executor is taken for a cluster's, and waited for without end.
+    """
+    if executor is None or isinstance(executor, (ClusterExecutor, ProcessPoolExecutor, ThreadPoolExecutor)):
+        return executor if isinstance(executor, ClusterExecutor) else None
+    return ClusterExecutor(type(executor).__name__, executor, timeout_s=None)
 
 
 def answers(
@@ -79,50 +79,44 @@ def answers(
 
     Raises:
         MemprofError: the function raised it.
+        UsageError: a cluster lost a task, could not run it, or returned nothing in time.
     """
-    futures = None if executor is None else _submitted(executor, function, inputs)
-    for number, given in enumerate(inputs):
-        yield function(given) if futures is None else _answer(futures[number], function, given)
+    cluster = as_cluster(executor)
+    if cluster is not None:
+        found = _of_cluster(cluster, function, inputs)
+    elif executor is not None:
+        found = _of_processes(executor, function, inputs)
+    else:
+        found = map(function, inputs)
+    for number, answer in enumerate(found):
+        yield answer
         if told is not None:
             told(number + 1, len(inputs))
 
 
-def _submitted(executor: Executor, function: Callable[[_In], _Out], inputs: Iterable[_In]) -> list[Future[_Out] | None]:
-    """Submit all inputs; None stands for what a broken executor did not take."""
+def _of_cluster(cluster: ClusterExecutor, function: Callable[[_In], _Out], inputs: Sequence[_In]) -> Iterator[_Out]:
+    futures = [cluster.submit(function, given) for given in inputs]
+    completed = cluster.completed(futures)
+    for future in futures:
+        while not future.done():
+            next(completed)
+        yield cluster.result(future)
+
+
+def _of_processes(executor: Executor, function: Callable[[_In], _Out], inputs: Sequence[_In]) -> Iterator[_Out]:
+    """Yield the answers of this machine's processes; what a lost or broken one did not answer is asked here."""
     futures: list[Future[_Out] | None] = []
     for given in inputs:
         try:
             futures.append(executor.submit(function, given))
+        except RuntimeError:  # broken or shut down
+            futures.append(None)
+    for given, future in zip(inputs, futures, strict=True):
+        try:
+            answer = function(given) if future is None else future.result()
         except MemprofError:
             raise
-        except Exception:
-            futures.append(None)
-    return futures
-
-
-def _answer(future: Future[_Out] | None, function: Callable[[_In], _Out], given: _In) -> _Out:
-    """Return a worker's answer. Where the worker was lost, the executor broke or cannot carry the answer, ask here."""
-    if future is None:
-        return function(given)
-    try:
-        return future.result()
-    except MemprofError:
-        raise
-    # Dask, Ray and pools each raise their own errors for a lost worker; an error of the function itself comes again.
-    except (Exception, CancelledError):
-        return function(given)
-
-
-@contextmanager
-def _dask(address: str) -> Iterator[Executor]:
-    try:
-        from distributed import Client
-    except ImportError:
-        raise UsageError(f"--executor dask needs Dask: {how_to_install('dask')}.") from None
-    try:
-        connect: Any = Client  # untyped where Dask is installed, unknown where it is not
-        client = connect(address, timeout="5s")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--executor dask:{address}: no scheduler answers there ({error!s:.100}).") from None
-    with client:
-        yield client.get_executor(retries=RETRIES, pure=False)
+        # An answer that cannot be sent has any error; an error of the function itself comes again.
+        except (Exception, CancelledError):
+            answer = function(given)
+        yield answer

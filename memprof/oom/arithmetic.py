@@ -62,18 +62,9 @@ def parts_of(failure: Failure) -> Parts:
     if in_use is not None and reserved is not None:
         outside = max(0, in_use - reserved)
     others = sum(held for _, held in processes) if processes else None
-    return Parts(
-        in_use,
-        allocated,
-        cached,
-        reserved,
-        outside,
-        others,
-        _unexplained(failure, in_use, reserved, others),
-        own,
-        processes,
-        tuple(contradictions),
-    )
+    unexplained = _unexplained(failure, in_use, reserved, others)
+    told = (in_use, allocated, cached, reserved, outside, others, unexplained, own, processes)
+    return Parts(*told, tuple(contradictions))
 
 
 def _most(failure: Failure) -> int:

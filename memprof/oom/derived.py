@@ -12,11 +12,6 @@ from typing import Protocol
 from memprof.units import GIB
 
 MIB, EIB = 2**20, 2**60
-# A row of the kernel's table of processes: resident pages of 4 KiB, and the name, perhaps wrapped to the next line.
-_KERNEL_ROW = (
-    r"(?m)\[ {0,8}\d{1,8}\] {1,6}\d{1,6} {1,6}\d{1,8} {1,10}\d{1,10} {1,10}(\d{1,10})\s[\d\s-]{6,60}?"
-    r"([A-Za-z(][\w()./:-]{0,30})"
-)
 _CONTEXT = 0.8 * GIB  # a CUDA context and what cuDNN holds
 
 
@@ -33,7 +28,7 @@ class Numbers(Protocol):
 
     def code_line(self, pattern: str) -> str | None: ...
 
-    def largest(self, pattern: str) -> tuple[float, str]: ...
+    def largest(self, table: str) -> tuple[float, str]: ...
 
 
 def _told(n: Numbers) -> bool:
@@ -121,6 +116,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "share_is_high": lambda n: n.share_set >= 0.94,
     "far_below_pool_limit": lambda n: n.in_use + 2 * n.asked <= 0.5 * n.limit_bytes,
     "counted_above_wanted": lambda n: n.available_tokens > n.wanted_tokens,
+    "table_explains": lambda n: n.users * GIB >= 0.2 * n.used,
     "low_threshold": lambda n: n.threshold < 0.9,
     "torch_before_1_9": lambda n: n.torch_at_most < 109,
     "torch_before_1_10": lambda n: n.torch_at_most < 110,
@@ -143,8 +139,10 @@ VALUES: dict[str, Callable[[Numbers], float | str | None]] = {
     "elsewhere": lambda n: n.total - n.free - n.in_use,
     "unmapped": lambda n: n.reserved - (n.total - n.or_0("free")),
     "host_size": lambda n: GIB * n.or_0("host_shown", "host_said") or None,
-    "largest_row": lambda n: n.largest(_KERNEL_ROW)[0],
-    "largest_name": lambda n: n.largest(_KERNEL_ROW)[1] or None,
+    "largest_row": lambda n: 4096 * n.largest("kernel_row")[0],
+    "users": lambda n: n.largest("ray_row")[0],
+    "user": lambda n: n.largest("ray_row")[1] or None,
+    "largest_name": lambda n: n.largest("kernel_row")[1] or None,
     "gaps": lambda n: n.cached if n.has("cause:fragmentation") else None,
     "large": lambda n: n.asked if n.has("cause:refused") else None,
     "whole": lambda n: 100 * n.allocated / n.shards if 5 <= n.shards < 100 and n.allocated >= 0.5 * n.total else None,

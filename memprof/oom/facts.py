@@ -25,24 +25,8 @@ if TYPE_CHECKING:
 
 Value = str | int | float | bool | None
 
-# The allocator's settings if the log shows them, in a command line, a script or a list of the environment: between
-# quotes any text, else options in a row. Set to nothing, a variable hides those that torch reads after it.
-_OPTION = r"\w{1,60}[ \t]?:[ \t]?(?:\[[^\]\n]{0,200}\]|[\w.+-]{1,60})"
-_CONF = re.compile(
-    rf"(PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF)(?:\\?['\"])?\]?\s{{0,3}}(?:[:,]|(=))\s{{0,3}}"
-    r"(?:(?P<quote>\\?['\"])(?P<quoted>[^'\"\\\n]{0,400})(?P=quote)"
-    rf"|(?P<plain>{_OPTION}(?:[ \t]?,[ \t]?{_OPTION}){{0,20}})"
-    r"|(?(2)(?<==)(?=[\s;]|$)|(?!)))"
-)
 _NEAR, _INNER = 12, 6
 _LONGEST_CODE = 90
-# What torch's own message proposes is not what was set.
-_PROPOSED = re.compile(
-    r"try\s{1,4}setting\s{1,4}\S{1,80}|use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0\.0|consider \S{1,80}"
-    r"|please set \S{1,80}",
-    re.I,
-)
-_TORCH = r"(?i)\b(?:py)?torch(?: version)?(?:==|[ :=@v-]{1,3})(\d)\.(\d{1,2})(?!\d)"
 
 
 class Facts:
@@ -180,9 +164,9 @@ class Facts:
         code = self.frames[-1].code if self.frames else ""
         return code.strip()[:_LONGEST_CODE] if code and re.search(pattern, code) else None
 
-    def largest(self, pattern: str) -> tuple[float, str]:
-        """Return the bytes and the name of the largest row of a table of processes, whose sizes are in pages."""
-        rows = [(4096.0 * int(row[1]), row[2]) for row in re.finditer(pattern, self._around[0])]
+    def largest(self, table: str) -> tuple[float, str]:
+        """Return the size, in the table's unit, and the name of the largest row of a table of processes."""
+        rows = [(float(row[1]), row[2]) for row in re.finditer(facts_file().pattern[table], self._around[0])]
         return max(rows, default=(math.nan, ""))
 
     def listed(self) -> Iterator[TextFact]:
@@ -207,7 +191,7 @@ def _search(pattern: str, text: str) -> re.Match[str] | None:
 
 @lru_cache(maxsize=64)
 def _without_proposals(text: str) -> str:
-    return _PROPOSED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    return re.sub(facts_file().pattern["proposed"], lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) -> Facts:
@@ -219,7 +203,7 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) ->
     places = "\n".join(f"{frame.path}:{frame.function}" for frame in failure.frames)
     version = next((v for text in (places, failure.text, failure.around, failure.head) if (v := _version(text))), None)
     oldest = _oldest_wording(failure)
-    surroundings = _PROPOSED.sub(" ", f"{failure.head}\n{failure.around}")
+    surroundings = _without_proposals(f"{failure.head}\n{failure.around}")
     numbers = _numbers(failure, parts, _allocator_in(surroundings))
     if failure.kind != "device":
         numbers.update({name: failure.facts[name] for name in ("total", "free") if name in failure.facts})
@@ -239,7 +223,7 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) ->
 def _allocator_in(text: str) -> AllocatorSettings:
     """Return the allocator's settings that a log shows; torch's defaults if it shows none."""
     found: dict[str, str] = {}
-    for match in _CONF.finditer(text):
+    for match in re.finditer(facts_file().pattern["allocator"], text):
         found.setdefault(match[1], match["quoted"] or match["plain"] or "")
     return settings_of(found)
 
@@ -265,7 +249,7 @@ def _numbers(failure: Failure, parts: Parts, allocator: AllocatorSettings) -> di
 
 
 def _version(text: str) -> int | None:
-    match = _search(_TORCH, text)
+    match = _search(facts_file().pattern["torch"], text)
     return int(match[1]) * 100 + int(match[2]) if match else None
 
 

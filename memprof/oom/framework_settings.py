@@ -9,12 +9,6 @@ import msgspec
 
 from memprof.oom.knowledge_files import typed
 
-# A supervised or preference trainer has no completions to generate.
-_SUPERVISED = re.compile(
-    r"\b(?:SFT|DPO|ORPO|KTO|Reward)(?:Trainer|Config)\b|/(?:sft|dpo|orpo|kto)_trainer\.py|train_sft"
-    r"|\bstage: (?:sft|dpo|pt)\b"
-)
-_ROLLOUTS = re.compile(r"(?i)grpo|rloo|ppo_?trainer|rollout")
 _OF_ROLLOUTS = ("rollout", "log_probs", "share", "sleep", "model_len")
 
 
@@ -58,7 +52,8 @@ def frameworks() -> tuple[Names, ...]:
 def names_in(text: str) -> Names | None:
     """Return the framework that a text shows, such as stacks' file names; None where it shows none."""
     found = next((names for names in frameworks() if any(re.search(sign, text) for sign in names.signs)), None)
-    if found is None or not found.supervised or not _SUPERVISED.search(text) or _ROLLOUTS.search(text):
+    seen = {key: re.search(sign, text) for key, sign in typed("framework_settings", "trainer", dict[str, str]).items()}
+    if found is None or not found.supervised or not seen["supervised"] or seen["rollouts"]:
         return found
     words = {key: text for key, text in found.words.items() if key not in _OF_ROLLOUTS}
     return msgspec.structs.replace(found, words={**words, **found.supervised})

@@ -50,10 +50,11 @@ class FactRule(Rule, frozen=True, kw_only=True):
 
 
 class FactsFile(msgspec.Struct, frozen=True):
-    """``facts.toml``: facts, and regular expressions of settings that are on, of texts and of numbers, by name."""
+    """``facts.toml``: facts, and regular expressions by name: settings, texts, numbers, and for the code."""
 
     fact: dict[str, FactRule]
     setting: dict[str, str]
+    pattern: dict[str, str]
     capture: dict[str, str]
     number: dict[str, str]
 

@@ -15,6 +15,7 @@ from memprof.config.model_shape import positions_of
 from memprof.config.settings import TRAINERS_OWN, Settings, Value
 from memprof.config.speeds import speed_of
 from memprof.errors import UsageError, did_you_mean
+from memprof.executors import ExecutorChoice
 from memprof.plan.headline import headline_of_plan
 from memprof.plan.methods import methods_for
 from memprof.plan.pareto_front import fastest_of, front_of, recommended_of
@@ -92,7 +93,7 @@ def make_plan(
     workers: int | None = None,
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
-    executor: Executor | str | None = None,
+    executor: Executor | ExecutorChoice | str | None = None,
     on_row: Callable[[Row], None] | None = None,
 ) -> Plan:
     """Simulate the methods (or one setting's values), and recommend one, or search the best configuration that fits.

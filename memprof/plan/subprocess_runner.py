@@ -22,7 +22,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
 from memprof.errors import InputError, MemprofError, UsageError
-from memprof.executors import cores, free_memory, open_executor
+from memprof.executors import ExecutorChoice, as_cluster, cores, free_memory, open_executor
 from memprof.plan import cache
 from memprof.plan.simulations import Answer, Question, SimulatedRow, SizeChoices
 
@@ -61,6 +61,7 @@ class Runner:
         executor: Executor | None = None,
     ) -> None:
         self._executor = executor
+        self._cluster = as_cluster(executor)
         self.gpu = gpu
         self.workers = workers or max(1, min(cores(), _MOST_WORKERS, free_memory() // _ONE))
         self._progress = progress
@@ -118,7 +119,7 @@ class Runner:
                     done(index, known)
             else:
                 waiting[self._submit(question)] = index
-        for future in as_completed(waiting):
+        for future in as_completed(waiting) if self._cluster is None else self._cluster.completed(waiting):
             index = waiting[future]
             row = None
             try:
@@ -136,7 +137,9 @@ class Runner:
         return rows
 
     def _row(self, future: Future[SimulatedRow], question: Question) -> SimulatedRow:
-        """Return a simulation's row; what a lost worker of an executor did not answer is simulated here."""
+        """Return a simulation's row; what a lost process of this machine did not answer is simulated here."""
+        if self._cluster is not None:
+            return self._cluster.result(future)
         try:
             return future.result()
         except MemprofError:
@@ -173,6 +176,8 @@ class Runner:
         self._threads.shutdown(wait=True)
 
     def _submit(self, question: Question) -> Future[SimulatedRow]:
+        if self._cluster is not None:
+            return self._cluster.submit(simulated_there, question)
         if self._executor is not None:
             with suppress(RuntimeError):  # a broken executor takes nothing more
                 return self._executor.submit(simulated_there, question)
@@ -256,20 +261,22 @@ def runner(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     use_cache: bool = True,
-    executor: Executor | str | None = None,
+    executor: Executor | ExecutorChoice | str | None = None,
 ) -> Iterator[Runner]:
     """Open a runner whose workers end with the block.
 
     Args:
         gpu, workers, progress, use_cache: as of :class:`Runner`.
-        executor: an executor, or the name of one (:func:`memprof.executors.open_executor`); None and ``local`` are
-            processes of this machine.
+        executor: an executor, or which one to open (:class:`memprof.executors.ExecutorChoice`, or its name); None and
+            ``local`` are processes of this machine.
 
     Raises:
         UsageError: there is no such executor.
     """
-    here = None if executor == "local" else executor
-    far = open_executor(here, 1) if isinstance(here, str) else nullcontext(here)
+    choice = ExecutorChoice.named(executor) if isinstance(executor, str) else executor
+    if isinstance(choice, ExecutorChoice) and choice.kind == "local":
+        choice = None
+    far = open_executor(choice, 1) if isinstance(choice, ExecutorChoice) else nullcontext(choice)
     with far as opened:
         made = Runner(gpu, workers, progress, use_cache, opened)
         try:

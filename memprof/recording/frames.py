@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from memprof.compat.torch import GATHER_STACK, SYMBOLIZE
 
 _BATCH = 20_000
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "compat") + os.sep)
+
+
+class Frame(TypedDict):
+    """A frame of a stack, as torch writes it."""
+
+    name: str
+    filename: str
+    line: int
+
+
+#: Frames, innermost first.
+Stack = list[Frame]
 
 
 def capture_function(stacks: str | None) -> Callable[[], Any] | None:
@@ -25,6 +37,11 @@ def capture_function(stacks: str | None) -> Callable[[], Any] | None:
     return lambda: gather(python=True, script=False, cpp=cpp)
 
 
+def stack_lines(frames: Stack) -> list[str]:
+    """Return a line of text for each frame."""
+    return [f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in frames]
+
+
 class StackWriter:
     """Turns captured stacks into lists of frame dicts as torch writes them, innermost frame first, equal ones into the
     same list, which a pickle stores once. Frames of memprof's own recording code and of ``hidden`` folders are left
@@ -32,20 +49,20 @@ class StackWriter:
 
     def __init__(self, hidden: Sequence[str] = ()) -> None:
         self._hidden = (*_OURS, *hidden)
-        self._stacks: dict[tuple[int, ...], list[dict[str, Any]]] = {}
-        self._frames: dict[tuple[str, int, str], dict[str, Any]] = {}
+        self._stacks: dict[tuple[int, ...], Stack] = {}
+        self._frames: dict[tuple[str, int, str], Frame] = {}
 
-    def write(self, captured: list[Any]) -> list[list[dict[str, Any]]]:
+    def write(self, captured: list[Any]) -> list[Stack]:
         """Return frames of each captured stack (``[]`` for None), in the order given."""
         symbolize = SYMBOLIZE.get()
-        out: list[list[dict[str, Any]]] = [[] for _ in captured]
+        out: list[Stack] = [[] for _ in captured]
         places = [i for i, tb in enumerate(captured) if tb is not None]
         for start in range(0, len(places), _BATCH):
             batch = places[start : start + _BATCH]
             readable = symbolize([captured[i] for i in batch])
             # Dicts are shared inside one batch and kept alive, so ids name frames while it lasts.
-            known: dict[int, dict[str, Any] | None] = {}
-            same: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+            known: dict[int, Frame | None] = {}
+            same: dict[tuple[int, ...], Stack] = {}
             for i, frames in zip(batch, readable, strict=True):
                 key = tuple(map(id, frames))
                 stack = same.get(key)
@@ -54,7 +71,7 @@ class StackWriter:
                 out[i] = stack
         return out
 
-    def _intern(self, frames: list[Any], known: dict[int, dict[str, Any] | None]) -> list[dict[str, Any]]:
+    def _intern(self, frames: list[Any], known: dict[int, Frame | None]) -> Stack:
         mine = []
         for frame in frames:
             key = id(frame)
@@ -64,7 +81,7 @@ class StackWriter:
                 mine.append(shared)
         return self._stacks.setdefault(tuple(map(id, mine)), mine)
 
-    def _frame(self, frame: dict[str, Any]) -> dict[str, Any] | None:
+    def _frame(self, frame: Frame) -> Frame | None:
         file, line, name = str(frame["filename"]), int(frame["line"]), str(frame["name"])
         if file.startswith(self._hidden):
             return None

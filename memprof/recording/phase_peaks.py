@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from memprof.recording.phases import PhaseMark
 from memprof.recording.recorder import Recorder, WindowPeaks
@@ -67,8 +66,14 @@ def _highest(before: WindowPeaks | None, now: WindowPeaks) -> WindowPeaks:
     """Return the higher of each peak, and the sizes at the end of ``now``."""
     if before is None:
         return now
-    highest: dict[str, Any] = {}
-    for name in ("allocated_peak", "reserved_peak", "active_peak", "requested_peak"):
-        known = [peak for peak in (getattr(before, name), getattr(now, name)) if peak is not None]
-        highest[name] = max(known, default=None)
-    return replace(now, **highest)
+    return replace(
+        now,
+        allocated_peak=_higher(before.allocated_peak, now.allocated_peak),
+        reserved_peak=_higher(before.reserved_peak, now.reserved_peak),
+        active_peak=_higher(before.active_peak, now.active_peak),
+        requested_peak=_higher(before.requested_peak, now.requested_peak),
+    )
+
+
+def _higher(*peaks: int | None) -> int | None:
+    return max((peak for peak in peaks if peak is not None), default=None)

@@ -12,7 +12,7 @@ from contextlib import ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from memprof.errors import UsageError
 from memprof.recording.guard import Door, way_in
@@ -46,6 +46,17 @@ def step_number(step: int) -> int:
     return number
 
 
+class PlainMark(TypedDict):
+    """A span as the snapshot's ``phases`` have it."""
+
+    phase: str
+    start_us: int
+    end_us: int | None
+    step: int | None
+    within: str | None
+    detail: str | None
+
+
 @dataclass(eq=False)
 class PhaseMark:
     """One span; ``end_us`` is None while it is open."""
@@ -57,8 +68,15 @@ class PhaseMark:
     within: str | None
     detail: str | None
 
-    def to_plain(self) -> dict[str, Any]:
-        return dict(vars(self))
+    def to_plain(self) -> PlainMark:
+        return {
+            "phase": self.phase,
+            "start_us": self.start_us,
+            "end_us": self.end_us,
+            "step": self.step,
+            "within": self.within,
+            "detail": self.detail,
+        }
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -148,7 +166,7 @@ class PhaseLog:
         """Return how many phases this thread or task has open."""
         return len(self._open.get(_flow(), ()))
 
-    def to_plain(self, start_us: int, stop_us: int) -> list[dict[str, Any]]:
+    def to_plain(self, start_us: int, stop_us: int) -> list[PlainMark]:
         """Return spans that touch ``[start_us, stop_us]``, with ``other`` between marked ones."""
         rows = [m for m in self._spans if m.start_us <= stop_us and (m.end_us is None or m.end_us >= start_us)]
         covered = start_us

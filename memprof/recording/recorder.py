@@ -2,12 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
+from memprof.recording.frames import Stack
 from memprof.recording.guard import Door
 from memprof.vocabulary import History, Kind
+
+
+class TraceEntry(TypedDict, total=False):
+    """An event of a device's trace, as torch writes it; sizes in bytes."""
+
+    action: str
+    addr: int
+    size: int
+    stream: int
+    time_us: int
+    compile_context: str
+    user_metadata: str
+    frames: Stack
+
+
+Trace = list[TraceEntry]
+
+
+class Block(TypedDict, total=False):
+    """A block of a segment, as torch writes it; torch before 2.1 leaves the address out."""
+
+    address: int
+    size: int
+    requested_size: int
+    state: str
+    frames: Stack
+
+
+class Segment(TypedDict, total=False):
+    """A segment of the allocator, as torch writes it."""
+
+    device: int
+    address: int
+    total_size: int
+    allocated_size: int
+    active_size: int
+    requested_size: int
+    stream: int
+    segment_type: str
+    segment_pool_id: tuple[int, int]
+    is_expandable: bool
+    frames: Stack
+    blocks: list[Block]
+
+
+class RawSnapshot(TypedDict, total=False):
+    """What ``torch.cuda.memory._snapshot()`` returns: segments, a trace for each device, and settings."""
+
+    segments: list[Segment]
+    device_traces: list[Trace]
+    allocator_settings: Mapping[str, object]
+    external_annotations: list[Any]
 
 
 @dataclass(frozen=True)
@@ -42,6 +95,48 @@ class WindowPeaks:
 
 
 @dataclass(frozen=True)
+class PhaseCount:
+    """Hold the allocator's highest bytes of a phase, without those nested in it."""
+
+    phase: str
+    step: int | None
+    start_us: int
+    end_us: int
+    peaks: WindowPeaks
+
+    def to_plain(self) -> dict[str, int | str | None]:
+        """Return a row of the snapshot's ``counters``."""
+        own = {"phase": self.phase, "step": self.step, "start_us": self.start_us, "end_us": self.end_us}
+        return {**own, **vars(self.peaks)}
+
+
+@dataclass(frozen=True)
+class FailedRequest:
+    """An allocation that failed.
+
+    Attributes:
+        requested_bytes: size of the request.
+        device_free_bytes: what the driver had free, if known.
+        stack: of the request, innermost frame first, a line each.
+        time_us: when it failed.
+        device: index of the device; None if there is only one.
+        limit_bytes: what the process may reserve; None if that is the whole device.
+    """
+
+    requested_bytes: int
+    device_free_bytes: int | None
+    stack: list[str]
+    time_us: int
+    device: int | None = None
+    limit_bytes: int | None = None
+
+    def to_plain(self) -> dict[str, int | list[str] | None]:
+        """Return the snapshot's ``oom``; ``limit_bytes`` is known where the device is."""
+        left_out = ("device", "limit_bytes") if self.device is None else ()
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+
+@dataclass(frozen=True)
 class DeviceHistory:
     """How much of a device's history a dump holds: from ``start_us`` on, and how complete that is."""
 
@@ -67,7 +162,7 @@ class Recorded:
         """When the history of any device begins."""
         return min([self.start_us, *(one.start_us for one in self.others)])
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, object]:
         """Return the ``recorded`` part of the snapshot's ``"memprof"`` key."""
         names = ("start_us", "stop_us", "history", "dropped_events", "max_entries", "thinned")
         return {name: getattr(self, name) for name in names}
@@ -98,8 +193,8 @@ class Recorder(Protocol):
 
     def close_window(self) -> WindowPeaks: ...
 
-    def dump(self) -> tuple[dict[str, Any], Recorded]:
-        """Return the snapshot dict without the ``"memprof"`` key, and how complete it is."""
+    def dump(self) -> tuple[RawSnapshot, Recorded]:
+        """Return the snapshot without the ``"memprof"`` key, and how complete it is."""
         ...
 
     def device(self) -> DeviceInfo: ...
@@ -108,10 +203,8 @@ class Recorder(Protocol):
         """Tell whether the trace records storages on devices of this type."""
         ...
 
-    def oom(self) -> dict[str, Any] | None:
-        """Return the last failed allocation (``requested_bytes``, ``device_free_bytes``, ``stack``, ``time_us``; on
-        CUDA also ``device`` and ``limit_bytes``, what the process may reserve), None where none failed or it was
-        forgotten."""
+    def oom(self) -> FailedRequest | None:
+        """Return the last failed allocation, None where none failed or it was forgotten."""
         ...
 
     def forget_oom(self) -> None:

@@ -116,7 +116,7 @@ def _completion_share(trainer: Any) -> float | None:
     return sum(completions) / whole if whole else None
 
 
-def _four_bit(config: Any) -> dict[str, Any]:
+def _four_bit(config: Any) -> dict[str, object]:
     """Return the dtype of 4-bit products and whether scales are quantised; {} where not known."""
     asked = getattr(config, "quantization_config", None)
     values: Any = asked if isinstance(asked, dict) else vars(asked) if asked is not None else {}
@@ -124,7 +124,7 @@ def _four_bit(config: Any) -> dict[str, Any]:
     return {name: kind(values[name]) for name, kind in kinds.items() if values.get(name) is not None}
 
 
-def _adapter(model: Any) -> dict[str, Any] | None:
+def _adapter(model: Any) -> dict[str, object] | None:
     """Return what the first adapter's configuration says, and the modules it really is on, whatever chose them."""
     settings = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
     if settings is None:
@@ -134,7 +134,7 @@ def _adapter(model: Any) -> dict[str, Any] | None:
     return {**adapter_facts(settings), "target_modules": sorted(on)}
 
 
-def _lean_facts(trainer: Any) -> dict[str, Any]:
+def _lean_facts(trainer: Any) -> dict[str, object]:
     """Return the lean trainer's own arguments that are not at their defaults, or that its budget chose."""
     if not any(kind.__module__ == "memprof.grpo.trainer" for kind in type(trainer).__mro__):
         return {}

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,16 @@ from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.owners import OwnerBook
 from memprof.recording.phase_peaks import PhasePeaks
 from memprof.recording.phases import PhaseLog, PhaseMark, step_number
-from memprof.recording.recorder import DeviceInfo, Recorded, Recorder, Tags, WindowPeaks
+from memprof.recording.recorder import (
+    DeviceInfo,
+    FailedRequest,
+    PhaseCount,
+    RawSnapshot,
+    Recorded,
+    Recorder,
+    Tags,
+    WindowPeaks,
+)
 from memprof.recording.referrers import holders_of, largest_tensors
 from memprof.recording.system.engine_sleep import SWITCHES, Residency
 from memprof.recording.system.host import host_section, node_name, rss_bytes, versions
@@ -42,6 +52,23 @@ _LAST_THINGS = {p.value for p in (Phase.SAVE, Phase.SLEEP, Phase.OTHER)}
 _AFTER_GRADIENTS = {Phase.BACKWARD.value, Phase.OPTIMIZER_STEP.value}
 # After which sharded parameters may be gathered, or reduced gradients lie in flat buffers.
 _WITH_SHARDS = {Phase.FORWARD.value, Phase.BACKWARD.value}
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An allocation that failed, where, and when the run was seen to go on."""
+
+    request: FailedRequest
+    phase: str
+    step: int | None
+    went_on_us: int | None = None
+
+    def to_plain(self) -> dict[str, object]:
+        """Return the snapshot's ``oom``, or an entry of ``survived``, which has no stack."""
+        found: dict[str, object] = {**self.request.to_plain(), "phase": self.phase, "step": self.step}
+        if self.went_on_us is None:
+            return found
+        return {**{name: value for name, value in found.items() if name != "stack"}, "went_on_us": self.went_on_us}
 
 
 class Session:
@@ -79,19 +106,20 @@ class Session:
         self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._batches: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._lengths: deque[list[int | None]] = deque(maxlen=_KEEP)
-        self._counters: deque[dict[str, Any]] = deque(maxlen=_KEEP)
+        self._counters: deque[PhaseCount] = deque(maxlen=_KEEP)
         self._counted = 0
         self._peaks = PhasePeaks(recorder)
-        self._between: deque[dict[str, Any]] = deque(maxlen=_KEEP)  # counters of what lay between phases
+        self._between: deque[PhaseCount] = deque(maxlen=_KEEP)  # counters of what lay between phases
         self._between_us = 0
-        self._survived: deque[dict[str, Any]] = deque(maxlen=_MOST_SURVIVED)
+        self._survived: deque[_Failure] = deque(maxlen=_MOST_SURVIVED)
         self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._holders: list[list[Any]] = []
+        self._sources: list[Any] | None = None  # of the first file after the end, too
         self._handles: list[Any] = []
         self._residency = Residency()
         self._outside: Outside | None = None
         self._sampler: Sampler | None = None
-        self._host: dict[str, Any] | None = None  # as it was when the recording ended
+        self._host: Mapping[str, object] | None = None  # as it was when the recording ended
         self._started = False
         self._ended: datetime | None = None  # when it was stopped: what happens later changes nothing that is written
         # Several threads may mark phases, and one may write meanwhile; a signal's handler may come in between.
@@ -144,7 +172,7 @@ class Session:
         self._sample()
         self._host = self._host_now()
 
-    def _host_now(self) -> dict[str, Any]:
+    def _host_now(self) -> Mapping[str, object]:
         return {**host_section(), "offloaded": self.owners.elsewhere()}
 
     def _unhook(self) -> None:
@@ -165,9 +193,9 @@ class Session:
 
     def peak_of_step(self) -> int:
         """Return highest allocated bytes of any phase of the current step."""
-        return max((c["allocated_peak"] or 0 for c in self._counters if c["step"] == self._step), default=0)
+        return max((c.peaks.allocated_peak or 0 for c in self._counters if c.step == self._step), default=0)
 
-    def counters_after(self, count: int) -> tuple[list[dict[str, Any]], int]:
+    def counters_after(self, count: int) -> tuple[list[PhaseCount], int]:
         """Return the counters of all phases but the first ``count``, newest first, and how many phases there are."""
         return list(islice(reversed(self._counters), max(0, self._counted - count))), self._counted
 
@@ -188,7 +216,7 @@ class Session:
         """Return the process's device bytes beside what torch reserves, at the last sample; None without NVML."""
         if not self._samples or not self._counters:
             return None
-        held, reserved = self._samples[-1][2], self._counters[-1]["reserved_end"]
+        held, reserved = self._samples[-1][2], self._counters[-1].peaks.reserved_end
         return None if held is None or reserved is None else max(0, int(held) - int(reserved))
 
     # -- phases ------------------------------------------------------------------------------------------------
@@ -272,27 +300,27 @@ class Session:
             self._count(closed, self._peaks.leave(closed))
 
     def _count(self, mark: PhaseMark, peaks: WindowPeaks) -> None:
-        self._counters.append(_counter(mark.phase, mark.step, mark.start_us, mark.end_us, peaks))
+        end_us = self.recorder.now_us() if mark.end_us is None else mark.end_us
+        self._counters.append(PhaseCount(mark.phase, mark.step, mark.start_us, end_us, peaks))
         self._counted += 1
         self._sample()
         if mark.phase in SWITCHES:
             own, used = (self._samples[-1][2], self._samples[-1][4]) if len(self._samples[-1]) > 4 else (None, None)
             state = self.allocator_state() or {"allocated": peaks.allocated_end}
-            self._residency.note(mark.end_us or self.recorder.now_us(), mark.phase, mark.step, state, used, own)
+            self._residency.note(end_us, mark.phase, mark.step, state, used, own)
 
     def _count_between(self) -> None:
         """Count what lay between the phases of a step."""
         now = self.recorder.now_us()
-        row = _counter(Phase.OTHER.value, self._step, self._between_us, now, self._peaks.between())
+        row = PhaseCount(Phase.OTHER.value, self._step, self._between_us, now, self._peaks.between())
         self._between.append(row)
         self._between_us = now
 
     def _go_on(self) -> None:
         """Record that the run survived an out-of-memory error, which then does not explain its end."""
-        failed = self._oom()
+        failed = self._failure()
         if failed is not None:
-            failed.pop("stack", None)
-            self._survived.append({**failed, "went_on_us": self.recorder.now_us()})
+            self._survived.append(replace(failed, went_on_us=self.recorder.now_us()))
             self.recorder.forget_oom()
 
     def _tag(self) -> None:
@@ -377,14 +405,17 @@ class Session:
                 self._guarded(self._renew)
             if self._host is None or self._ended is None:
                 self._host = self._host_now()
-            raw, recorded = self.recorder.dump()
+            snapshot, recorded = self.recorder.dump()
+            raw: dict[str, Any] = dict(snapshot)
+            if not self._redact and (self._sources is None or self._ended is None):
+                self._sources = program_sources(raw, self._created)
             device = self.recorder.device()
             facts = {
                 "schema": SCHEMA,
                 "kind": self.recorder.kind.value,
                 "versions": versions(),
                 "device": vars(device),
-                "devices": self._device_rows(raw, recorded),
+                "devices": self._device_rows(snapshot, recorded),
                 "rank": self.rank,
                 "world_size": self.world_size,
                 "node": self._node(),
@@ -397,15 +428,15 @@ class Session:
                 "owners": self.owners.rows(recorded.earliest_us),
                 "holders": self._holders,
                 "own_folders": own_folders(),
-                "sources": [] if self._redact else program_sources(raw, self._created),
+                "sources": self._sources or [],
                 "buckets": self.owners.bucket_bytes(),
-                "counters": self._counters_since(recorded.start_us),
+                "counters": [count.to_plain() for count in self._counters_since(recorded.start_us)],
                 "samples": list(self._samples),  # first: the sampler may add to them
                 "switches": list(self._residency.rows),
                 "outside": None if self._outside is None else self._outside.to_plain(),
                 "host": self._host,
-                "oom": self._oom(),
-                "survived": list(self._survived),
+                "oom": None if (failure := self._failure()) is None else failure.to_plain(),
+                "survived": [failure.to_plain() for failure in self._survived],
                 "non_torch_bytes": self._non_torch(),
                 "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
                 "notes": self._all_notes(),
@@ -420,7 +451,7 @@ class Session:
         cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
         return [*cut, *self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
 
-    def _device_rows(self, raw: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any]]:
+    def _device_rows(self, raw: RawSnapshot, recorded: Recorded) -> list[dict[str, int | str | None]]:
         """Describe every device that the snapshot holds something of, and how complete the others' histories are."""
         histories = {one.index: one for one in recorded.others}
         rows = []
@@ -431,7 +462,7 @@ class Session:
             rows.append(row)
         return rows
 
-    def _devices(self, raw: Mapping[str, Any], recorded: Recorded) -> list[DeviceInfo]:
+    def _devices(self, raw: RawSnapshot, recorded: Recorded) -> list[DeviceInfo]:
         """Return every device that the snapshot holds something of."""
         own, others = self.recorder.device(), getattr(self.recorder, "other_device", None)
         used = {s.get("device", 0) for s in raw.get("segments") or []}
@@ -441,25 +472,25 @@ class Session:
             return [own]
         return [own if index == own.index else others(index) for index in sorted(used | {own.index})]
 
-    def _counters_since(self, start_us: int) -> list[dict[str, Any]]:
+    def _counters_since(self, start_us: int) -> list[PhaseCount]:
         """Return the counters of the steps that the history touches, phases it has lost included."""
         steps = {step for step, _, end, _ in self._steps if end is None or end >= start_us}
         known = [*self._counters, *self._between, *self._unfinished()]
-        return [c for c in known if not self._steps or c["end_us"] >= start_us or c["step"] in steps]
+        return [c for c in known if not self._steps or c.end_us >= start_us or c.step in steps]
 
-    def _unfinished(self) -> list[dict[str, Any]]:
+    def _unfinished(self) -> list[PhaseCount]:
         """Return the counters so far of what is open."""
         if not self._started or self.door.failure is not None:
             return []
         now, rows = self.recorder.now_us(), []
         for mark, peaks in self._peaks.open():
             if mark is None:
-                rows.append(_counter(Phase.OTHER.value, self._step, self._between_us, now, peaks))
+                rows.append(PhaseCount(Phase.OTHER.value, self._step, self._between_us, now, peaks))
             else:
-                rows.append(_counter(mark.phase, mark.step, mark.start_us, now, peaks))
+                rows.append(PhaseCount(mark.phase, mark.step, mark.start_us, now, peaks))
         return rows
 
-    def _setup(self) -> dict[str, Any] | None:
+    def _setup(self) -> Mapping[str, object] | None:
         if not self.setup:
             return None
         seen = {"batches": list(self._batches), "lengths": list(self._lengths)}
@@ -480,30 +511,26 @@ class Session:
         several = self.world_size > 1 and self.recorder.kind is not Kind.SIMULATED
         return node_name(self._redact) if several else None
 
-    def _oom(self) -> dict[str, Any] | None:
+    def _failure(self) -> _Failure | None:
         found = self.recorder.oom()
         if found is None:
             return None
-        at = found["time_us"]
+        at = found.time_us
         # The span that was open when it failed; by now the exception has closed it.
         spans = self.phases.to_plain(0, at)
         holding = [s for s in spans if s["start_us"] <= at and (s["end_us"] is None or s["end_us"] >= at)]
-        last = holding[-1] if holding else {"phase": Phase.OTHER.value, "step": self._step}
-        return {**found, "phase": last["phase"], "step": last["step"]}
+        if holding:
+            return _Failure(found, holding[-1]["phase"], holding[-1]["step"])
+        return _Failure(found, Phase.OTHER.value, self._step)
 
     def _non_torch(self) -> int | None:
-        rows = [(c["reserved_end"], c["end_us"]) for c in self._counters if c["reserved_end"] is not None]
+        rows = [(c.peaks.reserved_end, c.end_us) for c in self._counters if c.peaks.reserved_end is not None]
         held = [s for s in list(self._samples) if s[2] is not None]
         if not rows or not held:
             return None
         reserved, at = max(rows)
         nearest = min(held, key=lambda s: abs((s[0] or 0) - at))
         return max(0, int(nearest[2] or 0) - int(reserved))
-
-
-def _counter(phase: str, step: int | None, start_us: int, end_us: int | None, peaks: WindowPeaks) -> dict[str, Any]:
-    """Return a row of ``counters``: the allocator's highest bytes of a phase, without those nested in it."""
-    return {"phase": phase, "step": step, "start_us": start_us, "end_us": end_us, **vars(peaks)}
 
 
 def _plain(value: Any) -> Any:

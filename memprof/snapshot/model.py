@@ -25,6 +25,8 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 _T = TypeVar("_T", bound=np.generic)
 _ALL_BITS = (1 << 64) - 1
+# Sorting the tied rows again costs less than sorting every row by each column while at most so small a part is tied.
+_FEW_TIES = 8
 
 
 def distinct(values: NDArray[_T]) -> NDArray[_T]:
@@ -39,16 +41,31 @@ def order_of(*keys: I64) -> I64:
     """Return the order of rows by columns, the last decides first: ``np.lexsort``, by plain sorts where they suffice.
 
     Where a column's value and a row's place fit one integer, sorting these is several times as fast as ``argsort``.
+    Where the last column tells most rows apart, only the others are sorted by the columns before it.
     """
-    order = _order(keys[0])
-    for key in keys[1:]:
-        order = order[_order(key[order])]
+    order = _order(keys[-1])
+    if len(keys) == 1:
+        return order
+    last = keys[-1][order]
+    same = last[1:] == last[:-1]
+    if np.count_nonzero(same) > len(order) // _FEW_TIES:
+        order = _order(keys[0])
+        for key in keys[1:]:
+            order = order[_order(key[order])]
+        return order
+    tied = np.zeros(len(order), bool)
+    tied[1:] |= same
+    tied[:-1] |= same
+    rows = order[tied]
+    order[tied] = rows[np.lexsort([key[rows] for key in keys])]
     return order
 
 
 def _order(key: I64) -> I64:
     if not len(key):
         return np.zeros(0, np.int64)
+    if bool(np.all(key[1:] >= key[:-1])):
+        return np.arange(len(key))
     low, bits = int(key.min()), len(key).bit_length()
     if (int(key.max()) - low).bit_length() + bits > 62:
         return np.argsort(key, kind="stable")

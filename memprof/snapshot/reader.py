@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from memprof._native import scanner
 from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, read_segments, read_trace
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
@@ -19,6 +21,20 @@ from memprof.snapshot.rows import Rows, scan_file
 from memprof.snapshot.unpickle import collector_paused, read_shared
 from memprof.snapshot.validation import read_annotations, read_run, read_settings
 from memprof.text import clean_text
+
+# Bytes of memory for each byte of an unpacked file, by the reader: measured on 1 and 5 million events, 1.1 to 1.4 with
+# the native scanner and 3.6 without. Packed snapshots are 15 to 18 times smaller than unpacked ones.
+_SCANNED, _IN_PYTHON, _PACKED = 2, 4, 20
+_PACKED_NAMES = (".gz", ".xz", ".zst")
+
+
+def memory_to_report(path: Path, n_bytes: int) -> int:
+    """Estimate the memory in which a file of ``n_bytes`` is read and reported, without the process itself.
+
+    A file that the native scanner leaves to the Python reader needs up to twice as much.
+    """
+    times = _IN_PYTHON if scanner() is None else _SCANNED
+    return n_bytes * times * (_PACKED if path.name.endswith(_PACKED_NAMES) else 1)
 
 
 def load_snapshot(path: str | os.PathLike[str], number: int | None = None) -> Snapshot:

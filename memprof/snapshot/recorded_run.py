@@ -87,7 +87,7 @@ class Recording(Part, frozen=True, kw_only=True):
         history: how much of the history the file has.
         dropped_events: number of events that the ring buffer overwrote.
         max_entries: size of the ring buffer.
-        thinned: intervals of decoding whose events were not recorded.
+        thinned: intervals whose events were not recorded: in steady decoding, or left out by the program.
     """
 
     start_us: Time | None = None
@@ -386,7 +386,7 @@ class RecordedRun(Part, frozen=True, kw_only=True):
         rank: number of the process.
         world_size: number of processes.
         node: name of the machine.
-        created: when the file was written.
+        created: when the recording ended; of a file written before that, when it was written.
         config: settings of the run and facts about its model.
         setup: what a simulation of the run needs.
         recorded: what the recorder knows about the history.

@@ -13,10 +13,14 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from urllib.parse import quote, unquote
 
 from memprof.errors import UsageError, how_to_install
 
@@ -27,9 +31,20 @@ else:
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(?:([^/@]*)@)?([^/?#]*)([^?]*)(\?.*)?", re.DOTALL)
 _PIECE = 1 << 20
+# The longest wait for a store's next answer, in seconds; one that was silent so long is not asked again for as long.
+_SILENT_S = 60.0
+_SILENT_SINCE: dict[tuple[str, ...], float] = {}
+# A file whose size its server does not say is read into memory up to so many bytes.
+_MOST_UNSIZED = 1 << 30
+# The second part of a path inside an archive begins so; the archive's place follows, quoted.
+_IN_ARCHIVE = "::"
+_Out = TypeVar("_Out")
 #: What the URLs given here had that is not printed: logins by scheme and host, queries by URL.
 _LOGINS: dict[tuple[str, str], str] = {}
 _QUERIES: dict[str, str] = {}
+#: The last file whose server does not say its size, by URL, and when it was read.
+_UNSIZED: dict[str, tuple[float, bytes]] = {}
+_KEPT_S = 60
 #: Where stores write a file's time; none has the same name.
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -42,6 +57,10 @@ def place_of(given: str | os.PathLike[str]) -> Path:
     """
     if isinstance(given, RemotePath):
         return given
+    inner, chained, archive = os.fspath(given).partition("::")
+    if chained and (named := _URL.fullmatch(inner)) is not None and archive and "::" not in archive:
+        scheme, _, host, path, _ = named.groups()
+        return RemotePath(f"{scheme.lower()}:", _IN_ARCHIVE + quote(str(place_of(archive)), safe=""), host + path)
     found = _URL.fullmatch(os.fspath(given))
     if found is None:
         return Path(given)
@@ -75,6 +94,8 @@ class RemotePath(_Base):
 
     def __str__(self) -> str:
         scheme, *rest = self.parts
+        if (archive := self._archive()) is not None:
+            return f"{scheme}//{'/'.join(rest[1:])}::{archive}"
         return f"{scheme}//{'/'.join(rest)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -114,7 +135,7 @@ class RemotePath(_Base):
             return False
         try:
             system, path = self._opened()
-            return bool(system.isdir(path))
+            return bool(self._answer(lambda: system.isdir(path)))
         except Exception as error:
             if isinstance(error, UsageError):
                 raise
@@ -128,15 +149,35 @@ class RemotePath(_Base):
         """Return kind, size and, where the store tells it, the time of the last change; 0 where it does not."""
         try:
             system, path = self._opened()
-            info = system.info(path)
+            info = self._answer(lambda: system.info(path))
         except Exception as error:
             self._fail(error)
         folder = info.get("type") == "directory"
-        if info.get("size") is None and not folder:
-            raise OSError(errno.EIO, "the server does not say how large it is")
-        time = next((_seconds(info[key]) for key in _TIMES if info.get(key) is not None), 0.0)
-        values = ((stat.S_IFDIR if folder else stat.S_IFREG) | 0o444, 0, 0, 1, 0, 0, info.get("size") or 0, *[time] * 3)
-        return os.stat_result(values, {"st_mtime_ns": int(time * 1e9), "st_mtime": time})
+        size = info.get("size")
+        if size is None and not folder:
+            size = len(self._unsized())
+        changed = next((_seconds(info[key]) for key in _TIMES if info.get(key) is not None), 0.0)
+        values = ((stat.S_IFDIR if folder else stat.S_IFREG) | 0o444, 0, 0, 1, 0, 0, size or 0, *[changed] * 3)
+        return os.stat_result(values, {"st_mtime_ns": int(changed * 1e9), "st_mtime": changed})
+
+    def _unsized(self) -> bytes:
+        """Return a file whose size its server does not say, read whole: the last such file is kept for a minute."""
+        found = self._read_before()
+        if found is None:
+            data = bytearray()
+            with self._file() as file:
+                while piece := file.read(_PIECE):
+                    data += piece
+                    if len(data) > _MOST_UNSIZED:
+                        raise OSError(errno.EFBIG, "the server does not say how large it is, and it is over 1 GiB")
+            found = bytes(data)
+            _UNSIZED.clear()
+            _UNSIZED[str(self)] = time.monotonic(), found
+        return found
+
+    def _read_before(self) -> bytes | None:
+        read_at, data = _UNSIZED.get(str(self), (0.0, None))
+        return data if data is not None and time.monotonic() - read_at < _KEPT_S else None
 
     # ---- what lies there ---------------------------------------------------------------------------------------------
 
@@ -169,7 +210,7 @@ class RemotePath(_Base):
         """List the names in a folder, and whether each is a folder."""
         try:
             system, path = self._opened()
-            listed = system.ls(path, detail=True)
+            listed = self._answer(lambda: system.ls(path, detail=True))
         except Exception as error:
             self._fail(error)
         above = str(path).rstrip("/")
@@ -187,9 +228,13 @@ class RemotePath(_Base):
         """Open the file to read bytes."""
         if mode != "rb":
             raise OSError(errno.EROFS, "memprof only reads what lies elsewhere")
+        data = self._read_before()
+        return self._file() if data is None else io.BufferedReader(io.BytesIO(data))
+
+    def _file(self) -> io.BufferedReader:
         try:
             system, path = self._opened()
-            return io.BufferedReader(_Stream(self, system.open(path, "rb")), _PIECE)
+            return io.BufferedReader(_Stream(self, self._answer(lambda: system.open(path, "rb")), system), _PIECE)
         except Exception as error:
             self._fail(error)
 
@@ -205,8 +250,39 @@ class RemotePath(_Base):
 
     # ---- fsspec ------------------------------------------------------------------------------------------------------
 
+    def _archive(self) -> str | None:
+        """Return the place of the archive that this path is in; None outside one."""
+        second = (*self.parts, "")[1]
+        return unquote(second.removeprefix(_IN_ARCHIVE)) if second.startswith(_IN_ARCHIVE) else None
+
+    def _answer(self, ask: Callable[[], _Out]) -> _Out:
+        """Return what a store answers.
+
+        Raises:
+            TimeoutError: it is silent.
+        """
+        store = self.parts[:2]
+        if time.monotonic() - _SILENT_SINCE.get(store, -_SILENT_S) < _SILENT_S:
+            raise TimeoutError(f"no answer in {_SILENT_S:g} s")
+        future: Future[_Out] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(ask())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True, name="memprof-remote").start()
+        if not wait([future], _SILENT_S).done:
+            _SILENT_SINCE[store] = time.monotonic()
+            raise TimeoutError(f"no answer in {_SILENT_S:g} s")
+        return future.result()
+
     def _url(self) -> str:
         scheme, host, *_ = (*self.parts, "")
+        if (archive := self._archive()) is not None:
+            place = place_of(archive)
+            return str(self).replace(f"::{archive}", f"::{place._url() if isinstance(place, RemotePath) else archive}")
         clean = str(self)
         login = _LOGINS.get((scheme.rstrip(":"), host))
         opened = clean if login is None else clean.replace("://", f"://{login}@", 1)
@@ -219,7 +295,7 @@ class RemotePath(_Base):
         except ImportError:
             raise UsageError(f"{self}: to read there memprof needs fsspec: {how_to_install('remote')}.") from None
         try:
-            found: tuple[Any, str] = url_to_fs(self._url())
+            found: tuple[Any, str] = self._answer(lambda: url_to_fs(self._url()))
         except (ImportError, ValueError) as error:  # the scheme's own package is missing, or nobody knows it
             raise UsageError(f"{self}: fsspec cannot open {self.parts[0]}// ({self._clean(error)}).") from None
         return found
@@ -244,8 +320,9 @@ class RemotePath(_Base):
 class _Stream(io.RawIOBase):
     """Read an open file of fsspec; whatever its store raises becomes an :class:`OSError`."""
 
-    def __init__(self, place: RemotePath, file: Any) -> None:
+    def __init__(self, place: RemotePath, file: Any, system: Any) -> None:
         self._place, self._file = place, file
+        self._system = system  # an archive's closes the archive when it is collected
 
     def readable(self) -> bool:
         return True
@@ -255,7 +332,7 @@ class _Stream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            data = self._file.read(len(buffer))
+            data = self._place._answer(lambda: self._file.read(len(buffer)))
         except Exception as error:
             self._place._fail(error)
         buffer[: len(data)] = data

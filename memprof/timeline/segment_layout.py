@@ -43,7 +43,8 @@ class SegmentLayout:
     @property
     def idle(self) -> I64:
         """Return the bytes of each segment that no block uses."""
-        return np.maximum(self.size - self.used, 0)
+        idle: I64 = np.maximum(self.size - self.used, 0)
+        return idle
 
     @property
     def unused_pages(self) -> I64:

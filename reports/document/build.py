@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from shlex import quote
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Column, Fact, Headline, Line, Table, table
 from memprof.reports.document.checks import checks_of
-from memprof.reports.document.model import Document, Span, Timeline
+from memprof.reports.document.model import Document, Individuals, Span, Timeline
 from memprof.reports.document.page_title import base_name, title_of
 from memprof.reports.document.ranks import ranks_of
 from memprof.reports.document.summary import room_of, summary_of
@@ -70,7 +71,7 @@ def document_of(
         report: the report if it says more than the analysis alone (the other ranks), redacted already.
         texts: of the program's files, by path; default: those that were recorded.
     """
-    found, others = report or analysis.report, analysis.explain_phases()
+    found, others, individual = report or analysis.report, analysis.explain_phases(), analysis.individual()
     groups: tuple[TimedGroup, ...] = analysis.largest(_MAX_GROUPS)
     if redact:
         from msgspec import to_builtins
@@ -80,11 +81,14 @@ def document_of(
         told = to_builtins(analysis.snapshot.run_without_sources)
         found = report or redacted(found, told)
         groups, others = redacted_parts(groups, told), redacted_parts(others, told)
+        individual = dataclasses.replace(individual, groups=redacted_parts(individual.groups, told))
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
     if texts is None:
         texts = {} if redact else recorded_texts(analysis.snapshot.run.sources)
     document = build_document(found, analysis.series(points), label, groups, fold(others), texts)
-    return document._replace(segments=analysis.segment_maps)
+    rows = allocation_rows(individual.groups, found.peak.active_bytes, timed=found.source.timed)
+    individuals = Individuals(rows, individual) if document.timeline else None
+    return document._replace(segments=analysis.segment_maps, individuals=individuals)
 
 
 def build_document(
@@ -288,6 +292,7 @@ def _timeline(series: Series, timed: bool) -> Timeline:
         total=total,
         peak_point=series.peak_point,
         timed=timed,
+        instants=tuple(series.instants),
     )
 
 

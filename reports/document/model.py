@@ -21,6 +21,7 @@ from memprof.report.peaks import Growth
 from memprof.vocabulary import GUESSES, Category
 
 if TYPE_CHECKING:
+    from memprof.analysis.allocations.individual import IndividualAllocations
     from memprof.analysis.allocations.segment_map import SegmentMap
 
 # ---- the first screen ------------------------------------------------------------------------------------------------
@@ -232,7 +233,8 @@ class Timeline(NamedTuple):
 
     ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps
     ids to bytes, bottom of the stack first, without those that are never used. ``phase_x`` puts every point on an axis
-    where each span is one unit wide. If ``timed`` is False, the clock counts events.
+    where each span is one unit wide. If ``timed`` is False, the clock counts events. ``instants`` are the numbers of
+    events before each point.
     """
 
     clock_us: int
@@ -244,11 +246,19 @@ class Timeline(NamedTuple):
     total: tuple[int, ...]
     peak_point: int
     timed: bool = True
+    instants: tuple[int, ...] = ()
 
     @property
     def unit(self) -> int:
         """What the clock counts in one unit of the axis: microseconds in a second, or an event."""
         return 1_000_000 if self.timed else 1
+
+
+class Individuals(NamedTuple):
+    """The allocations that are drawn one by one; ``rows`` describe their groups, ``found`` has a row for each."""
+
+    rows: tuple[AllocationRow, ...]
+    found: IndividualAllocations
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
@@ -268,8 +278,8 @@ class Document(NamedTuple):
 
     ``allocations`` are the lines of the table, ``openable`` these and all others large enough for a box in the icicle.
     ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's. ``grown_by`` is
-    the device peak's, added up by phase and line of code. ``segments`` are maps of the moments that matter.
-    ``texts`` are the program's own files, by path.
+    the device peak's, added up by phase and line of code. ``segments`` are maps of the moments that matter,
+    ``individuals`` the allocations that the timeline draws one by one. ``texts`` are the program's own files, by path.
     """
 
     report: Report
@@ -288,4 +298,5 @@ class Document(NamedTuple):
     ranks: Ranks | None
     room: Room | None
     segments: tuple[SegmentMap, ...] = ()
+    individuals: Individuals | None = None
     texts: Mapping[str, SourceText] = MappingProxyType({})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from memprof.reports.document.blocks import Column, Line, Table, Words, table
 from memprof.reports.document.model import RankCell, RankRow, Ranks
-from memprof.reports.document.text import STACK_ORDER, category_label, phase_label, sentence_list, size, where_words
+from memprof.reports.document.text import STACK_ORDER, category_label, phase_label, size, where_words
 
 from memprof.report import Report
 from memprof.report.ranks import (
@@ -21,6 +21,7 @@ from memprof.report.ranks import (
     Recording,
     Spread,
 )
+from memprof.text import number_ranges, numbered
 from memprof.vocabulary import Category
 
 _HEATS = 8
@@ -150,11 +151,12 @@ def _finding(across: AcrossRanks) -> str:
 
 def _sentence(across: AcrossRanks, count: int, shown: int | None, rows: Sequence[RankRow]) -> str:
     peak, failed = across.peak, sorted(row.rank for row in rows if row.oom)
-    words = f"{_numbered(failed)} ran out of memory. " if failed else ""
+    words = f"{numbered('Rank', failed)} ran out of memory. " if failed else ""
     if count == 1:
         return f"{words}Only rank {shown} is here; it peaks at {size(peak.highest_bytes)}."
     if peak.highest_bytes - peak.lowest_bytes <= _ALIKE * peak.highest_bytes:
-        return f"{words}All {count} ranks peak alike, at {size(peak.highest_bytes)}."
+        which = f"The {count} ranks here" if across.missing else f"All {count} ranks"
+        return f"{words}{which} peak alike, at {size(peak.highest_bytes)}."
     first = next(row for row in rows if row.rank == peak.highest_rank)
     return (
         f"{words}Rank {first.rank} peaks highest: {size(first.peak_bytes)} in {first.where}, "
@@ -175,26 +177,11 @@ def _missing(missing: Sequence[MissingRank]) -> str:
     if not missing:
         return ""
     known = [rank for rank in missing if rank.last_step is not None]
-    words = f"No recording of {_numbered([rank.rank for rank in missing]).lower()}."
+    words = f"No readable recording of {numbered('rank', (rank.rank for rank in missing))}."
     for rank in known[:_MOST_MISSING]:
         peak = f", highest {size(rank.peak_allocated_bytes)} allocated" if rank.peak_allocated_bytes else ""
         words += f" Rank {rank.rank} last counted step {rank.last_step}{peak}."
     return words
-
-
-def _numbered(ranks: Sequence[int]) -> str:
-    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {sentence_list(_runs(ranks))}"
-
-
-def _runs(ranks: Iterable[int]) -> list[str]:
-    """Write ``0, 1, 2, 3, 7`` as ``0–3, 7``."""
-    found: list[list[int]] = []
-    for rank in sorted(ranks):
-        if found and found[-1][1] == rank - 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in found]
 
 
 def _difference(found: Difference) -> str:
@@ -214,4 +201,4 @@ def _phase(spread: PhaseSpread) -> Line:
 
 def _node(spread: NodeSpread) -> Line:
     figures = (spread.highest_bytes, str(spread.highest_rank), spread.mean_bytes, spread.total_bytes)
-    return Line((spread.node or "not known", ", ".join(_runs(spread.ranks)), *figures))
+    return Line((spread.node or "not known", ", ".join(number_ranges(spread.ranks)), *figures))

@@ -22,7 +22,6 @@ from memprof.reports.document.text import (
     phase_label,
     sentence_list,
     short_path,
-    size,
     thousands,
     time_heading,
     time_taken,
@@ -386,16 +385,16 @@ def _module_path(name: str) -> tuple[str, ...]:
 
 
 def _shorter(label: str) -> tuple[str, ...]:
-    """Shorten a frame's label: without its folder, then its function alone; a module's to its last part."""
+    """Shorten a frame's label: without its folder, then ``file:line`` alone; a module's to its last part."""
     location, _, function = label.partition(" ")
     if function and label not in (_NO_STACK, _NO_LINE):
-        return (f"{location.rpartition('/')[2]} {function}", function)
+        return (f"{location.rpartition('/')[2]} {function}", location.rpartition("/")[2])
     return (label.rpartition(".")[2],) if "." in label else ()
 
 
 def _box(category: str, allocation: AllocationRow) -> Node:
     """Name the tensor by the best there is: its own name, its shape, or what and how large it is."""
-    parts = (allocation.detail, size(allocation.group.each_bytes))
+    parts = (allocation.detail, amount(allocation.group.each_bytes))
     label = allocation.name or allocation.shape or ", ".join(p for p in parts if p)
     many = f" ×{thousands(allocation.count)}" if allocation.count > 1 else ""
     shorter = (".".join(label.split(".")[-2:]) + many,) if allocation.name.count(".") > 1 else ()

@@ -27,12 +27,17 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
     highest = max(highest_of(timeline) for _, _, timeline in drawn)
     switch = _choice("run", [(str(i), label) for i, (label, _, _) in enumerate(drawn)]) if len(drawn) > 1 else None
     timed = all(timeline.timed for _, _, timeline in drawn)
+    events = (("event", "Events"),) if timed and any(timeline.instants for _, _, timeline in drawn) else ()
+    by_allocation = None
+    if all(document.individuals for _, document, _ in drawn):
+        by_allocation = _choice("by", (("category", "By category"), ("allocation", "By allocation")))
     tools = el(
         "div.tools needs-js",
         {"role": "toolbar", "aria-label": "Timeline"},
         switch,
+        by_allocation,
+        _choice("axis", (*events, ("phase", "Phases"), ("time", "Time" if timed else "Events")), "phase"),
         _choice("range", (("all", "Whole run"), ("peak", "Around the peak"))),
-        _choice("axis", (("phase", "By phase"), ("time", "By time" if timed else "By event"))),
         el("button", {"type": "button", "id": "patterns", "aria-pressed": "false"}, "Patterns"),
         el(
             "span.muted keys",
@@ -43,7 +48,8 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
         ),
     )
     label = (
-        "Timeline. Arrow keys move the cursor, brackets jump between phases, P goes to the peak, plus and minus zoom."
+        "Timeline. Left and right move the cursor, brackets jump between phases, P goes to the peak, plus and minus "
+        "zoom. By allocation, up and down select an allocation, and Escape clears the selection."
     )
     chart = el("div", {"id": "chart", "tabindex": "0", "role": "application", "aria-label": label})
     pictures = [_picture(label, timeline, highest) for label, _, timeline in drawn]
@@ -71,18 +77,24 @@ def _axis_note(timeline: Timeline | None) -> Markup:
     keys = "Drag to zoom, double-click to reset, click to hold the cursor."
     phase = f"Phases are drawn equally wide, the time between them narrower{long}. {keys}"
     time = f"Drawn by the recording's clock{long}. {keys}"
-    return el("p.muted caption", {"id": "axis-note", "data-phase": phase, "data-time": time}, phase)
+    event = f"Every allocation and every free is drawn equally wide{long}. {keys}"
+    notes = {"data-phase": phase, "data-time": time, "data-event": event}
+    return el("p.muted caption", {"id": "axis-note", **notes}, phase)
 
 
-def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:
+def _choice(name: str, options: Sequence[tuple[str, str]], chosen: str | None = None) -> Markup:
+    first = chosen or options[0][0]
     buttons = [
         el(
             "button",
-            {"type": "button", "data-choice": name, "data-value": value, "aria-pressed": "true" if i == 0 else "false"},
+            {
+                "type": "button", "data-choice": name, "data-value": value,
+                "aria-pressed": "true" if value == first else "false",
+            },
             label,
         )
-        for i, (value, label) in enumerate(options)
-    ]
+        for value, label in options
+    ]  # fmt: skip
     return el("span.group", {"role": "group"}, *buttons)
 
 

@@ -25,6 +25,7 @@ from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
 from memprof.reports.html.opened import Opened, opened_data
 from memprof.reports.html.page import PageData, render_page
 from memprof.reports.html.summary import headline_lines, room_bar
+from memprof.reports.html.views.difference import difference_section
 
 from memprof.files import write_text
 from memprof.units import amount
@@ -56,6 +57,7 @@ def render_comparison(comparison: ComparisonDocument) -> str:
         _cards(comparison),
         _settings(comparison),
         _table(comparison),
+        difference_section([(c.label, c.document) for c in comparison.columns if c.document]),
         timelines_section(lined, opened),
         _only_in(comparison.only_in),
         el("div.columns", section("reproduce", "Reproduce", "", fact_list(comparison.reproduce)), notes),

@@ -83,16 +83,17 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
     described += ", ".join(f"{p.label} {amount(p.bytes)}" for p in parts)
     segments = []
     for part in parts:
-        width = 100 * (part.bytes - part.guessed) / scale
+        known, guessed = part.bytes - part.guessed, part.guessed
+        width = 100 * max(known, guessed) / scale
         # A letter is about 0.6 % of the bar on a screen of usual width; narrower ones cut a name with an ellipsis.
         text = el("b", part.label) if labels and width > 1.7 + 0.6 * len(part.label) and part.id != "free" else None
         title = f"{part.label}: {amount(part.bytes)}" + (f", {amount(part.guessed)} guessed" if part.guessed else "")
         kind = f"seg c-{colour_class(part.id)}"
-        if part.bytes > part.guessed:
-            segments.append(el("span", {"class": kind, "style": f"width:{width:.4f}%", "title": title}, text))
-        if part.guessed:
-            style = f"width:{100 * part.guessed / scale:.4f}%"
-            segments.append(el(f"span.{kind} guess", {"style": style, "title": title}))
+        for n_bytes, mark, name in ((known, "", text if known >= guessed else None),
+                                    (guessed, " guess", text if known < guessed else None)):  # fmt: skip
+            if n_bytes:
+                style = f"width:{100 * n_bytes / scale:.4f}%"
+                segments.append(el("span", {"class": kind + mark, "style": style, "title": title}, name))
     return el("div", {"class": "bar big" if labels else "bar", "role": "img", "aria-label": described}, *segments)
 
 

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
-from memprof.reports.document.model import AllocationRow, Document, Timeline
-from memprof.reports.document.text import category_label, phase_label, phase_short
+from memprof.reports.document.model import AllocationRow, Document, Individuals, Timeline
+from memprof.reports.document.text import category_label, phase_label, phase_short, thousands
 from memprof.reports.figures import timeline_figure
 from memprof.reports.html.opened import Opened
 from memprof.reports.palette import PATTERNS, slug
 from memprof.reports.thinning import thinned
+from numpy.typing import NDArray
+
+from memprof.vocabulary import Phase
 
 _Lives = tuple[tuple[int | None, int | None], ...]
 #: Name, colour, bytes of each, lifetimes, whether alive at the peak, reference.
@@ -22,8 +25,44 @@ _Drawn = tuple[str, str, int, _Lives, int, str | None]
 # Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
 # keeps the page below 3 MB with plotly's 2.
 MAX_PACKED = 650_000
+# The code of an allocation that the recording does not free.
+_NOT_FREED = 255
 # The phase axis travels in whole numbers, this many to a unit.
 PHASE_UNIT = 1_000_000
+
+
+class Band(msgspec.Struct, frozen=True, array_like=True):
+    """A group of alike allocations that are drawn one by one.
+
+    ``site`` is the line of the program; ``shape`` its shape and dtype, if recorded; ``opens`` a reference.
+    """
+
+    name: str
+    category: str
+    shape: str
+    allocated_in: str
+    site: str
+    opens: str | None
+
+
+class IndividualData(msgspec.Struct, frozen=True, kw_only=True):
+    """The allocations that are drawn one by one.
+
+    ``points`` are the packed columns of ``_BAND_COLUMNS``, a row for each of ``n_points`` allocations: the number of
+    its group, the events that allocated and freed it (-1: before the recording), its address and bytes, and the index
+    in ``phases`` of the phase that freed it.
+    """
+
+    groups: tuple[Band, ...]
+    columns: tuple[str, ...]
+    n_points: int
+    points: str
+    phases: tuple[str, ...]
+    last_event: int
+    words: str
+
+
+_BAND_COLUMNS = ("group", "begin", "end", "address", "size", "freed_in")
 
 
 class TimelineData(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +83,7 @@ class TimelineData(msgspec.Struct, frozen=True, kw_only=True):
     unit: int
     timed: bool
     allocations: tuple[_Drawn, ...]
+    individual: IndividualData | None
 
 
 def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened) -> TimelineData:
@@ -69,7 +109,30 @@ def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened
         unit=timeline.unit,
         timed=timeline.timed,
         allocations=tuple(_drawn(row, at_peak, opened) for row, at_peak in largest),
+        individual=_individual(document.individuals, opened) if document.individuals else None,
     )
+
+
+def _individual(individuals: Individuals, opened: Opened) -> IndividualData:
+    found, phases = individuals.found, tuple(Phase)
+    numbers = [len(phases) if code == _NOT_FREED else code for code in found.freed_in.tolist()]
+    columns = (found.group, found.begin, found.end, found.address, found.size, numbers)
+    n, rest = len(found.group), found.count - len(found.group)
+    others = f"; grey: the {thousands(rest)} others, summed" if rest else ""
+    return IndividualData(
+        groups=tuple(_band(row, opened) for row in individuals.rows),
+        columns=_BAND_COLUMNS,
+        n_points=n,
+        points=pack_columns(columns),
+        phases=(*(phase_label(phase).lower() for phase in phases), ""),
+        last_event=int(found.end.max(initial=0)),
+        words=f"{thousands(n)} largest allocations, each its own band{others}",
+    )
+
+
+def _band(row: AllocationRow, opened: Opened) -> Band:
+    name = row.name or row.detail or row.label
+    return Band(name, slug(row.category), row.shape, row.phase_label.lower(), row.site, opened(row))
 
 
 def _drawn(row: AllocationRow, at_peak: int, opened: Opened) -> _Drawn:
@@ -78,8 +141,9 @@ def _drawn(row: AllocationRow, at_peak: int, opened: Opened) -> _Drawn:
 
 
 def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
-    """Name everything drawn, in whole numbers: microseconds, parts of the phase axis, bytes."""
+    """Name everything drawn, in whole numbers: events, microseconds, parts of the phase axis, bytes."""
     columns: dict[str, Sequence[int]] = {
+        "event": timeline.instants or range(len(timeline.time_us)),
         "time": timeline.time_us,
         "phase": [round(x * PHASE_UNIT) for x in timeline.phase_x],
         **timeline.categories,
@@ -98,7 +162,7 @@ def _fitted(timeline: Timeline, most: int) -> tuple[Timeline, str]:
     return timeline, points
 
 
-def pack_columns(columns: Iterable[Sequence[int]]) -> str:
+def pack_columns(columns: Iterable[Sequence[int] | NDArray[np.int64]]) -> str:
     """Pack whole numbers as differences, their bytes of equal weight side by side, gzip'd, in base64.
 
     An event changes one category: nearly every difference is zero, and 200k events take some hundred kilobytes.

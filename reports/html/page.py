@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from memprof.reports.html.elements import Child, Markup, el, join
-from memprof.reports.palette import DARK, LIGHT, PHASES, css_variables
+from memprof.reports.palette import DARK, LIGHT, PATTERNS, PHASES, css_variables
 
 from memprof._version import __version__
 from memprof.report.base import Model
@@ -36,9 +36,9 @@ _POLICY = (
 # One function's parts, in the order they run; a page has at most one of those that draw with plotly.
 _SCRIPTS = (
     "page", "rows", "copying", "address", "categories", "tables", "stacks", "icicle", "allocations", "segments",
-    "source", "contents", "pictures", "timeline", "pareto_front",
+    "source", "contents", "pictures", "timeline", "moments", "bands", "pareto_front",
 )  # fmt: skip
-_DRAWING = ("timeline", "pareto_front")
+_DRAWING = {"timeline": "timeline", "moments": "timeline", "bands": "timeline", "pareto_front": "pareto_front"}
 _READY = 'root.dataset.ready = "yes";'
 
 
@@ -67,7 +67,7 @@ def render_page(
         data: what the page's script reads.
         chart: what plotly draws of ``data``: its timelines (``timeline``), a plan's points (``front``), or nothing.
     """
-    parts = [part for part in _SCRIPTS if part not in _DRAWING or part == chart]
+    parts = [part for part in _SCRIPTS if _DRAWING.get(part, chart) == chart]
     written = [_asset(f"scripts/{part}.js") for part in parts]
     scripts = ["\n".join(['"use strict";', "(async () => {", *written, _READY, "})();"])]
     plotly, hashes = (None, [_sha256(script) for script in scripts])
@@ -122,7 +122,7 @@ def _contents(main: Markup) -> Markup | None:
 def download_name(title: str) -> str:
     """Return a title as the beginning of a file's name."""
     stem = re.sub(r"\.(?:pickle|pkl|json|html)(?:\.gz)?$", "", title)
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:80] or "memprof"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:60].strip("-.") or "memprof"
 
 
 def _footer(charts: bool) -> Markup:
@@ -146,11 +146,27 @@ def _plotly() -> tuple[str, str]:
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode(), _sha256(script)
 
 
+def _stripes(angle: int) -> str:
+    return f"repeating-linear-gradient({angle}deg, var(--stripe) 0 1.5px, transparent 1.5px 5px)"
+
+
+_PATTERNED = '[data-patterns="on"] :is(.seg, .swatch)'
+# Plotly's names of fills in CSS, so that bars and legend have the patterns of the chart.
+_FILLS = {
+    "/": _stripes(-45), "\\": _stripes(45), "|": _stripes(90), "-": _stripes(0),
+    "x": f"{_stripes(45)}, {_stripes(-45)}", "+": f"{_stripes(0)}, {_stripes(90)}",
+    ".": "radial-gradient(var(--stripe) 1px, transparent 1.5px) 0 0 / 4px 4px",
+}  # fmt: skip
+
+
 def _style() -> str:
     css = Template(_asset("templates/report.css"))
     colours = "\n".join(f".c-{name} {{ --c: var(--c-{name}); --on: var(--on-{name}); }}" for name in LIGHT)
     phases = "\n".join(f".p-{name} {{ --c: {colour}; }}" for name, colour in PHASES.items())
-    return css.substitute(light=css_variables(LIGHT), dark=css_variables(DARK), categories=colours, phases=phases)
+    rules = [f"{_PATTERNED}.c-{name} {{ background: {_FILLS[p]}, var(--c); }}" for name, p in PATTERNS.items() if p]
+    patterns = "\n".join(rules)
+    variables = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
+    return css.substitute(variables, categories=colours, phases=phases, patterns=patterns)
 
 
 def _asset(name: str) -> str:

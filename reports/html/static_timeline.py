@@ -14,6 +14,7 @@ from memprof.units import GIB, amount
 
 _WIDTH, _HEIGHT = 940, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 34, 24
+_HEADROOM = 1.06
 
 
 def timeline_svg(timeline: Timeline, highest: int = 0) -> Markup:
@@ -23,7 +24,7 @@ def timeline_svg(timeline: Timeline, highest: int = 0) -> Markup:
     """
     x = timeline.phase_x
     held = peak_hold(x, timeline.total, (_WIDTH - _LEFT - _RIGHT) // 2)
-    ceiling = max(highest_of(timeline), highest, 1) * 1.06
+    ceiling = max(highest_of(timeline), highest, 1) * _HEADROOM
     plot = _Plot(x[0], x[-1] if x[-1] > x[0] else x[0] + 1, ceiling)
     label = f"Memory over the run by category; the peak is {amount(timeline.total[timeline.peak_point])}."
     return el(
@@ -69,7 +70,8 @@ def nice_step(ceiling: float) -> float:
 
 
 def _grid(plot: _Plot) -> Markup:
-    unit, name = (GIB, "GiB") if plot.ceiling >= GIB else (GIB // 1024, "MiB")
+    # The unit of the text beside it; the ceiling is above the highest value.
+    unit, name = (GIB, "GiB") if amount(round(plot.ceiling / _HEADROOM)).endswith("GiB") else (GIB // 1024, "MiB")
     step = nice_step(plot.ceiling / unit)
     lines = []
     for i in range(int(plot.ceiling / unit / step) + 1):

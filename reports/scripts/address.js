@@ -1,5 +1,5 @@
 // What the reader chose stands in the page's address, so that a copied address shows the same.
-const state = { at: null, run: 0, filter: "", least: 0, hidden: new Set() };
+const state = { at: null, run: 0, by: "category", pick: null, filter: "", least: 0, hidden: new Set() };
 const watchers = [];
 const PARTS_OF_DEVICE = ["cached", "inactive_split", "private_pools", "non_torch", "free"];
 const legends = all(".legend li[data-category]").filter((item) => !PARTS_OF_DEVICE.includes(item.dataset.category));
@@ -12,6 +12,8 @@ const readAddress = () => {
   const given = new URLSearchParams(words), list = (name) => (given.get(name) || "").split(",").filter(Boolean);
   state.at = given.get("at");
   state.run = Number(given.get("run") || 0);
+  state.by = given.get("by") === "allocation" ? "allocation" : "category";
+  state.pick = given.has("pick") ? Number(given.get("pick")) : null;
   state.filter = given.get("filter") || "";
   state.least = Number(given.get("least") || 0);
   state.hidden = new Set(given.has("only") ? categories.filter((c) => !list("only").includes(c)) : list("hide"));
@@ -21,6 +23,8 @@ const addressWords = () => {
   const words = new URLSearchParams(), shown = categories.filter((c) => !state.hidden.has(c));
   if (state.at !== null) words.set("at", state.at);
   if (state.run) words.set("run", state.run);
+  if (state.by !== "category") words.set("by", state.by);
+  if (state.pick !== null) words.set("pick", state.pick);
   if (state.filter) words.set("filter", state.filter);
   if (state.least) words.set("least", state.least);
   if (state.hidden.size && shown.length < state.hidden.size) words.set("only", shown.join(","));

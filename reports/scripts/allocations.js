@@ -1,7 +1,10 @@
-// The allocations' filter.
+// The allocations' filter. Away from the peak, moments.js lists other rows, and the filter is about these.
+const listing = { rows: null, search: () => {}, refresh: () => {} };
 const filter = $$("filter");
 if (filter) {
-  const lines = all("#allocation-table tbody tr").map((row) => [row, row.textContent.toLowerCase(), row.dataset.category]);
+  const described = (rows) => rows.map((row) => [row, row.textContent.toLowerCase(), row.dataset.category]);
+  const atPeak = described(all("#allocation-table tbody tr"));
+  let lines = atPeak;
   const more = $$("more"), nothing = $$("nothing");
   let shown = 20;
   const show = () => {
@@ -28,4 +31,6 @@ if (filter) {
   watchers.push(restore);
   $$("allocation-table").addEventListener("sorted", show);
   restore();
+  listing.search = search;
+  listing.refresh = () => { lines = listing.rows ? described(listing.rows) : atPeak; searchAll(); };
 }

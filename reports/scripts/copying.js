@@ -22,4 +22,4 @@ const copyOnClick = (button, text) => {
     setTimeout(() => { button.textContent = words; }, 1500);
   });
 };
-for (const button of all("button.copy")) copyOnClick(button, () => button.parentElement.querySelector("pre").textContent);
+for (const button of all("button.copy")) copyOnClick(button, () => (button.parentElement.querySelector("pre.whole") || button.parentElement.querySelector("pre")).textContent);

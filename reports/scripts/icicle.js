@@ -2,8 +2,8 @@
 const findBoxes = (words) => {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean), status = $$("icicle-found");
   if (!status) return;
-  const found = new Set(all("#icicle-root .node:not(.d0) > .box").filter((box) => wanted.length && wanted.every((word) => box.title.toLowerCase().includes(word))));
-  for (const box of all("#icicle-root .box")) { box.classList.toggle("found", found.has(box)); box.classList.toggle("pale", found.size > 0 && !found.has(box)); }
+  const found = new Set(all(".icicle:not([hidden]) .node:not(.d0) > .box").filter((box) => wanted.length && wanted.every((word) => box.title.toLowerCase().includes(word))));
+  for (const box of all(".icicle .box")) { box.classList.toggle("found", found.has(box)); box.classList.toggle("pale", found.size > 0 && !found.has(box)); }
   const outer = [...found].filter((box) => {
     for (let node = box.parentElement.parentElement.closest(".node"); node; node = node.parentElement.closest(".node"))
       if (found.has(node.querySelector(":scope > .box"))) return false;
@@ -12,32 +12,30 @@ const findBoxes = (words) => {
   const sum = outer.reduce((bytes, box) => bytes + Number(box.dataset.bytes), 0);
   status.textContent = wanted.length ? `“${words.trim()}”: ${outer.length} ${outer.length === 1 ? "box" : "boxes"}, ${amountOf(sum)}` : "";
 };
+const brush = document.createElement("canvas").getContext("2d"), wholeLabels = new WeakMap();
+/** Write into each box the longest label that fits; the shortest ends in an ellipsis where not even that does. */
+const fitBoxes = (boxes) => {
+  if (!boxes.length) return;
+  const style = getComputedStyle(boxes[0]), plain = `${style.fontSize} ${style.fontFamily}`, widths = boxes.map((box) => box.clientWidth - 14);
+  boxes.forEach((box, i) => {
+    const label = box.querySelector(".label"), amount = box.querySelector("b");
+    if (!wholeLabels.has(box)) wholeLabels.set(box, { size: amount.textContent, words: [label.textContent, ...(label.dataset.shorter || "").split("\n").filter(Boolean)] });
+    const { size, words } = wholeLabels.get(box);
+    brush.font = plain;
+    label.textContent = words.find((word) => brush.measureText(word).width <= widths[i]) || words[words.length - 1];
+    brush.font = "bold " + plain;
+    amount.textContent = brush.measureText(size).width <= widths[i] ? size : "";
+    box.setAttribute("aria-label", box.title);
+  });
+};
 // The icicle: press to zoom, arrow keys to move, labels only where they fit.
 const icicle = $$("icicle-root");
 if (icicle) {
-  const boxes = all(".box", icicle), brush = document.createElement("canvas").getContext("2d");
+  const boxes = all(".box", icicle);
   const nodeOf = (box) => box.parentElement, boxOf = (node) => node.querySelector(":scope > .box");
   const seen = (node) => node.offsetParent !== null;
   const above = (node) => node.parentElement.closest(".node");
-  const labels = new Map(boxes.map((box) => {
-    const label = box.querySelector(".label"), amount = box.querySelector("b");
-    return [box, { label, amount, size: amount.textContent, words: [label.textContent, ...(label.dataset.shorter || "").split("\n").filter(Boolean)] }];
-  }));
-
-  /** Write into each box the longest label that fits, or none. */
-  const fit = () => {
-    const style = getComputedStyle(boxes[0]);
-    brush.font = `${style.fontSize} ${style.fontFamily}`;
-    const widths = boxes.map((box) => box.clientWidth - 14);
-    boxes.forEach((box, i) => {
-      const { label, amount, size, words } = labels.get(box);
-      label.textContent = words.find((word) => brush.measureText(word).width <= widths[i]) || "";
-      brush.font = `bold ${style.fontSize} ${style.fontFamily}`;
-      amount.textContent = brush.measureText(size).width <= widths[i] ? size : "";
-      brush.font = `${style.fontSize} ${style.fontFamily}`;
-      box.setAttribute("aria-label", box.title);
-    });
-  };
+  const fit = () => fitBoxes(boxes);
 
   const zoomTo = (box) => {
     let chosen = nodeOf(box);

@@ -69,13 +69,13 @@ const pngOf = async (svg) => {
 const savePicture = async (target, name, format) => {
   const chart = target.querySelector(".js-plotly-plot") || (target.matches(".js-plotly-plot") ? target : null);
   let svg;
-  if (chart && chart.offsetParent !== null) {
+  if (chart && chart.offsetParent !== null && !chart.closest(".by-allocation")) {
     const made = await window.Plotly.toImage(chart, { format: "svg", width: chart.clientWidth, height: chart.clientHeight });
     svg = decodeURIComponent(made.slice(made.indexOf(",") + 1));
   } else svg = svgOf(target);
   saveAs(`${name}.${format}`, format === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await pngOf(svg));
 };
-for (const [selector, name] of [["#summary .bar.big", "peak"], [".plot", "timeline"], ["#icicle-root", "icicle"], ["#difference-root", "difference"], [".rank-picture", "ranks"], [".growth", "needs"], ["#front-chart", "front"], ["[data-picture]", ""]])
+for (const [selector, name] of [["#summary .bar.big", "peak"], [".plot", "timeline"], ["#icicle .icicle", "icicle"], ["#difference #icicle-root", "difference"], [".rank-picture", "ranks"], [".growth", "needs"], ["#front-chart", "front"], ["[data-picture]", ""]])
   for (const target of all(selector)) {
     const tools = document.createElement("div"), kind = name || target.dataset.picture;
     tools.className = "table-tools";

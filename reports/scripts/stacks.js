@@ -5,21 +5,39 @@ const make = (tag, className, text) => {
   if (text !== undefined) element.textContent = text;
   return element;
 };
-/** The frames of an entry, those of C++ pale. */
-const stackLines = ({ stack, native, code }) => {
-  const pre = make("pre", "whole");
+/** The frames of an entry, the innermost first: those of C++ pale, the program's with their line of code. */
+const stackLines = (frames, className) => {
+  const pre = make("pre", className);
   pre.tabIndex = 0;
-  stack.forEach((frame, i) => {
-    pre.append(make("span", native[i] ? "native" : "", (i ? "\n" : "") + frame));
-    if (code[i]) pre.append(make("span", "code", "\n    " + code[i]));
+  frames.forEach(({ frame, native, code }, i) => {
+    pre.append(make("span", native ? "native" : "", (i ? "\n" : "") + frame));
+    if (code) pre.append(make("span", "code", "\n    " + code));
   });
   return pre;
 };
+/** A stack: the program's own lines (else all of Python's) first, the whole of it folded. */
+const stackParts = ({ stack, native, library, code }) => {
+  const frames = stack.map((frame, i) => ({ frame, native: native[i], library: library[i], code: code[i] }));
+  const own = [frames.filter((f) => !f.native && !f.library), frames.filter((f) => !f.native)].find((some) => some.length) || frames;
+  if (own.length === frames.length) return [stackLines(frames, "whole")];
+  const rest = make("details", "rest"), hidden = frames.length - own.length;
+  rest.append(make("summary", "", `With ${hidden} library and native ${hidden === 1 ? "frame" : "frames"}`), stackLines(frames, "whole"));
+  return [stackLines(own, "own"), rest];
+};
+/** The place of the innermost line of an entry's stack that the page shows the source of; null where there is none. */
+const sourceAnchor = ({ stack, native, library }) => {
+  for (const [i, frame] of stack.entries()) {
+    const [, file, number] = native[i] || library[i] ? [] : frame.match(/^(.*):(\d+)(?: |$)/) || [];
+    const anchor = file && `source-${file.replace(/\s/g, "_")}-${number}`;
+    if (anchor && $$(anchor)) return anchor;
+  }
+  return null;
+};
 const entryOf = async (reference) => {
   const [run, place] = reference.split(":").map(Number), { opened } = await loaded, entry = opened.entries[run][place];
-  const native = entry.stack.map((frame) => opened.native.includes(frame));
+  const native = entry.stack.map((frame) => opened.native.includes(frame)), library = entry.stack.map((frame) => opened.library.includes(frame));
   const code = entry.stack.map((frame) => (opened.code || {})[frame] || "");
-  return { ...entry, native, code, stack: entry.stack.map((frame) => opened.frames[frame]) };
+  return { ...entry, native, library, code, stack: entry.stack.map((frame) => opened.frames[frame]) };
 };
 
 const dialog = make("dialog");
@@ -42,7 +60,7 @@ const openEntry = async (reference) => {
     const copy = make("button", "copy", "Copy"), box = make("div", "copyable");
     copy.type = "button";
     copyOnClick(copy, () => entry.stack.join("\n"));
-    box.append(stackLines(entry), copy);
+    box.append(...stackParts(entry), copy);
     parts.push(box);
   } else parts.push(make("p", "muted", "No stack was recorded for it."));
   dialog.replaceChildren(...parts, close);
@@ -56,7 +74,7 @@ document.addEventListener("click", (event) => {
 for (const details of all("details[data-open]"))
   details.addEventListener("toggle", async () => {
     const pre = details.querySelector("pre");
-    if (!details.open || !pre || pre.classList.contains("whole")) return;
+    if (!details.open || !pre || pre.classList.contains("whole") || pre.classList.contains("own")) return;
     const entry = await entryOf(details.dataset.open);
-    if (entry.stack.length) pre.replaceWith(stackLines(entry));
+    if (entry.stack.length) pre.replaceWith(...stackParts(entry));
   });

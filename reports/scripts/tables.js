@@ -49,7 +49,7 @@ const csvOf = (table) => {
   const heads = [...table.tHead.rows[0].cells], lines = [...table.tBodies[0].rows].filter(isShown);
   const places = heads.map((_, i) => i).filter((i) => lines.some((row) => row.cells[i] && cellText(row.cells[i])));
   const inBytes = (i) => lines.some((row) => bytesOf(row.cells[i]) !== null);
-  const stacks = lines.map((row) => row.querySelector("details pre")), stacked = stacks.some(Boolean);
+  const stacks = lines.map((row) => row.querySelector("details pre.whole") || row.querySelector("details pre")), stacked = stacks.some(Boolean);
   const written = [[...places.map((i) => (cellText(heads[i]) || "Name") + (inBytes(i) ? " (bytes)" : "")), ...(stacked ? ["Stack"] : [])]];
   lines.forEach((row, n) => written.push([
     ...places.map((i) => (bytesOf(row.cells[i]) === null ? cellText(row.cells[i]).replace(/^[▶▼] ?/, "") : String(bytesOf(row.cells[i])))),

@@ -2,11 +2,11 @@
 const { timeline: single, timelines = single ? [single] : [] } = await loaded;
 const chart = $$("chart"), cursor = $$("cursor"), plot = chart.parentElement, pictures = all(".picture svg", plot);
 /** Columns of whole numbers: differences, eight planes of bytes each; scaled. */
-const unpack = async ({ points, n_points: n, columns, unit }) => {
+const unpack = async ({ points, n_points: n, columns }, scaleOf) => {
   const raw = new Uint8Array(await unzip(points).arrayBuffer()), found = {};
   columns.forEach((name, c) => {
     const [p0, p1, p2, p3, p4, p5, p6, p7] = Array.from({ length: 8 }, (_, b) => raw.subarray((8 * c + b) * n, (8 * c + b + 1) * n));
-    const scale = { time: unit, phase: 1e6 }[name] || GIB, values = new Float64Array(n);
+    const scale = scaleOf(name), values = new Float64Array(n);
     for (let i = 0, sum = 0; i < n; i++) {
       const low = (p0[i] | (p1[i] << 8) | (p2[i] << 16) | (p3[i] << 24)) >>> 0;
       sum += low + (p4[i] | (p5[i] << 8) | (p6[i] << 16) | (p7[i] << 24)) * 4294967296;
@@ -16,17 +16,33 @@ const unpack = async ({ points, n_points: n, columns, unit }) => {
   });
   return found;
 };
+/** The allocations that are drawn one by one, each with its first point and the first one after it; null without. */
+const individualOf = async (timeline) => {
+  const found = timeline.individual, events = timeline.axes.event;
+  if (!found) return null;
+  const columns = await unpack(found, () => 1), n = found.n_points, birth = new Int32Array(n), death = new Int32Array(n);
+  const after = (event) => {
+    let low = 0, high = events.length;
+    while (low < high) { const middle = (low + high) >> 1; if (events[middle] <= event) low = middle + 1; else high = middle; }
+    return low;
+  };
+  for (let i = 0; i < n; i++) { birth[i] = after(columns.begin[i]); death[i] = after(columns.end[i]); }
+  const categoryOf = (i) => found.groups[columns.group[i]][1];
+  return { ...found, ...columns, n, birth, death, categoryOf, alive: (i, p) => birth[i] <= p && p < death[i] };
+};
 const prepared = await Promise.all(timelines.map(async (timeline) => {
-  const columns = await unpack(timeline);
-  timeline.axes = { time: columns.time, phase: columns.phase };
+  const columns = await unpack(timeline, (name) => ({ event: 1, time: timeline.unit, phase: 1e6 })[name] || GIB);
+  timeline.axes = { event: columns.event, time: columns.time, phase: columns.phase };
   const traces = timeline.figure.data.map((trace) => ({ ...trace, y: columns[trace.meta] }));
   const stacked = traces.filter((trace) => trace.stackgroup), lines = traces.filter((trace) => !trace.stackgroup);
   const nPoints = timeline.axes.time.length, total = new Float64Array(nPoints);
   for (const trace of stacked) for (let i = 0; i < nPoints; i++) total[i] += trace.y[i];
   const highest = [total, ...lines.map((trace) => trace.y)].reduce((top, ys) => ys.reduce((a, b) => Math.max(a, b), top), 0);
-  return { timeline, traces, stacked, nPoints, total, highest };
+  return { timeline, traces, stacked, nPoints, total, highest, bands: await individualOf(timeline) };
 }));
-let { timeline, traces, stacked, nPoints, total } = prepared[0];
+let { timeline, traces, stacked, nPoints, total, bands } = prepared[0];
+/** What follows the cursor, and what draws and answers when the timeline shows single allocations (bands.js). */
+const followers = [], byAllocation = { draw: null, frame: null, keys: {}, press: null };
 // Several runs are drawn on one scale.
 const ceiling = prepared.length > 1 ? Math.max(...prepared.map((run) => run.highest)) * 1.06 || 1 : null;
 const visible = (trace) => !state.hidden.has(trace.meta);
@@ -36,7 +52,7 @@ const addUp = (run) => {
   for (const trace of run.stacked.filter(visible)) for (let i = 0; i < run.nPoints; i++) sums[i] += trace.y[i];
   return sums;
 };
-let axis = "phase", patterns = false, point = timeline.peak_point, held = false, view = null;
+let by = "category", axis = "phase", patterns = false, point = timeline.peak_point, held = false, view = null;
 const xs = () => timeline.axes[axis];
 const extent = () => { const x = xs(); return [x[0], x[nPoints - 1] > x[0] ? x[nPoints - 1] : x[0] + 1]; };
 
@@ -90,7 +106,7 @@ const shapesAndLabels = ([low, high], width) => {
   for (const [step, [first, last]] of steps) {
     const x0 = Math.max(x[first], low), x1 = Math.min(x[last], high);
     if (((x1 - x0) / (high - low)) * width < 46) continue;
-    const below = axis === "time" ? -0.085 : -0.005;
+    const below = axis !== "phase" ? -0.085 : -0.005;
     shapes.push({ type: "line", xref: "x", yref: "paper", x0, x1: x0, y0: 0, y1: -0.05, line: { width: 1, color: ink("line") } });
     annotations.push({ x: (x0 + x1) / 2, y: below, xref: "x", yref: "paper", yanchor: "top", text: "step " + step, showarrow: false,
       font: { size: 10.5, color: ink("soft") } });
@@ -117,7 +133,7 @@ const drawChart = () => {
   });
   const layout = { ...timeline.figure.layout, ...shapesAndLabels(range, width), width: chart.clientWidth, height: chart.clientHeight, hovermode: false,
     font: { color: ink("soft"), size: 11.5, family: getComputedStyle(document.body).fontFamily } };
-  layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis === "time", ticksuffix: axis === "time" && timeline.timed ? " s" : "" };
+  layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis !== "phase", ticksuffix: axis === "time" && timeline.timed ? " s" : "" };
   layout.yaxis = { ...layout.yaxis, gridcolor: ink("line"), ...(ceiling ? { range: [0, ceiling] } : { autorange: true }) };
   return Plotly.react(chart, drawn, layout, { displayModeBar: false, showTips: false, doubleClick: false })
     .then(placeCursor);
@@ -136,10 +152,11 @@ const start = () => (starting ??= withPlotly().then(async () => {
   root.dataset.charts = "yes";
 }));
 /** The static pictures show the whole run by phase; anything else needs the chart. */
-const draw = () => (drawn ? drawChart() : view || axis !== "phase" || patterns || state.hidden.size ? start() : placeCursor());
+const draw = () => (by === "allocation" ? (byAllocation.draw(), placeCursor()) : drawn ? drawChart() : view || axis !== "phase" || patterns || state.hidden.size ? start() : placeCursor());
 
 /** Where the axes are in the plot's box, in pixels. */
 const frame = () => {
+  if (by === "allocation") return byAllocation.frame();
   if (drawn) { const { l, t, w, h } = chart._fullLayout._size; return { left: l, top: t, width: w, height: h }; }
   const picture = pictures[state.run] || pictures[0], [left, right, top, bottom] = picture.dataset.axes.split(" ").map(Number);
   const box = picture.getBoundingClientRect(), at = plot.getBoundingClientRect(), scale = box.width / picture.viewBox.baseVal.width;
@@ -224,6 +241,7 @@ const go = (p) => {
   if (held || state.at !== null) { state.at = held ? instant(point) : null; writeAddress(); }
   showPanel();
   placeCursor();
+  followers.forEach((follow) => follow());
 };
 const zoom = (range) => {
   const [low, high] = extent();
@@ -254,16 +272,17 @@ let pressed = null;
 chart.addEventListener("mousemove", (event) => {
   if (held || pressed) return;
   // Of several static pictures the one below the pointer answers.
-  const below = drawn ? -1 : pictures.findIndex((picture) => { const box = picture.getBoundingClientRect(); return box.top <= event.clientY && event.clientY < box.bottom; });
+  const below = drawn || by === "allocation" ? -1 : pictures.findIndex((picture) => { const box = picture.getBoundingClientRect(); return box.top <= event.clientY && event.clientY < box.bottom; });
   if (below >= 0 && below !== state.run) { show(below); markRun(); }
   const p = pointAt(event);
   if (p !== null) go(p);
 });
-chart.addEventListener("mousedown", (event) => { pressed = [event.clientX, event.clientY]; }, true);
+chart.addEventListener("mousedown", (event) => { pressed = [event.clientX, event.clientY]; if (by === "allocation") event.preventDefault(); }, true);
 window.addEventListener("mouseup", (event) => {
   if (!pressed) return;
-  const moved = Math.hypot(event.clientX - pressed[0], event.clientY - pressed[1]);
+  const moved = Math.hypot(event.clientX - pressed[0], event.clientY - pressed[1]), [fromX] = pressed;
   pressed = null;
+  if (by === "allocation") { chart.focus(); byAllocation.press(event, moved < 4 ? null : fromX); return; }
   // Plotly lays a cover over the page while a button is down, so the place counts, not the target.
   const p = moved < 4 ? pointAt(event) : null;
   if (p === null) return;
@@ -284,25 +303,28 @@ chart.addEventListener("keydown", (event) => {
   const actions = {
     ArrowLeft: () => go(point - stride), ArrowRight: () => go(point + stride), "[": () => jump(-1), "]": () => jump(1),
     p: () => go(timeline.peak_point), P: () => go(timeline.peak_point), "+": () => zoomBy(0.5), "=": () => zoomBy(0.5), "-": () => zoomBy(2),
-    Escape: () => { held = false; go(point); }, Home: () => go(0), End: () => go(nPoints - 1),
+    Escape: () => { if (by === "allocation" && byAllocation.keys.Escape()) return; held = false; go(point); }, Home: () => go(0), End: () => go(nPoints - 1),
   };
-  const action = actions[event.key];
+  const action = actions[event.key] || (by === "allocation" && byAllocation.keys[event.key]);
   if (!action) return;
   event.preventDefault();
   if (event.key !== "Escape") held = true;
   action();
 });
 const show = (index, range = null) => {
-  ({ timeline, traces, stacked, nPoints, total } = prepared[index]);
+  ({ timeline, traces, stacked, nPoints, total, bands } = prepared[index]);
   state.run = index;
   total = addUp(prepared[index]);
   held = state.at !== null;
   point = held ? pointOf(state.at) : timeline.peak_point;
   showPanel();
+  followers.forEach((follow) => follow());
   return zoom(range);
 };
 const note = $$("axis-note"), showNote = () => { if (note.dataset.time) note.textContent = note.dataset[axis]; };
-const choose = { run: (value) => { state.at = null; show(Number(value)); writeAddress(); }, axis: (value) => { axis = value; zoom(null); go(point); showNote(); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
+const choose = {
+  by: (value) => { by = state.by = value; plot.classList.toggle("by-allocation", by === "allocation"); writeAddress(); draw(); followers.forEach((follow) => follow()); },
+  run: (value) => { state.at = null; show(Number(value)); writeAddress(); }, axis: (value) => { axis = value; zoom(null); go(point); showNote(); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
 for (const button of all("[data-choice]"))
   button.addEventListener("click", () => {
     all(`[data-choice="${button.dataset.choice}"]`).forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
@@ -330,5 +352,6 @@ let drawnWidth = chart.clientWidth;
 new ResizeObserver(() => {
   if (chart.clientWidth === drawnWidth || !chart.clientWidth) return;
   drawnWidth = chart.clientWidth;
-  if (drawn) drawChart(); else placeCursor();
+  if (by === "allocation") draw();
+  else if (drawn) drawChart(); else placeCursor();
 }).observe(chart);

@@ -18,18 +18,18 @@ _NO_FILE = ("<frozen", "<string>")
 
 
 def oom_lines(report: Report, page: str | None = None) -> list[str]:
-    """Return at most ten lines: what was asked for, where, who held the memory, and what to change.
+    """Return at most ten lines: what was requested, where, what uses the memory, and what to change.
 
-    The report's ``oom`` and ``headline`` are not ``None``; ``page`` is the page or snapshot that tells the rest.
+    The report's ``oom`` and ``headline`` are not ``None``; ``page`` is the page or snapshot to open.
     """
     oom, source, headline = report.oom, report.source, report.headline
     assert oom is not None
     assert headline is not None
     who = f"memprof [rank {source.rank}]" if (source.world_size or 1) > 1 else "memprof"
     lines = [f"{who}: {headline.verdict}. {headline.cause}"]
-    lines.append(f"  asked for  {_asked(oom, source.device_total_bytes)}")
+    lines.append(f"  requested  {_requested(oom, source.device_total_bytes)}")
     lines += [f"  by         {frame}" for frame in _frames(oom.stack)]
-    lines.append(f"  held       {_held(oom, report)}")
+    lines.append(f"  allocated  {_allocated(oom, report)}")
     if idle := _idle(oom):
         lines.append(f"  idle       {idle}")
     ahead = [f"  {'change' if not i else '      '}     {line}" for i, line in enumerate(_changes(report, oom))]
@@ -42,18 +42,18 @@ def oom_lines(report: Report, page: str | None = None) -> list[str]:
     return lines
 
 
-def _asked(oom: OutOfMemory, total: int | None) -> str:
+def _requested(oom: OutOfMemory, total: int | None) -> str:
     text = format_bytes(oom.requested_bytes) if oom.requested_bytes else "an unknown size"
     free, limit = oom.device_free_bytes, known(oom.limit_bytes)
     if oom.limited and limit:
         reserved = format_bytes(known(oom.reserved_bytes) or 0)
         text += f" with {reserved} reserved of the {format_bytes(limit)} this process may"
     elif oom.limited:
-        text += f" with {format_bytes(free or 0)} free: a limit of this process refused it"
+        text += f" with {format_bytes(free or 0)} free: a limit of this process was reached"
     elif free is not None:
         segment = oom.segment_bytes or 0
         if oom.requested_bytes <= free < segment:
-            text += f", which takes a piece of {format_bytes(segment)} from the device,"
+            text += f", which is allocated as a segment of {format_bytes(segment)},"
         text += f" with {format_bytes(free)} free"
         if total:
             text += f" of {format_bytes(total)}"
@@ -61,7 +61,7 @@ def _asked(oom: OutOfMemory, total: int | None) -> str:
 
 
 def _frames(stack: Sequence[str]) -> list[str]:
-    """Return where memory was asked for: the innermost frame and the user's innermost; none of memprof's."""
+    """Return where memory was requested: the innermost frame and the user's innermost; none of memprof's."""
     others = [f for f in stack if not _is_own(f)]
     if not others:
         return []
@@ -74,7 +74,7 @@ def _is_own(frame: str) -> bool:
     return file.rooted and file.path.startswith("memprof/")
 
 
-def _held(oom: OutOfMemory, report: Report) -> str:
+def _allocated(oom: OutOfMemory, report: Report) -> str:
     categories, allocated, when = oom.categories, oom.allocated_bytes, ""
     if not categories:
         categories, allocated, when = report.peak.categories, report.peak.allocated_bytes, " at the peak"
@@ -83,7 +83,7 @@ def _held(oom: OutOfMemory, report: Report) -> str:
     rest = sum(n for n, _ in largest[_HOLDERS:])
     if rest:
         parts.append(f"other {format_bytes(rest)}")
-    return f"{format_bytes(allocated or 0)}{when}: {', '.join(parts) or 'nothing that was seen'}"
+    return f"{format_bytes(allocated or 0)}{when}: {', '.join(parts) or 'nothing recorded'}"
 
 
 def _idle(oom: OutOfMemory) -> str | None:
@@ -91,12 +91,12 @@ def _idle(oom: OutOfMemory) -> str | None:
     if not idle:
         return None
     if not oom.fits_defragmented:
-        verdict = "too little even in one piece"
+        verdict = "too little even if contiguous"
     elif _short(known(oom.ahead)):
-        verdict = "in one piece it would have held this request, not the step"
+        verdict = "if contiguous it would fit this request, not the step"
     else:
-        verdict = f"in one piece it would have been enough: {EXPANDABLE_SEGMENTS}"
-    return f"{format_bytes(idle)} reserved by torch and unused; {verdict}"
+        verdict = f"if contiguous it would be enough: {EXPANDABLE_SEGMENTS}"
+    return f"{format_bytes(idle)} reserved by PyTorch but unused; {verdict}"
 
 
 def _short(ahead: StillAhead | None) -> int:
@@ -114,6 +114,6 @@ def _changes(report: Report, oom: OutOfMemory) -> list[str]:
             verdict = "; enough alone" if row.enough is True else "; not enough alone" if row.enough is False else ""
             lines.append(f"{row.action} (saves {format_bytes(row.saves_bytes)}, {row.basis}{verdict})")
     if not lines:
-        lines.append("halve the micro-batch and double the accumulation: the same gradients from half the activations")
-        lines.append("`memprof plan` says what fits without another run")
+        lines.append("halve the micro-batch and double gradient accumulation: same gradients, half the activations")
+        lines.append("`memprof plan` shows what fits without another run")
     return lines

@@ -37,7 +37,7 @@ def test_an_engines_pool_that_is_most_of_the_peak_is_addressed_first() -> None:
     ids = {e["id"]: e for e in estimated_advice(foreign({"generate": held}, made("kv_cache", 17 * GIB, VLLM)))}
     assert ids["engine_share"]["saves_bytes"] == round(17 * GIB / 3)
     assert ids["engine_share"]["setting"] == (
-        "lower gpu_memory_utilization; or lower max_model_len, so that a smaller pool is enough"
+        "lower gpu_memory_utilization; or lower max_model_len, so that a smaller KV cache is enough"
     )
     assert "engine_sleep" not in ids
 
@@ -108,14 +108,14 @@ def test_weights_take_the_bits_of_the_flag_that_is_named(
 ) -> None:
     seen = foreign({"forward": {"weights": 16 * GIB}}, made("weights", 16 * GIB, frame), weights_bits=bits)
     found = next(e for e in estimated_advice(seen) if e["id"] == "smaller_weights")
-    assert (found["action"], found["saves_bytes"]) == (f"Hold the weights in {narrow}", 16 * saved * GIB)
+    assert (found["action"], found["saves_bytes"]) == (f"Store the weights in {narrow}", 16 * saved * GIB)
 
 
 @pytest.mark.parametrize(
     ("frame", "stack", "action", "setting"),
-    [("/home/me/load.py:9 build", "/home/me/load.py:9 build", "Make the weights once: load.py:9", "share one copy"),
-     ("", "/home/me/load.py:9 build", "Look for a second copy", "del the name"),
-     ("", "/usr/lib/python3.11/copy.py:9 deepcopy", "Look for a second copy", "no deepcopy on the device")],
+    [("/home/me/load.py:9 build", "/home/me/load.py:9 build", "Create the weights once: load.py:9", "share one copy"),
+     ("", "/home/me/load.py:9 build", "Find a second copy", "del the variable"),
+     ("", "/usr/lib/python3.11/copy.py:9 deepcopy", "Find a second copy", "no deepcopy on the device")],
 )  # fmt: skip
 def test_two_copies_are_advised_by_how_they_were_made(frame: str, stack: str, action: str, setting: str) -> None:
     found = {"kind": "two_copies", "category": "weights", "bytes": 4 * GIB, "count": 9, "saves_bytes": 4 * GIB,
@@ -171,8 +171,8 @@ def test_two_lines_that_make_nearly_everything_are_named() -> None:
     ]  # fmt: skip
     found = estimated_advice(foreign({"forward": held}, *lines))[0]
     assert found["action"] == (
-        "Halve the batch or the length that model.py:31 forward and model.py:44 attend see: "
-        "78.00 GiB of activations are made there"
+        "Halve the batch or the length in model.py:31 forward and model.py:44 attend: "
+        "78.00 GiB of activations are allocated there"
     )
     assert found["saves_bytes"] == 39 * GIB
 

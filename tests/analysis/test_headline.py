@@ -282,6 +282,6 @@ def test_a_first_step_tells_of_the_next() -> None:
 
 
 def test_the_verdict_of_a_first_step(shared: Path) -> None:
-    """"Peak 51.23 GiB", of a run that needs 66 from its second step on."""
+    """ "Peak 51.23 GiB", of a run that needs 66 from its second step on."""
     found = analyze(shared / "snapshots" / "cs336-2.7b-fullstep-ctx512-t26.pickle").to_dict()["headline"]
     assert "; about 66.73 GiB in forward from the next step on, beside the optimizer's state" in found["verdict"]

@@ -39,10 +39,10 @@ def test_what_is_asked_where_and_who_holds_it() -> None:
     lines = oom_lines(report(), "out/report.html")
     assert lines[:5] == [
         "memprof: Out by 2.00 GiB in backward. 9.00 GiB of activations.",
-        "  asked for  3.00 GiB with 1.00 GiB free of 24.00 GiB",
+        "  requested  3.00 GiB with 1.00 GiB free of 24.00 GiB",
         "  by         /x/site-packages/torch/nn/functional.py:9 linear",
         "  by         /home/me/train.py:12 main",
-        "  held       20.00 GiB: Activations 9.00 GiB, Weights 6.00 GiB, Gradients 3.00 GiB, other 2.00 GiB",
+        "  allocated  20.00 GiB: Activations 9.00 GiB, Weights 6.00 GiB, Gradients 3.00 GiB, other 2.00 GiB",
     ]
     assert lines[-1] == "  page       out/report.html"
     assert len(lines) <= MOST_LINES
@@ -64,7 +64,7 @@ def test_what_is_enough_alone_is_said() -> None:
 @pytest.mark.parametrize(("fits", "says"), [(True, "expandable_segments:True"), (False, "too little even")])
 def test_idle_memory_is_judged(fits: bool, says: str) -> None:
     lines = oom_lines(report(inactive_split_bytes=2 * GIB, fits_defragmented=fits))
-    assert any("2.00 GiB reserved by torch and unused" in line and says in line for line in lines)
+    assert any("2.00 GiB reserved by PyTorch but unused" in line and says in line for line in lines)
 
 
 def test_with_little_known_and_on_many_ranks() -> None:
@@ -73,8 +73,8 @@ def test_with_little_known_and_on_many_ranks() -> None:
     lines = oom_lines(bare)
     assert lines[:3] == [
         "memprof [rank 3]: Out by 2.00 GiB in backward. 9.00 GiB of activations.",
-        "  asked for  an unknown size",
-        "  held       21.00 GiB at the peak: Weights 21.00 GiB",
+        "  requested  an unknown size",
+        "  allocated  21.00 GiB at the peak: Weights 21.00 GiB",
     ]
 
 
@@ -88,7 +88,7 @@ AHEAD = {
 def test_a_step_with_more_ahead_is_no_matter_of_fragments() -> None:
     lines = oom_lines(report(inactive_split_bytes=GIB, fits_defragmented=True, ahead=AHEAD))
     assert (
-        "  idle       1.00 GiB reserved by torch and unused; in one piece it would have held this request, not the step"
+        "  idle       1.00 GiB reserved by PyTorch but unused; if contiguous it would fit this request, not the step"
         in lines
     )
     assert (  # 0.83 + 4.17 are 5.00
@@ -129,7 +129,7 @@ def test_what_lies_idle_is_advised_only_where_that_was_wrong() -> None:
 def test_the_piece_the_allocator_asks_for_is_named() -> None:
     asked = {"requested_bytes": 8_713_000, "device_free_bytes": 10 * MIB, "segment_bytes": 20 * MIB}
     assert oom_lines(report(**asked))[1] == (
-        "  asked for  8.31 MiB, which takes a piece of 20.00 MiB from the device, with 10.00 MiB free of 24.00 GiB"
+        "  requested  8.31 MiB, which is allocated as a segment of 20.00 MiB, with 10.00 MiB free of 24.00 GiB"
     )
 
 

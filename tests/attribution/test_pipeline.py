@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memprof.attribution.facts import Facts
 from memprof.vocabulary import Category, Evidence
 from tests.attribution.runs import (
     EMBEDDING,
@@ -53,6 +56,15 @@ def check(run: Run, result: Result) -> None:
         moments.append(span.start_event + 1 + int(np.argmax(inside)))
     for instant in moments:
         assert not wrong(run, result, instant), instant
+
+
+@given(st.lists(st.integers(0, 6), max_size=12), st.integers(-1, 7), st.integers(0, 8))
+def test_rows_freed_in_a_stretch(freed: list[int], start: int, length: int) -> None:
+    timeline: Any = SimpleNamespace(free_event=np.array(freed, np.int64))
+    nothing: Any = None
+    found = Facts(nothing, timeline, nothing, nothing, nothing).freed_in((start, start + length))
+    rows = [row for row, event in enumerate(freed) if start <= event < start + length]
+    assert found.tolist() == sorted(rows, key=lambda row: freed[row])
 
 
 def test_a_whole_run() -> None:

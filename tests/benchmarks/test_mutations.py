@@ -10,7 +10,7 @@ import pytest
 from benchmarks.mutations.__main__ import Mutation, copy_of, mutations, tried
 from benchmarks.tabling import ROOT
 
-ROOMS = ("memprof/allocator", "memprof/attribution", "memprof/simulate", "memprof/grpo", "reports")
+PACKAGES = ("memprof/allocator", "memprof/attribution", "memprof/simulate", "memprof/grpo", "reports")
 
 
 @pytest.mark.parametrize("mutation", mutations(), ids=str)
@@ -21,10 +21,10 @@ def test_what_it_changes_stands_there_once(mutation: Mutation) -> None:
     assert (ROOT / mutation.test.split()[0]).exists()
 
 
-def test_it_has_sixty_over_five_rooms() -> None:
-    rooms = Counter(room for m in mutations() for room in ROOMS if m.file.startswith(room))
-    assert rooms.total() >= 60
-    assert min(rooms[room] for room in ROOMS) >= 5
+def test_it_has_sixty_over_five_packages() -> None:
+    packages = Counter(package for m in mutations() for package in PACKAGES if m.file.startswith(package))
+    assert packages.total() >= 60
+    assert min(packages[package] for package in PACKAGES) >= 5
 
 
 @pytest.mark.heavy

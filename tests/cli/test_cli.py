@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from memprof._version import __version__
 from memprof.cli import main
+from memprof.cli.freed_memory import reuse_freed_memory
 from tests.report.files import validate
 from tests.synthetic import SnapshotBuilder
 
@@ -384,3 +387,35 @@ def test_nothing_needless_is_loaded(snapshot: Path, tmp_path: Path, arguments: l
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip().splitlines()[-1] == "LOADED []"
+
+
+# ---- the C library keeps freed memory in the process of a command that reads a large file --------------------------
+
+
+@pytest.mark.parametrize(("n_bytes", "calls"), [(256 << 20, 3), (1 << 20, 0)])
+def test_freed_memory_is_kept_for_large_files_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int, calls: int
+) -> None:
+    asked: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *given: asked.append(given))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    path = tmp_path / "large.pickle"
+    with path.open("wb") as file:
+        file.truncate(n_bytes)
+    reuse_freed_memory(path)
+    assert len(asked) == calls
+
+
+@pytest.mark.parametrize("missing", [AttributeError, TypeError, OSError])
+def test_another_c_library_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: type[Exception]
+) -> None:
+    def library(_: None) -> Any:
+        raise missing
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    path = tmp_path / "large.pickle"
+    with path.open("wb") as file:
+        file.truncate(256 << 20)
+    reuse_freed_memory(path)
+    reuse_freed_memory(tmp_path / "none.pickle")

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from memprof._native import scanner
 from memprof.snapshot import save_snapshot
+from memprof.snapshot.reader import memory_to_report
 from tests.cli.test_cli import MIB, call, report_of
 from tests.synthetic import SnapshotBuilder
 
@@ -45,7 +47,7 @@ def test_a_folder_is_merged_and_the_missing_rank_named(folder: Path, tmp_path: P
     result = call("report", folder, "-o", page)
     assert result.exit_code == 0
     assert "Rank 1 peaks highest: 14.00 MiB" in result.stdout
-    assert "No recording of rank 2." in result.stdout
+    assert "No readable recording of rank 2." in result.stdout
     html = page.read_text(encoding="utf-8")
     assert "<h1>run: 3 of 4 ranks</h1>" in html  # the run's page, one rank of it a click away
     assert re.search(r'<a href="#in-full">Rank 1, the fullest, in full</a>', html)
@@ -204,3 +206,52 @@ def test_what_is_for_ranks_is_refused_for_one_file(option: tuple[str, ...], tmp_
     """They were taken and did nothing."""
     refused = call("report", record(tmp_path / "mem.pickle", 2), *option)
     assert (refused.exit_code, option[0] in refused.stderr) == (2, True)
+
+
+def test_ranks_without_a_file_are_counted_and_named(tmp_path: Path) -> None:
+    """Other tools' dumps do not say how many ranks there were: "rank 7 of 5 shown in full"."""
+    for rank in (0, 3, 5, 6, 7):
+        record(tmp_path / f"mem_rank_{rank}.pickle", 2 if rank < 7 else 9)
+    result = call("report", tmp_path)
+    text = " ".join(result.stdout.split())
+    assert "rank 7 of 8 shown in full" in text
+    assert "No readable recording of ranks 1, 2 and 4." in text
+    report = report_of(tmp_path)
+    assert (report["source"]["world_size"], report["across_ranks"]["world_size"]) == (8, 8)
+    assert [row["rank"] for row in report["across_ranks"]["missing"]] == [1, 2, 4]
+
+
+def test_ranks_that_cannot_be_read_are_not_said_to_peak_alike(tmp_path: Path) -> None:
+    for rank in range(8):
+        path = record(tmp_path / f"mem_rank_{rank}.pickle", 2)
+        if rank > 4:
+            path.write_bytes(path.read_bytes()[:300])
+    text = " ".join(call("report", tmp_path).stdout.split())
+    assert "The 5 ranks here peak alike" in text
+    assert "No readable recording of ranks 5–7." in text
+    assert report_of(tmp_path)["source"]["world_size"] == 8
+
+
+def test_notes_of_many_ranks_are_one(tmp_path: Path) -> None:
+    """Each of 32 ranks had a note of its own."""
+    place = tmp_path / "_memprof"
+    for rank in range(7):
+        record(place / f"step-000002.rank-{rank}.pickle", 2, rank=rank, world_size=8)
+    for rank in range(6):
+        record(place / f"step-{3 + rank % 2:06}.rank-{rank}.pickle", 2, rank=rank, world_size=8)
+    notes = report_of(tmp_path)["notes"]
+    newer = [note for note in notes if "newer" in note]
+    assert newer == ["Ranks 0–5 have newer recordings, of steps 3 and 4 (see --step)."]
+    nameless = [record(tmp_path / "x" / f"{name}.pickle", 1) for name in "abcdefgh"]
+    notes = report_of(*nameless)["notes"]
+    assert sum("does not say which rank" in note for note in notes) == 5
+    assert "And 3 more notes like these, of other recordings." in notes
+
+
+def test_the_memory_for_a_rank_is_estimated_by_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was six times the file's size, for a packed file too: large machines read too few ranks at once."""
+    if scanner() is not None:
+        assert memory_to_report(tmp_path / "rank0.pickle", 100) == 200
+    monkeypatch.setenv("MEMPROF_NATIVE", "0")
+    assert memory_to_report(tmp_path / "rank0.pickle", 100) == 400
+    assert memory_to_report(tmp_path / "rank0.pickle.gz", 100) == 8000

@@ -7,6 +7,7 @@ import gc
 import inspect
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -298,6 +299,32 @@ def test_a_request_through_a_file(tmp_path: Path) -> None:
     assert worker.watch.snapshots == [path]  # once
     with pytest.raises(InputError, match="cannot be written to"):
         request_dump(path)
+
+
+def test_several_threads_dump_while_the_worker_goes_on_and_detaches(tmp_path: Path) -> None:
+    worker = Worker(str(tmp_path))
+    over, dumped = threading.Event(), []
+
+    def dump() -> None:
+        while not over.is_set():
+            dumped.append(worker.watch.dump("a thread asked"))
+
+    threads = [threading.Thread(target=dump) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 6):
+        worker.cycle(step)
+    last = worker.watch.detach()
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert last is not None
+    assert dumped
+    written = sorted((tmp_path / "actor").iterdir())
+    assert last in written
+    assert {path.suffix for path in written} == {".pickle"}  # no part of a file stays
+    assert all(analyze(path).peak.active_bytes for path in written)
+    assert worker.watch.door.failure is None
 
 
 def test_out_of_memory_is_written_and_passes_on(tmp_path: Path) -> None:

@@ -253,4 +253,4 @@ def test_ranks_that_died_are_read_from_what_they_left(tmp_path: Path, fullest: i
     page = (tmp_path / "report.html").read_text()
     assert 'id="ranks"' in page
     assert f"rank {fullest} of 4" in page
-    assert "No recording of rank 3." in result.table
+    assert "No readable recording of rank 3." in result.table

@@ -187,7 +187,7 @@ LARGE = message("9.00 GiB", "7.00 GiB", used="16.0 GiB", allocated="13.0 GiB", c
     [
         ("lp = logits.log_softmax(-1)", "/home/me/loss.py", "loss", "wide_logits", "compute log-probabilities in"),
         ("w = torch.softmax(attn_scores, -1)", "/home/me/m.py", "attend", "attention_scores", "attn_implementation="),
-        ("x = x.float()", "/home/me/m.py", "cast", "fragmentation", "do without that copy"),
+        ("x = x.float()", "/home/me/m.py", "cast", "fragmentation", "avoid that copy"),
         ("s = clone(p)", "/site-packages/torch/distributed/fsdp/_state_dict_utils.py", "_full_post_state_dict_hook",
          "full_state_dict", "gather on the CPU"),
         ("d = self.flatten(b)", "/site-packages/deepspeed/runtime/zero/stage_1_and_2.py", "reduce_ipg_grads",
@@ -226,7 +226,7 @@ def test_contexts_of_other_ranks_are_not_what_fills_a_full_card() -> None:
     text = message("136.00 MiB", "93.81 MiB", "23.65 GiB", "21.98 GiB", "21.51 GiB", "2.30 MiB", others)
     (failure,) = explain_log(text).failures
     assert failure.cause == "full"
-    assert "about a context each" in failure.because
+    assert "about one CUDA context each" in failure.because
 
 
 def test_the_task_of_ray_tells_the_phase_where_no_frame_does() -> None:
@@ -295,7 +295,7 @@ def tried(text: str) -> str:
 def test_what_was_done_is_not_guessed() -> None:
     """A bare message may be inference: gradients to accumulate are proposed where training shows."""
     assert first_of(FULL_CARD)[1] == "a smaller batch, or shorter or smaller inputs"
-    assert "if it trains" in tried(FULL_CARD)
+    assert "for training:" in tried(FULL_CARD)
     assert "accumulate gradients" in first_of(f"trainer.train()\n{FULL_CARD}")[1]
     phase = at("x = f(y)", FULL_CARD, "/site-packages/torch/autograd/__init__.py", "backward").suggestions
     assert "accumulate gradients" in phase[0].action
@@ -360,7 +360,7 @@ def test_no_decoder_is_tiled_while_weights_are_loaded() -> None:
 def test_an_engines_own_count_below_zero_is_its_failure() -> None:
     kept = "model weights take 5.20GiB; non_torch_memory takes 0.03GiB; PyTorch activation peak memory takes 1.42GiB; "
     (failure,) = explain_log(f"{kept}the rest of the memory reserved for KV Cache is -1.05GiB.").failures
-    assert "1.05 GiB more than the share" in failure.because
+    assert "exceed the share by 1.05 GiB" in failure.because
     assert failure.suggestions[0].action.startswith("raise gpu_memory_utilization")
     assert not explain_log(f"{kept}the rest of the memory reserved for KV Cache is 1.05GiB.").failures
     assert not explain_log("# cuda blocks: 4681, # CPU blocks: 0").failures
@@ -417,8 +417,19 @@ def test_rays_table_of_processes_names_who_holds_the_node(command: str, outsider
     table = f"PID\tMEM(GB)\tCOMMAND\n14\t176.97\t{command}\n8805\t8.80\tray::LLMRayActor\n"
     (failure,) = explain_log(f"{EXAMPLES['ray.monitor'].text} Top 10 memory users:\n{table}").failures
     named = command.partition(" --")[0]
-    assert f"held 176.97 GB: {named}." in failure.because
+    assert f"used 176.97 GB: {named}." in failure.because
     assert (failure.suggestions[0].action == f"move or shrink {named}") is outsider
+    assert named in failure.suggestions[0].action
+
+
+def test_rays_table_decides_what_comes_first() -> None:
+    table = "PID\tMEM(GB)\tCOMMAND\n14\t{}\tray::TaskRunner.run\n8805\t0.80\tray::LLMRayActor\n"
+    text = f"{EXAMPLES['ray.monitor'].text} Top 10 memory users:\n{table}"
+    assert tried(text.format("229.84")).startswith("keep less data in ray::TaskRunner.run")
+    assert "TaskRunner" not in tried(text.format("1.20"))
+    backwards = "\n".join(reversed(text.format("229.84").split("\n")))
+    (failure,) = explain_log(backwards).failures
+    assert "used 229.84 GB: ray::TaskRunner.run" in failure.because
 
 
 def test_the_graph_allocator_of_llama_cpp_is_told_from_its_weights() -> None:

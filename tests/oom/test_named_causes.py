@@ -37,13 +37,13 @@ HOST = [
         "systemd-oomd[812]: Killed /user.slice/vte-spawn-5e.scope due to memory pressure for "
         "/user.slice/user-1000.slice being 62.31% > 50.00% for > 20s with reclaim activity\n"
         "systemd[1888]: vte-spawn-5e.scope: systemd-oomd killed 24 process(es) in this unit.",
-        "62.31 %, above its limit of 50 %",
+        "62.31%, above its limit of 50%",
         "oomctl",
     ),
     (
         "    Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n    Limits:\n"
         "      cpu:             8\n      memory:          64Gi\n      nvidia.com/gpu:  1\n",
-        "limit of 64.00 GiB",
+        "limit of host memory (64.00 GiB)",
         "raise resources.limits.memory above 64.00 GiB",
     ),
     (
@@ -93,7 +93,7 @@ LIBRARIES = [
         "onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*) Available memory of 734003200 "
         "is smaller than requested bytes of 1610612736",
         "limit",
-        "grow by 700.00 MiB under its limit .gpu_mem_limit., and 1.50 GiB",
+        "grow by 700.00 MiB before it reaches its limit .gpu_mem_limit., and 1.50 GiB",
         "raise gpu_mem_limit",
     ),
     (
@@ -223,7 +223,7 @@ def test_a_pool_far_below_its_limit_is_not_what_is_full(in_use: int, shared: boo
         "bfc_allocator.cc:485] Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.50GiB (rounded to "
         f"1610612736)requested by op AddV2\nStats:\nLimit:   42949672960\nInUse:   {in_use}\nMaxInUse:   8600000000\n"
     )
-    assert ("another process uses the rest" in failure.because) == shared
+    assert ("Another process uses the rest" in failure.because) == shared
     assert ("nvidia-smi" in actions(failure)[0]) == shared
 
 

@@ -73,7 +73,7 @@ def test_rays_figures_without_the_tasks_name() -> None:
 def test_a_container_that_was_not_over_its_limit_is_not_told_to_raise_it(text: str) -> None:
     (failure,) = explain_log(text).failures
     assert failure.form == "container.137"
-    assert "does not say that it went over" in failure.because
+    assert "does not show that it exceeded" in failure.because
     assert not any("raise" in row.action for row in failure.suggestions)
 
 
@@ -150,9 +150,9 @@ ASYNC = "cuMemAllocAsync failed to allocate {} bytes: RESOURCE_EXHAUSTED: : CUDA
          "larger than the whole device", "split it"),
         ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8388608 bytes.\nBufferAssignment OOM Debugging.\n"
          "BufferAssignment stats:\n  parameter allocation: 8.00MiB\n  total allocation: 24.00MiB\n",
-         "full before it", "nvidia-smi"),
+         "was already full", "nvidia-smi"),
         ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.\nBufferAssignment OOM Debugging."
-         "\nBufferAssignment stats:\n  total allocation: 21.50GiB\n", "needs 21.50 GiB in all", "smaller batch"),
+         "\nBufferAssignment stats:\n  total allocation: 21.50GiB\n", "needs 21.50 GiB in total", "smaller batch"),
         # The share of a checkpoint that is loaded says what the whole would take.
         (f"{FULL_CARD}\n  File \"/x/transformers/modeling_utils.py\", line 9, in from_pretrained\n"
          "Loading checkpoint shards:  40%|####      | 12/30 [00:20<00:31]", "190.50 GiB", "load_in_8bit"),
@@ -175,7 +175,7 @@ def test_numbers_around_a_message_decide_what_comes_first(text: str, because: st
 def test_memprofs_own_lines_in_a_log_are_read_as_evidence() -> None:
     log = (
         f"[rank1]: {FULL_CARD}\nmemprof [rank 1]: Out by 1.13 GiB in optimizer step, step 1. 38.00 GiB of state\n"
-        "  asked for  1.50 GiB with 380.00 MiB free\n  held       76.20 GiB: Optimizer state 38.00 GiB\n"
+        "  requested  1.50 GiB with 380.00 MiB free\n  allocated  76.20 GiB: Optimizer state 38.00 GiB\n"
         '  change     optim="adamw_8bit" (saves 28.50 GiB, calculated, enough alone)\n'
     )
     (failure,) = explain_log(log).failures

@@ -56,6 +56,14 @@ def test_every_wording_is_explained_and_drawn(name: str) -> None:
     json.loads(to_json(answer))
 
 
+def test_the_example_of_the_page_is_what_memprof_prints() -> None:
+    """``...`` stands for lines that the page leaves out."""
+    page = (Path(__file__).parents[2] / "docs" / "oom.md").read_text(encoding="utf-8")
+    message, printed = re.findall(r"```text\n(.*?)\n```", page, re.S)[:2]
+    drawn = draw("oom", explain_log(message), width=80)
+    assert all(part.strip("\n") in drawn for part in re.split(r"(?m)^\.\.\.$", printed))
+
+
 def test_the_sum_of_a_message_is_the_one_a_person_would_make() -> None:
     failure = one(ISSUE)
     assert failure.sum == "14.43 GiB in use = 11.82 allocated + 2.41 cached + 0.20 non-PyTorch"

@@ -116,9 +116,9 @@ def test_other_actors_of_a_ray_run_are_not_to_be_ended() -> None:
     )
     (alone,) = explain_log(text).failures
     (failure,) = explain_log(f"(PolicyModelActor pid=30011) {text}").failures
-    assert alone.suggestions[0].action == "nvidia-smi, and end what is left over from an earlier run"
+    assert alone.suggestions[0].action == "nvidia-smi: end processes that are left over from an earlier run"
     assert failure.cause == alone.cause == "other_processes"
-    assert not any(row.action.endswith("end what is left over from an earlier run") for row in failure.suggestions)
+    assert not any(row.action.startswith("nvidia-smi: end processes") for row in failure.suggestions)
 
 
 def test_a_line_of_its_own_is_found_behind_another() -> None:

@@ -259,15 +259,15 @@ def test_an_oom_is_told_with_sizes_and_stack() -> None:
     allocator.observer(1, 2**30, 24 * 10**9, 7 * 2**20)
     found = recorder.oom()
     assert found is not None
-    assert (found["requested_bytes"], found["device_free_bytes"]) == (2**30, 7 * 2**20)
-    assert (found["device"], found["limit_bytes"]) == (1, None)
-    assert any("test_cuda_history.py" in line for line in found["stack"])
+    assert (found.requested_bytes, found.device_free_bytes) == (2**30, 7 * 2**20)
+    assert (found.device, found.limit_bytes) == (1, None)
+    assert any("test_cuda_history.py" in line for line in found.stack)
     assert told == [1]
     recorder.forget_oom()
     allocator.observer(0, 5, 6 * 10**9, 7)  # another device of the same process, with a limit of its own
     found = recorder.oom()
     assert found is not None
-    assert (found["device"], found["limit_bytes"]) == (0, 6 * 10**9)
+    assert (found.device, found.limit_bytes) == (0, 6 * 10**9)
     recorder.stop()
     recorder.forget_oom()
     allocator.observer(1, 5, 6, 7)

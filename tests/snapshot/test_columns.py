@@ -28,6 +28,7 @@ def test_membership(values: list[int], wanted: list[int]) -> None:
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2**47), st.integers(-(2**63), 2**63 - 1)), max_size=40))
 @example([(0, 0, 2**63 - 1), (0, 0, -(2**63))])
+@example([(-k % 3, -k % 7, k - (k in (20, 21))) for k in range(30)][::-1])  # few rows are alike in the last
 def test_order(rows: list[tuple[int, int, int]]) -> None:
     table = np.array(rows, np.int64).reshape(-1, 3).T
     for keys in (table[:1], table[1:2], table[:2], table[1::-1], table):

@@ -8,8 +8,10 @@ import gzip
 import http.server
 import json
 import pickle
+import socket
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -22,8 +24,8 @@ from memprof.advice.analyze_with_advice import ReportBuilder
 from memprof.analysis.ranks.reading import RanksReader, read_ranks
 from memprof.errors import UsageError
 from memprof.report.codec import to_json
-from memprof.snapshot import load_snapshot
-from memprof.snapshot.remote import place_of, walk
+from memprof.snapshot import load_snapshot, remote
+from memprof.snapshot.remote import RemotePath, place_of, walk
 from tests.cli.test_cli import call, report_of
 from tests.cli.test_report_ranks import record
 
@@ -187,7 +189,8 @@ def test_logins_and_signatures_open_and_are_not_printed(served: tuple[str, Any],
         ("memory://nowhere", 3, "no such file"),
         ("nosuch://bucket/x.pickle", 2, "fsspec cannot open nosuch://"),
         ("s3:///x.pickle", 2, "no URL of one file or folder"),
-        ("zip://x.pickle::s3://bucket/y.zip", 2, "no URL of one file or folder"),
+        ("zip://x.pickle::zip://y.zip::s3://bucket/z.zip", 2, "no URL of one file or folder"),
+        ("zip://none.pickle::memory://bucket/run.zip", 3, "no such file"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(stored: str, url: str, code: int, sentence: str) -> None:
@@ -217,6 +220,65 @@ def test_a_connection_that_breaks_ends_in_a_sentence(stored: str, monkeypatch: p
     assert "cannot be read" in told.output
     assert "was closed" in told.output
     assert SECRET not in told.output
+
+
+def test_a_run_in_an_archive(run: Path, stored: str, tmp_path: Path) -> None:
+    archive = tmp_path / "run.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in run.iterdir():
+            packed.write(path, f"out/{path.name}")
+    fsspec.filesystem("memory").pipe("/bucket/run.zip", archive.read_bytes())
+    here = without_places(report_of(run))
+    for place in (archive, "memory://bucket/run.zip"):
+        assert without_places(report_of(f"zip://out::{place}")) == here
+        assert without_places(report_of(f"zip://::{place}")) == here
+        one = report_of(f"zip://out/one.pickle.gz::{place}")
+        assert one["source"]["files"] == [f"zip://out/one.pickle.gz::{place}"]
+    inner = place_of(f"zip://out/one.pickle.gz::{archive}")
+    assert pickle.loads(pickle.dumps(inner)) == inner
+    assert str(inner.parent) == f"zip://out::{archive}"
+
+
+def test_a_login_of_an_archive_is_not_printed() -> None:
+    place = place_of(f"zip://a/x.pickle::https://user:{SECRET}@host/run.zip?sig={SECRET}")
+    assert isinstance(place, RemotePath)
+    assert (SECRET in str(place), str(place)) == (False, "zip://a/x.pickle::https://host/run.zip")
+    assert place._url() == f"zip://a/x.pickle::https://user:{SECRET}@host/run.zip?sig={SECRET}"
+
+
+def test_a_server_that_does_not_say_sizes(run: Path) -> None:
+    pytest.importorskip("aiohttp")
+    name = "step-000002.rank-1.pickle"
+
+    class Unsized(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()  # the end of the connection ends the file
+            self.wfile.write((run / name).read_bytes())
+
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unsized) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        there = report_of(f"http://127.0.0.1:{server.server_port}/{name}")
+        server.shutdown()
+    assert without_places(there) == without_places(report_of(run / name))
+
+
+def test_a_store_that_is_silent_is_not_waited_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question waited as long as the store's library: minutes in silence."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote, "_SILENT_S", 0.5)
+    monkeypatch.setattr(remote, "_SILENT_SINCE", {})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        told = call("report", f"http://127.0.0.1:{silent.getsockname()[1]}/x.pickle")
+    assert (told.exit_code, "no answer in 0.5 s" in told.output) == (3, True)
+    assert len(told.output.strip().split("\n")) == 1
 
 
 def test_nothing_is_written_there(stored: str) -> None:

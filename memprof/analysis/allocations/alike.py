@@ -49,7 +49,7 @@ def largest_groups(views: Described, rows: I64, top: int | None = None) -> list[
     groups = groups_of(views, rows)
     sums = [int(views.timeline.size[group].sum()) for group in groups]
     order = sorted(range(len(groups)), key=lambda i: (-sums[i], int(groups[i][0])))
-    return [_described(views, groups[i], sums[i]) for i in order[:top]]
+    return [describe_group(views, groups[i], sums[i]) for i in order[:top]]
 
 
 def groups_of(views: Described, rows: I64) -> list[I64]:
@@ -79,7 +79,8 @@ def _patterns(ids: Any, words: Sequence[Any], pattern: Callable[[Any], str]) -> 
     return np.array(of, dtype=np.int64)[where.reshape(-1)]
 
 
-def _described(views: Described, group: I64, total: int) -> TimedGroup:
+def describe_group(views: Described, group: I64, total: int) -> TimedGroup:
+    """Describe rows that are alike, ``total`` bytes together."""
     line, found = views.timeline, views.attribution
     names = [found.names[int(i)] or "" for i in distinct(found.name[group])]
     born = np.where(line.alloc_event[group] >= 0, line.born_us[group], -1)

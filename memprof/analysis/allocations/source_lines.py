@@ -86,7 +86,7 @@ def _own_peaks(views: Views, site: I64, n_sites: int) -> I64:
     starts = np.flatnonzero(np.diff(which[events], prepend=-1))
     running = np.cumsum(change[events])
     before = running[starts] - change[events[starts]]
-    highest = base.copy()
+    highest: I64 = base.copy()
     sites = which[events[starts]].astype(np.int64)
     highest[sites] += np.maximum(np.maximum.reduceat(running, starts) - before, 0)
     return highest

@@ -30,7 +30,7 @@ class DumpGroup:
         roles: the role of each recording that was read, and how it is known.
         reports: the report of each that was read.
         refused: why each of the others could not be read.
-        from_json: how many were read from a report's JSON.
+        from_json: those that were read from a report's JSON.
         notes: what the reader should know.
     """
 
@@ -39,7 +39,7 @@ class DumpGroup:
         self.roles: dict[Path, _Role] = {}
         self.reports: dict[Path, Report] = {}
         self.refused: dict[Path, str] = {}
-        self.from_json = 0
+        self.from_json: set[Path] = set()
         self.notes: list[str] = []
 
     def add(self, recording: Recording, report: Report | None, why: str) -> None:

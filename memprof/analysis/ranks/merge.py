@@ -44,8 +44,16 @@ def fullest(ranks: Iterable[RankSummary]) -> int:
     return max(ranks, key=lambda r: (r.oom is not None, r.peak.active_bytes, -r.rank)).rank
 
 
-def world_size_of(claims: Iterable[int | None], present: Iterable[int]) -> int | None:
-    """Return how many ranks the run had, from its recordings' claims; None where every recording claims 1.
+def world_size_of(claims: Iterable[int | None], present: Iterable[int], unreadable: Iterable[int] = ()) -> int | None:
+    """Return how many ranks the run had at least, from its recordings' claims and the ranks' numbers.
+
+    Args:
+        claims: the number of ranks in each recording.
+        present: the numbers of the ranks that were read.
+        unreadable: the numbers of ranks whose recordings cannot be read.
+
+    Returns:
+        None if every recording claims 1 and no rank up to the highest number is missing.
 
     Raises:
         InputError: the recordings come from runs of different sizes, or a number is none that a rank has.
@@ -56,10 +64,11 @@ def world_size_of(claims: Iterable[int | None], present: Iterable[int]) -> int |
             f"these recordings are of a run of {sizes[0]} ranks and of one of {sizes[-1]}; compare runs with "
             "`memprof compare`."
         )
-    highest = max(present, default=0)
+    there = set(present)
+    highest = max({0, *there, *unreadable})
     if highest > MOST_RANKS:  # every rank that is missing is listed
         raise InputError(f"a recording is called rank {highest}, which no run has; rename it.")
-    return max(sizes[0], highest + 1) if sizes else None
+    return max([*sizes, highest + 1]) if sizes or len(there) <= highest else None
 
 
 def missing_ranks(present: Iterable[int], world_size: int | None, folder: Path | None = None) -> list[MissingRank]:

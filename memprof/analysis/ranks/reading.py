@@ -21,19 +21,21 @@ from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_s
 from memprof.analysis.ranks.run_folders import other_runs, places_of_run
 from memprof.analysis.ranks.summary import rank_summary
 from memprof.errors import InputError, UsageError
-from memprof.executors import answers, open_executor
+from memprof.executors import ExecutorChoice, answers, open_executor
 from memprof.report import Report
 from memprof.report.files import read_answer
 from memprof.report.ranks import RankSummary
 from memprof.report.ranks import Recording as ListedRecording
+from memprof.snapshot.reader import memory_to_report
+from memprof.text import numbered
 
 #: Makes the report of a snapshot; importable by name, as it runs in other processes.
 Maker = Callable[[Path], Report]
 #: Writes a report's JSON to a file.
 Keeper = Callable[[Report, Path], None]
 
-# Reading takes about so many bytes for each byte of the file (measured: 5.5 GB for a file of 1 GB), and so many beside.
-_TIMES, _BESIDE = 6, 200 << 20
+# The memory of a process in addition to what it reads: 60 MB measured for a small file.
+_BESIDE = 100 << 20
 # Starting a process costs as much as reading a few megabytes.
 _WORTH = 16 << 20
 _MEMRAY = b"memray"
@@ -151,10 +153,15 @@ def _refuse_strangers(snapshot: Path) -> None:
 
 @dataclass(frozen=True)
 class RanksRead:
-    """A run's merged report, and the recording of the rank that it shows in full."""
+    """A run's merged report, and the recording of the rank that it shows in full.
+
+    ``from_json`` tells that the rank's report was read from its JSON, so that it is whole whatever the reader leaves
+    out.
+    """
 
     report: Report
     shown: Recording
+    from_json: bool
 
 
 def read_ranks(
@@ -163,7 +170,7 @@ def read_ranks(
     *,
     step: int | None = None,
     role: str | None = None,
-    executor: Executor | str | None = None,
+    executor: Executor | ExecutorChoice | str | None = None,
 ) -> RanksRead:
     """Read the ranks in one folder, or those of the files named, and merge their reports.
 
@@ -175,13 +182,13 @@ def read_ranks(
         places: one folder, or the files of the ranks.
         step: default: the newest that most ranks recorded.
         role: default: who trains.
-        executor: reads the ranks; a name as of :func:`memprof.executors.open_executor`; None for this process.
+        executor: reads the ranks, an executor or which one to open; None for this process.
 
     Raises:
         InputError: files that cannot be read, or are not the ranks of one run.
         UsageError: a folder among several files, or a step or role that was not recorded.
     """
-    files = _Files(reader, executor)
+    files = _Files(reader, ExecutorChoice.named(executor) if isinstance(executor, str) else executor)
     if len(places) == 1 and places[0].is_dir():
         found, group, rows = _of_folder(places[0], files, step, role)
         group.notes += [others] if (others := other_runs(group.shown[0].path.parent)) else []
@@ -204,13 +211,13 @@ class _Files:
     """Reads recordings, each once: those with a report beside them here, the others by the executor."""
 
     reader: RanksReader
-    executor: Executor | str | None
+    executor: Executor | ExecutorChoice | None
 
     def read_into(self, group: DumpGroup, recordings: Sequence[Recording]) -> None:
         """Read what is not yet known of ``recordings``."""
         unread = [r for r in recordings if r.path not in group.reports and r.path not in group.refused]
         reads: dict[Path, ReadRank] = {}
-        if self.executor in (None, "local"):  # parsing JSON takes less than sending it
+        if self.executor in (None, ExecutorChoice()):  # parsing JSON takes less than sending it
             reads = {r.path: known for r in unread if (known := self._ready(r)) is not None}
         todo = [r for r in unread if r.path not in reads]
         with self._opened(todo) as executor:
@@ -218,8 +225,8 @@ class _Files:
         for recording in unread:
             read = reads[recording.path]
             group.add(recording, read.report, read.why)
-            group.from_json += read.from_json
-            group.notes += [read.note] if read.note else []
+            group.from_json |= {recording.path} if read.from_json else set()
+        group.notes += _few([note for r in unread if (note := reads[r.path].note)])
 
     def _ready(self, recording: Recording) -> ReadRank | None:
         with suppress(InputError, OSError):
@@ -227,12 +234,13 @@ class _Files:
         return None
 
     def _opened(self, todo: Sequence[Recording]) -> AbstractContextManager[Executor | None]:
-        if not isinstance(self.executor, str):
+        if not isinstance(self.executor, ExecutorChoice):
             return nullcontext(self.executor)
-        sizes = [size for r in todo if (size := _size(r.path))]
-        if self.executor == "local" and sum(sizes) < _WORTH:
+        sizes = [_size(r.path) for r in todo]
+        if self.executor.kind == "local" and sum(sizes) < _WORTH:
             return nullcontext(None)
-        return open_executor(self.executor, len(todo), _BESIDE + _TIMES * max(sizes, default=0))
+        needed = max((memory_to_report(r.path, size) for r, size in zip(todo, sizes, strict=True)), default=0)
+        return open_executor(self.executor, len(todo), _BESIDE + needed)
 
 
 def _of_folder(
@@ -264,15 +272,33 @@ def _with_failures(found: Sequence[Recording], group: DumpGroup, step: int | Non
     chosen = group.shown
     at, roles = chosen[0].step, {r.role for r in chosen}
     newer = [r for r in found if step is None and at is not None and (r.step or 0) > at and r.role in roles]
+    failed: list[Recording] = []
     for recording in newer:
         report = _readable(recording.report) if recording.report is not None else None
         if report is not None and report.oom is not None:
             group.shown = [*(r for r in group.shown if r.rank != recording.rank), recording]
-            group.notes.append(
-                f"Rank {recording.rank} ran out of memory in step {recording.step}; it is shown as it was then."
-            )
-        else:
-            group.notes.append(f"Rank {recording.rank} has a newer recording, of step {recording.step} (see --step).")
+            failed.append(recording)
+    if failed:
+        ranks, steps, several = _ranks_and_steps(failed)
+        shown = "they are shown as they were" if several else "it is shown as it was"
+        group.notes.append(f"{ranks} ran out of memory in {steps}; {shown} then.")
+    if others := [r for r in newer if r not in failed]:
+        ranks, steps, several = _ranks_and_steps(others)
+        have = "have newer recordings" if several else "has a newer recording"
+        group.notes.append(f"{ranks} {have}, of {steps} (see --step).")
+
+
+def _few(notes: list[str]) -> list[str]:
+    """Return the first of the notes about single files, and how many more there are."""
+    more = len(notes) - _MOST_NAMED
+    return notes if more <= 0 else [*notes[:_MOST_NAMED], f"And {more} more notes like these, of other recordings."]
+
+
+def _ranks_and_steps(recordings: Sequence[Recording]) -> tuple[str, str, bool]:
+    """Name the ranks and the steps of recordings, and tell whether there are several ranks."""
+    ranks = {r.rank for r in recordings if r.rank is not None}
+    steps = {r.step for r in recordings if r.step is not None}
+    return numbered("Rank", ranks), numbered("step", steps), len(ranks) > 1
 
 
 def _merged(
@@ -280,28 +306,36 @@ def _merged(
 ) -> RanksRead:
     notes = group.notes
     here: list[_Rank] = []
+    nameless: list[str] = []
     for number, recording in enumerate(group.shown):
         report = group.reports[recording.path]
-        rank = _rank(recording, report, number, notes)
+        rank = _rank(recording, report, number, nameless)
         here.append(_Rank(recording, report, rank_summary(report, rank, str(recording.path))))
+    notes += _few(nameless)
     if folder is not None:
         here = _of_newest_run(here, notes)
     claims = [rank.report.source.world_size for rank in here]
     told = _told_by_rank_0(folder, {r.summary.rank for r in here}, group.shown[0].step, claims)
     summaries = [*(rank.summary for rank in here), *told]
     present = [s.rank for s in summaries]
-    world = world_size_of(claims, present)
+    alike = {(r.step, r.role) for r in group.shown}
+    unreadable = {r.rank for r in found if r.path in group.refused and (r.step, r.role) in alike and r.rank is not None}
+    world = world_size_of(claims, present, unreadable)
     highest = fullest(rank.summary for rank in here)
     shown = next(rank for rank in here if rank.summary.rank == highest)
     if group.from_json and len(group.reports) > 1:
-        notes.append(f"{group.from_json} of {len(group.reports)} recordings were read from the JSON of their reports.")
+        notes.append(
+            f"{len(group.from_json)} of {len(group.reports)} recordings were read from the JSON of their reports."
+        )
     report = replace(
         shown.report,
         source=replace(shown.report.source, rank=highest, world_size=world or len(summaries)),
         notes=(*shown.report.notes, *notes),
         recordings=tuple(rows) if len(rows) > len(group.shown) else shown.report.recordings,
     )
-    return RanksRead(merged(report, summaries, world, missing_ranks(present, world, folder)), shown.recording)
+    missing = missing_ranks(present, world, folder)
+    from_json = shown.recording.path in group.from_json
+    return RanksRead(merged(report, summaries, world, missing), shown.recording, from_json)
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,10 @@ from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings, Value
+    from memprof.executors import ExecutorChoice
     from memprof.plan.planner import Plan, Row
 
-SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_model_len max_num_seqs"
+SEARCH = "maximize vary no_search workers executor executor_timeout no_cache serve_beside max_model_len max_num_seqs"
 _SHOWN = {"Required": "model gpu", **GROUPS, "Search": SEARCH}
 
 
@@ -70,7 +71,7 @@ def command(
     no_search: bool,
     with_yaml: bool,
     workers: int | None,
-    executor: str,
+    executor: ExecutorChoice | None,
     serve_beside: str | None,
     max_model_len: int | None,
     max_num_seqs: int | None,

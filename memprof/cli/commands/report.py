@@ -14,12 +14,14 @@ from memprof.cli import options
 from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
+from memprof.cli.freed_memory import reuse_freed_memory
 from memprof.cli.inputs import GivenRun, analysed, known_report
 from memprof.cli.progress import working
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
     from memprof.analysis.source_files import SourceText
+    from memprof.executors import ExecutorChoice
     from memprof.report import Report
 
 _LISTED = 50
@@ -66,7 +68,7 @@ def command(
     step: int | None,
     role: str | None,
     capacity: str | None,
-    executor: str,
+    executor: ExecutorChoice | None,
     keep_json: bool,
     allocations: str,
     advise: bool,
@@ -162,7 +164,7 @@ class _Reading:
     device: int | None
     rules: Path | None
     listed: int | None
-    executor: str
+    executor: ExecutorChoice | None
     keep_json: bool
     whole: bool
     number: int | None
@@ -179,7 +181,7 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
         raise UsageError("--step chooses among the recordings of a folder; this is one file.")
     if how.keep_json:
         raise UsageError("--keep-json keeps the reports of several ranks; of one file --json FILE writes it.")
-    if how.executor != "local":
+    if how.executor is not None:
         raise UsageError(f"--executor {how.executor} shares out the ranks of a run; this is one file.")
     report = known_report(snapshots[0])
     if report is not None:
@@ -194,6 +196,7 @@ def _read_one(path: Path, how: _Reading) -> GivenRun:
 
     report = ReportBuilder(how.device, how.rules, how.listed, how.number)
     if not how.whole:
+        reuse_freed_memory(path)
         with working(f"Reading {path.name}"):
             return GivenRun(path, report(path), None)
     analysis = analysed(path, how.device, how.rules, how.number)
@@ -209,17 +212,23 @@ def _read_ranks(
     from memprof.advice.analyze_with_advice import ReportBuilder
     from memprof.analysis.ranks.reading import RanksReader, read_ranks
     from memprof.report.files import write_answer
+
     as_usual = how.device is None and how.rules is None
     if how.keep_json and any("://" in str(place) for place in places):
         raise UsageError("--keep-json writes beside the snapshots, and what a URL names is only read.")
     if how.keep_json and not as_usual:
         raise UsageError("--keep-json keeps reports as they are made without --device and --rules; drop those.")
-    reader = RanksReader(ReportBuilder(how.device, how.rules), as_usual, write_answer if how.keep_json else None)
+    builder = ReportBuilder(how.device, how.rules, advice=how.keep_json)
+    reader = RanksReader(builder, as_usual, write_answer if how.keep_json else None)
     with working("Reading the ranks"):
-        read = read_ranks(places, reader, step=step, role=role, executor=how.executor)
+        read = read_ranks(places, reader, step=step, role=role, executor=how.executor or "local")
     report, shown = read.report, read.shown.snapshot
-    if shown is None or (output.page is None and how.listed == _LISTED) or known_report(shown) is not None:
+    complete = read.from_json or how.keep_json
+    enough = complete and output.page is None and how.listed == _LISTED
+    if shown is None or enough or known_report(shown) is not None:
         return GivenRun(read.shown.path, report, None)
     run = _read_one(shown, how)
     peak = replace(report.peak, allocations=run.report.peak.allocations)
-    return GivenRun(shown, replace(report, peak=peak), run.analysis)
+    if not complete:
+        report = replace(report, advice=run.report.advice, headline=run.report.headline)
+    return GivenRun(shown, replace(report, peak=peak), run.analysis if output.page or how.listed != _LISTED else None)

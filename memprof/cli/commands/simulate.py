@@ -33,6 +33,7 @@ from memprof.simulate.shortcut_switches import SHORTCUTS, without
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings, Value
+    from memprof.executors import ExecutorChoice
 
 
 @click.command(name="simulate", cls=grouped(GROUPS, aliases=OTHER_NAMES, advice=INSTEAD))
@@ -74,7 +75,7 @@ def command(
     completion_lengths: str | None,
     workers: int | None,
     no_shortcuts: bool,
-    executor: str,
+    executor: ExecutorChoice | None,
     script: Path | None,
     script_arguments: tuple[str, ...],
     like: Path | None,
@@ -97,7 +98,7 @@ def command(
     if assignments and like is None:
         raise UsageError("--set changes a recorded run: say which one with --like.")
     shared = f"--workers {workers}" if workers is not None else None
-    shared = f"--executor {executor}" if executor != "local" else shared
+    shared = f"--executor {executor}" if executor is not None else shared
     if shared is not None and completion_lengths is None and memory_budget is None:
         raise UsageError(f"{shared} shares out several simulations: add --completion-lengths or --memory-budget.")
     if shared is not None and script is not None:
@@ -155,7 +156,12 @@ def _refuse_unused_of_script(changes: Mapping[str, Value], device: str) -> None:
 
 
 def _within(
-    settings: Settings, budget: str, gpu: str | None, known: Mapping[str, Value], workers: int | None, executor: str
+    settings: Settings,
+    budget: str,
+    gpu: str | None,
+    known: Mapping[str, Value],
+    workers: int | None,
+    executor: ExecutorChoice | None,
 ) -> tuple[Settings, str | None]:
     """Choose settings for a budget and print them on stderr; return them and the card to judge the run on."""
     from memprof.config.gpus import find_gpu

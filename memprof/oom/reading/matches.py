@@ -17,7 +17,6 @@ from memprof.oom.reading.sizes import bytes_of
 _CODE, _QUOTED, _HUNK, _IN_HUNK, _FRAME = (
     re.compile(pattern) for pattern in typed("log_lines", "source", dict[str, str]).values()
 )
-_NEAR_FRAME = 8  # lines: a raise may be written over several
 
 
 @dataclass
@@ -37,7 +36,8 @@ class Hit:
 def hits_in(stream: Stream) -> list[Hit]:
     """Return the matches that count, in order: each once, none inside another or in a line of code."""
     found = _without_overlaps(_each_once_a_line(stream, [*_form_hits(stream), *_device_hits(stream)]))
-    return _without_weak(_without_source_lines(stream, found))
+    found = _without_source_lines(stream, found)
+    return [hit for hit in found if not hit.form.weak] or found[:1]
 
 
 def _hit(stream: Stream, start: int, stop: int, form: Form, values: dict[str, int | float | str], backend: str) -> Hit:
@@ -165,15 +165,14 @@ def _without_source_lines(stream: Stream, hits: list[Hit]) -> list[Hit]:
 def _diff_lines(stream: Stream) -> set[int]:
     """Return the indices of the lines that belong to hunks of a diff."""
     found: set[int] = set()
-    inside = False
     for i, line in enumerate(stream.lines):
-        inside = bool(_HUNK.match(line.text) or (inside and _IN_HUNK.match(line.text)))
-        found.update([i] if inside else [])
+        if _HUNK.match(line.text) or (i - 1 in found and _IN_HUNK.match(line.text)):
+            found.add(i)
     return found
 
 
 def _below_frame(stream: Stream, index: int) -> bool:
-    return any(_FRAME.search(line.text) for line in stream.lines[max(0, index - _NEAR_FRAME) : index])
+    return any(_FRAME.search(line.text) for line in stream.lines[max(0, index - 8) : index])
 
 
 def _in_source(stream: Stream, hit: Hit) -> bool:
@@ -182,8 +181,3 @@ def _in_source(stream: Stream, hit: Hit) -> bool:
         return False
     before = text[: max(0, text.lower().find(stream.squeezed[hit.start : hit.start + 4]))]
     return "Error: " not in before or "raise " in before
-
-
-def _without_weak(hits: list[Hit]) -> list[Hit]:
-    strong = [hit for hit in hits if not hit.form.weak]
-    return strong or hits[:1]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from memprof.compat import torch as names
 from memprof.compat.patching import Patches
 from memprof.recording.cuda.ring import AllocationCount
+from memprof.recording.recorder import RawSnapshot, Segment
 
 # What this process's torch tells of failed allocations: it takes observers and never gives them back.
 _observers: set[Callable[[int, int, int, int], None]] = set()
@@ -33,6 +34,10 @@ class _Limit:
 
 # By device, the first that was set first.
 _limits: defaultdict[int, list[_Limit]] = defaultdict(list)
+
+
+#: Counters of the allocator by name, pool and kind; counts that have no pool are plain numbers.
+Counted = Mapping[str, Any]
 
 
 class TorchCuda:
@@ -105,15 +110,16 @@ class TorchCuda:
 
         return end
 
-    def snapshot(self) -> dict[str, Any]:
-        return dict(self._snapshot())
+    def snapshot(self) -> RawSnapshot:
+        return cast(RawSnapshot, dict(self._snapshot()))
 
-    def segments(self) -> list[dict[str, Any]]:
+    def segments(self) -> list[Segment]:
         """Return the allocator's state, on a torch that can without the history: cheap."""
         without = {"include_traces": False} if self.can_skip else {}
         return list(self._torch.cuda.memory_snapshot(**without))  # type: ignore[no-untyped-call]
 
-    def stats(self, device: int) -> dict[str, Any]:
+    def stats(self, device: int) -> Counted:
+        """Return the allocator's counters: name, pool, then ``current``, ``peak``, ``allocated`` or ``freed``."""
         return dict(self._torch.cuda.memory_stats_as_nested_dict(device))
 
     def counts(self) -> dict[int, AllocationCount]:

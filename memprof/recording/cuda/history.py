@@ -24,13 +24,22 @@ from typing import Any, NamedTuple
 import torch
 
 from memprof.emulate.notes import emulation_notes, uncomputed_notes
-from memprof.recording.cuda.backend import TorchCuda
+from memprof.recording.cuda.backend import Counted, TorchCuda
 from memprof.recording.cuda.copying import copied
 from memprof.recording.cuda.history_gaps import BLOCK_EVENTS, Gap, block_changes
 from memprof.recording.cuda.ring import AllocationCount, Evidence, Judged, blocks_in_use, judge
-from memprof.recording.frames import StackWriter, capture_function
+from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import Door
-from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.recording.recorder import (
+    DeviceInfo,
+    FailedRequest,
+    RawSnapshot,
+    Recorded,
+    Segment,
+    Tags,
+    Trace,
+    WindowPeaks,
+)
 from memprof.vocabulary import Kind, Phase
 
 DEFAULT_ENTRIES = 1_000_000
@@ -74,7 +83,7 @@ class _GapBegin(NamedTuple):
     """Hold the time at which a gap began, and the allocator's segments and counts then."""
 
     time_us: int
-    segments: list[dict[str, Any]]
+    segments: list[Segment]
     counts: dict[int, AllocationCount]
 
 
@@ -134,8 +143,8 @@ class CudaHistory:
         self._counts: dict[int, AllocationCount] = {}  # by device, then
         self._skipped: Counter[int] = Counter()  # allocations in gaps, by device
         self._unlimit: Callable[[], None] | None = None
-        self._final: tuple[dict[str, Any], Recorded] | None = None
-        self._oom: dict[str, Any] | None = None
+        self._final: tuple[RawSnapshot, Recorded] | None = None
+        self._oom: FailedRequest | None = None
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -269,8 +278,8 @@ class CudaHistory:
 
         return DeviceInfo(index, "cuda", device_name("cuda", index), device_total("cuda", index))
 
-    def oom(self) -> dict[str, Any] | None:
-        return None if self._oom is None else dict(self._oom)
+    def oom(self) -> FailedRequest | None:
+        return self._oom
 
     def forget_oom(self) -> None:
         self._oom = None
@@ -287,12 +296,10 @@ class CudaHistory:
         for window in self._windows[-1:]:
             for name in _STATS:
                 window[name] = max(window[name], peaks[name])
-        sure: dict[str, Any] = {}
-        for name in _STATS:
-            known = self._reset_peaks or peaks[name] > peaks[f"{name} before"]
-            sure[name.replace("bytes", "peak")] = peaks[name] if known else None
-        allocated, reserved = (_of(stats, name, "current") for name in ("allocated_bytes", "reserved_bytes"))
-        return WindowPeaks(**sure, allocated_end=allocated, reserved_end=reserved)
+        sure = [peaks[name] if self._reset_peaks or peaks[name] > peaks[f"{name} before"] else None for name in _STATS]
+        allocated, reserved, active, requested = sure
+        ends = (_of(stats, name, "current") for name in ("allocated_bytes", "reserved_bytes"))
+        return WindowPeaks(allocated, reserved, active, requested, *ends)
 
     def _current(self) -> dict[str, int]:
         stats = self._backend.stats(self.index)
@@ -301,7 +308,7 @@ class CudaHistory:
         before = {f"{name} before": 0 if self._reset_peaks else _of(stats, name, "peak") for name in _STATS}
         return {**now, **before}
 
-    def _fold(self) -> dict[str, Any]:
+    def _fold(self) -> Counted:
         """Add the peaks since the last boundary to the innermost window, and reset the counters."""
         stats = self._backend.stats(self.index)
         self._raise_peaks(stats)
@@ -313,7 +320,7 @@ class CudaHistory:
                 self._is_resetting = False
         return stats
 
-    def _raise_peaks(self, stats: dict[str, Any]) -> None:
+    def _raise_peaks(self, stats: Counted) -> None:
         """Raise the innermost window's peaks to the counters'."""
         if self._windows:
             window = self._windows[-1]
@@ -390,7 +397,7 @@ class CudaHistory:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def dump(self) -> tuple[dict[str, Any], Recorded]:
+    def dump(self) -> tuple[RawSnapshot, Recorded]:
         if self._final is not None:
             raw, recorded = self._final
             raw = copied(raw)
@@ -403,9 +410,9 @@ class CudaHistory:
         self._renewed = now
         return raw, recorded
 
-    def _filled(self, raw: dict[str, Any], counts: dict[int, AllocationCount]) -> Recorded:
+    def _filled(self, raw: RawSnapshot, counts: dict[int, AllocationCount]) -> Recorded:
         """Take the holes out of a snapshot's traces and fill their gaps; return how complete each device's is."""
-        traces: list[list[dict[str, Any]]] = raw.setdefault("device_traces", [])
+        traces: list[Trace] = raw.setdefault("device_traces", [])
         in_use, stop_us = blocks_in_use(raw.get("segments") or []), self._stop_us or self.now_us()
         entries, none = None if self._foreign else self._entries, AllocationCount()
         judged: dict[int, Judged] = {}
@@ -436,14 +443,8 @@ class CudaHistory:
         """
         total = self._backend.total_bytes(device)
         frames = StackWriter().write([self._capture() if self._capture else None])[0]
-        self._oom = {
-            "requested_bytes": requested,
-            "device_free_bytes": device_free,
-            "device": device,
-            "limit_bytes": allowed if 0 < allowed < total else None,
-            "stack": [f"{f['filename']}:{f['line']} {f['name']}" for f in frames],
-            "time_us": self.now_us(),
-        }
+        limit = allowed if 0 < allowed < total else None
+        self._oom = FailedRequest(requested, device_free, stack_lines(frames), self.now_us(), device, limit)
         if self.on_oom is not None:
             self.on_oom()
 
@@ -463,7 +464,7 @@ _resets = Door(lost="the peaks of phases in which the program resets torch's cou
 _told_oom = Door(lost="what allocations failed").hook(_tell_oom)
 
 
-def _of(stats: dict[str, Any], name: str, which: str) -> int:
+def _of(stats: Counted, name: str, which: str) -> int:
     return int(stats.get(name, {}).get("all", {}).get(which, 0))
 
 

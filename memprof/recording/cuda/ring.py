@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memprof.recording.cuda.history_gaps import Gap, fill_gaps, without_partial
-from memprof.recording.recorder import DeviceHistory
+from memprof.recording.recorder import DeviceHistory, Segment, Trace, TraceEntry
 from memprof.vocabulary import History
 
 #: States of blocks that are not free.
 ACTIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 # Microseconds by which torch's clock, read off the processor's, may differ from this process's.
 _CLOCK = 1000
-
-Trace = list[dict[str, Any]]
 
 
 class AllocationCount(NamedTuple):
@@ -119,11 +117,11 @@ def _newest_run(order: list[int]) -> int:
     return max((i + 1 for i, (a, b) in enumerate(pairwise(order)) if b != a + 1), default=0)
 
 
-def _time(entry: dict[str, Any]) -> int:
+def _time(entry: TraceEntry) -> int:
     return int(entry["time_us"])
 
 
-def blocks_in_use(segments: list[dict[str, Any]]) -> dict[int, set[int]]:
+def blocks_in_use(segments: list[Segment]) -> dict[int, set[int]]:
     """Return by device the addresses of the blocks that are not free."""
     found: dict[int, set[int]] = {}
     for segment in segments:

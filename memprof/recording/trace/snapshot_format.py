@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from memprof.recording.frames import StackWriter
-from memprof.recording.recorder import Tags
+from memprof.recording.frames import Stack, StackWriter
+from memprof.recording.recorder import Block, RawSnapshot, Segment, Tags, Trace
 from memprof.recording.trace.module_scope import Running
 
 _POOL = (0, 0)
@@ -73,7 +73,7 @@ class _TagWriter:
 
 def write_snapshot(
     records: Sequence[Born | Died], held: Sequence[Held], index: int, stacks: StackWriter
-) -> dict[str, Any]:
+) -> RawSnapshot:
     """Return what ``torch.cuda.memory._snapshot()`` would have: segments, one for every storage, one trace a device,
     settings."""
     records = sorted(records, key=lambda r: r.time_us)
@@ -89,15 +89,15 @@ def write_snapshot(
     }
 
 
-def _events(records: Sequence[Born | Died], stacks: StackWriter) -> list[dict[str, Any]]:
+def _events(records: Sequence[Born | Died], stacks: StackWriter) -> Trace:
     captured = stacks.write([r.captured for r in records if isinstance(r, Born)])
     frames = iter(captured)
     tags = _TagWriter()
-    nowhere: list[dict[str, Any]] = []
-    events: list[dict[str, Any]] = []
+    nowhere: Stack = []
+    events: Trace = []
     last = 0
 
-    def event(action: str, r: Born | Died, where: list[dict[str, Any]], text: str) -> None:
+    def event(action: str, r: Born | Died, where: Stack, text: str) -> None:
         nonlocal last
         last = max(last + 1, r.time_us)
         events.append(
@@ -122,9 +122,11 @@ def _events(records: Sequence[Born | Died], stacks: StackWriter) -> list[dict[st
     return events
 
 
-def _segment(held: Held, frames: list[dict[str, Any]], index: int) -> dict[str, Any]:
+def _segment(held: Held, frames: Stack, index: int) -> Segment:
     size = held.nbytes
-    block = {"address": held.address, "size": size, "requested_size": size, "state": "active_allocated"}
+    block: Block = {
+        "address": held.address, "size": size, "requested_size": size, "state": "active_allocated", "frames": frames,
+    }  # fmt: skip
     return {
         "device": index,
         "address": held.address,
@@ -137,5 +139,5 @@ def _segment(held: Held, frames: list[dict[str, Any]], index: int) -> dict[str, 
         "segment_pool_id": _POOL,
         "is_expandable": False,
         "frames": frames,
-        "blocks": [{**block, "frames": frames}],
+        "blocks": [block],
     }

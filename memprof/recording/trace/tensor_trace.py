@@ -18,15 +18,15 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from memprof.compat.patching import Patches
 from memprof.compat.torch import OPERATOR_SCHEMA, STORAGE_RESIZE
-from memprof.recording.frames import StackWriter, capture_function
+from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import Door, meant
-from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
 from memprof.recording.storages import storage_key
 from memprof.recording.trace.clock import Clock
 from memprof.recording.trace.dispatch_mode import PLAIN, STRIDED, Watching, keep_compiler_off, remove_mode, tensors_in
@@ -56,6 +56,15 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
     key: int
     address: int
     nbytes: int
+
+
+class _Failed(NamedTuple):
+    """Hold a failed allocation, its stack not yet written."""
+
+    requested_bytes: int
+    device_free_bytes: int | None
+    captured: Any
+    time_us: int
 
 
 class TensorTrace:
@@ -106,7 +115,7 @@ class TensorTrace:
         self._adopted = False
         self._start_us = self._stop_us = 0
         self._held_at_stop: list[Held] | None = None
-        self._oom: dict[str, Any] | None = None
+        self._oom: _Failed | None = None
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -181,13 +190,13 @@ class TensorTrace:
     def watches(self, device_type: str) -> bool:
         return device_type == self._device.type
 
-    def oom(self) -> dict[str, Any] | None:
+    def oom(self) -> FailedRequest | None:
         if self._oom is None:
             return None
-        found = dict(self._oom)
-        frames = StackWriter(self._hidden).write([found.pop("captured")])[0]
-        found["stack"] = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames]
-        return found
+        frames = StackWriter(self._hidden).write([self._oom.captured])[0]
+        return FailedRequest(
+            self._oom.requested_bytes, self._oom.device_free_bytes, stack_lines(frames), self._oom.time_us
+        )
 
     def forget_oom(self) -> None:
         self._oom = None
@@ -216,7 +225,7 @@ class TensorTrace:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def dump(self) -> tuple[dict[str, Any], Recorded]:
+    def dump(self) -> tuple[RawSnapshot, Recorded]:
         stop_us = self._stop_us or self._clock.tick()
         held = self._held_at_stop if self._held_at_stop is not None else self._held()
         records = list(self._records)
@@ -278,12 +287,8 @@ class TensorTrace:
             self._note_oom(int(getattr(error, "requested_bytes", 0)), None)
 
     def _note_oom(self, requested: int, free: int | None) -> None:
-        self._oom = {
-            "requested_bytes": requested,
-            "device_free_bytes": free,
-            "captured": self._capture() if self._capture else None,
-            "time_us": self._clock.tick(),
-        }
+        captured = self._capture() if self._capture else None
+        self._oom = _Failed(requested, free, captured, self._clock.tick())
         if self.on_oom is not None:
             self.on_oom()
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from memprof.allocator.model import CachingAllocator
 from memprof.compat import torch as torch_names
-from memprof.recording.frames import StackWriter, capture_function
+from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import UNGUARDED
-from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
 from memprof.simulate.recorder.autograd_accumulation import puts_in_place, sums_in_place
 from memprof.simulate.recorder.blocks import Blocks
 from memprof.simulate.recorder.decode_log import Kernel
@@ -128,13 +128,14 @@ class FakeRecorder:
     def device(self) -> DeviceInfo:
         return self._device
 
-    def oom(self) -> dict[str, Any] | None:
-        if self.blocks.oom is None:
+    def oom(self) -> FailedRequest | None:
+        failed = self.blocks.oom
+        if failed is None:
             return None
-        found = dict(self.blocks.oom)
-        frames = frames_of([found.pop("captured")], StackWriter(_OURS))[0]
-        found["stack"] = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames]
-        return found
+        frames = frames_of([failed["captured"]], StackWriter(_OURS))[0]
+        return FailedRequest(
+            failed["requested_bytes"], failed["device_free_bytes"], stack_lines(frames), failed["time_us"]
+        )
 
     def forget_oom(self) -> None:
         self.blocks.oom = None
@@ -148,9 +149,10 @@ class FakeRecorder:
         peak, end = (reserved, heap.reserved) if self.cuda else (None, None)
         return WindowPeaks(allocated, peak, active, requested, heap.allocated, end)
 
-    def dump(self) -> tuple[dict[str, Any], Recorded]:
+    def dump(self) -> tuple[RawSnapshot, Recorded]:
         trace = self.blocks.trace
-        return trace.written(self._device.index, _OURS), Recorded(0, trace.now, History.COMPLETE.value, 0, None, [])
+        raw = cast(RawSnapshot, trace.written(self._device.index, _OURS))
+        return raw, Recorded(0, trace.now, History.COMPLETE.value, 0, None, [])
 
 
 def _in_place(func: Any, args: tuple[Any, ...]) -> bool:

@@ -76,7 +76,7 @@ def segment_section(document: Document) -> Markup | None:
         for i, each in enumerate(maps)
     ]
     choice = el("div.tools needs-js", el("span.group", {"role": "group", "aria-label": "Moment"}, *buttons))
-    picture = el("figure.segments", {"id": "segment-map"}, segments_svg(drawing))
+    picture = el("figure.segments", {"id": "segment-map", "data-picture": "segments"}, segments_svg(drawing))
     about = el("p.muted fine", {"id": "segment-about", "role": "status"}, _KEY)
     return section(
         "segments",
@@ -205,7 +205,7 @@ def map_drawing(found: SegmentMap, most: int) -> MapDrawing:
         place=place_of[segment] + address - layout.address[segment],
         size=np.concatenate([found.block_size, layout.free_size]),
         colour=colour,
-        count=np.ones(len(address), np.int64),
+        number=np.ones(len(address), np.int64),
     )
     pieces, pixel = pieces.sorted(), max(scale // _WIDTH, 1)
     merged = pieces.merged(pixel)
@@ -215,7 +215,7 @@ def map_drawing(found: SegmentMap, most: int) -> MapDrawing:
     used = sorted(set(merged.colour.tolist()))
     table_of = np.zeros(256, np.int64)
     table_of[used] = np.arange(len(used))
-    columns = (merged.row, merged.place, merged.size, table_of[merged.colour], merged.count)
+    columns = (merged.row, merged.place, merged.size, table_of[merged.colour], merged.number)
     return MapDrawing(
         title=moment_words(found.moments),
         words=figures_words(found),
@@ -247,7 +247,8 @@ def _rows(found: SegmentMap, scale: int) -> tuple[tuple[SegmentRow, ...], I64, I
         mine = np.flatnonzero((layout.pool == pool) & (layout.stream == stream) & ((layout.page > 0) == expandable))
         rest = mine[np.argsort(-layout.size[mine], kind="stable")].tolist()
         while rest:
-            here, width = [], 0
+            here: list[int] = []
+            width = 0
             while rest and (not here or width + int(layout.size[rest[0]]) <= scale):
                 segment = rest.pop(0)
                 row_of[segment], place_of[segment] = len(rows), width
@@ -293,7 +294,7 @@ class _Pieces(NamedTuple):
     place: I64
     size: I64
     colour: I64
-    count: I64
+    number: I64
 
     def sorted(self) -> _Pieces:
         return self.only(np.lexsort((self.place, self.row)))
@@ -321,7 +322,7 @@ class _Pieces(NamedTuple):
             place=few.place[first],
             size=end - few.place[first],
             colour=np.argmax(by_colour, axis=1),
-            count=np.bincount(cell, few.count, n_cells).astype(np.int64),
+            number=np.bincount(cell, few.number, n_cells).astype(np.int64),
         )
         big = self.only(~small)
         both = _Pieces(*(np.concatenate(pair) for pair in zip(big, cells, strict=True)))
@@ -339,7 +340,7 @@ def _joined(pieces: _Pieces, small: NDArray[np.bool_]) -> _Pieces:
     head = np.flatnonzero(np.concatenate([[True], ~(touch & alike & small[1:] & small[:-1])]))
     return _Pieces(
         pieces.row[head], pieces.place[head], np.add.reduceat(pieces.size, head), pieces.colour[head],
-        np.add.reduceat(pieces.count, head),
+        np.add.reduceat(pieces.number, head),
     )  # fmt: skip
 
 

@@ -32,7 +32,9 @@ def source_section(report: Report, texts: Mapping[str, SourceText], moment: str)
     scale = max((line.found.bytes for view in sources.files for line in _lines(view) if line.found), default=0)
     rest = report.peak.active_bytes - sources.bytes
     note = f"lines of the program itself; {amount(sources.bytes)} at the {moment}"
-    files = [_file(view, scale or 1, i < _OPEN, moment) for i, view in enumerate(sources.files)]
+    # Without code a file is a list of numbers: the first will do.
+    n_open = _OPEN if texts else 1
+    files = [_file(view, scale or 1, i < n_open, moment) for i, view in enumerate(sources.files)]
     more = f" {thousands(sources.other_files)} other files allocated less." if sources.other_files else ""
     words = "What a library allocates counts for the line that called it, the innermost of the program's own."
     outside = f" {amount(rest)} of the {moment} have no such line on their stack." if rest else ""
@@ -48,7 +50,7 @@ def _file(view: SourceView, scale: int, opened: bool, moment: str) -> Markup:
     summary = el("summary", el("b", breakable(name)), " ", el("span.muted", amount(view.bytes)))
     known = any(line.text is not None for line in _lines(view))
     head = el(
-        "tr", column("", extra="margin wide"), column(f"At the {moment}", True), column("Own peak", True, "wide"),
+        "tr", column("Share", extra="margin wide"), column(f"At the {moment}", True), column("Own peak", True, "wide"),
         column("Category", extra="wide"), column("Line", True), column("Code" if known else "Function"),
     )  # fmt: skip
     rows: list[Markup] = []

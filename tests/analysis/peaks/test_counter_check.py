@@ -219,7 +219,7 @@ def test_an_outer_phases_peak_is_its_own_not_the_nested_ones(tmp_path: Path) -> 
     rows, _ = session.counters_after(0)
     peaks: dict[str, int] = {}
     for row in rows:
-        peaks[row["phase"]] = max(row["allocated_peak"], peaks.get(row["phase"], 0))
+        peaks[row.phase] = max(row.peaks.allocated_peak or 0, peaks.get(row.phase, 0))
     assert peaks == {"forward": 512 * 150, "backward": 512 * 402}
     assert session.peak_of_step() == 512 * 402
     whole = session.peaks_since_last()

@@ -236,7 +236,7 @@ def test_everything_shown_adds_up_and_says_who_is_missing() -> None:
     ranks = document.ranks
     assert ranks is not None
     assert (ranks.count, ranks.world_size) == (20, 24)
-    assert ranks.missing == "No recording of ranks 3–5 and 17."
+    assert ranks.missing == "No readable recording of ranks 3–5 and 17."
     peaks = [r.peak_bytes for r in ranks.rows]
     assert peaks == sorted(peaks, reverse=True)
     assert all(sum(c.bytes for c in row.cells) == row.peak_bytes for row in ranks.rows)
@@ -246,7 +246,7 @@ def test_everything_shown_adds_up_and_says_who_is_missing() -> None:
     assert max(c.heat for row in ranks.rows for c in row.cells) == 8
     page, words, marks = render_html(document), render_terminal(document, 100), render_markdown(document)
     for text in (page, words):
-        assert "No recording of ranks 3–5 and 17." in text
+        assert "No readable recording of ranks 3–5 and 17." in text
         assert f"Rank {ranks.rows[0].rank} peaks highest" in " ".join(text.split())
     assert f"| {ranks.rows[0].rank} |" in marks
     assert max(map(len, render_terminal(document, 60).split("\n"))) <= 60

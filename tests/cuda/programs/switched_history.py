@@ -39,6 +39,10 @@ def recorded(case: str, kept: int) -> dict[str, Any]:
     elif case.endswith("restarts"):
         switch(None)
         switch("all")
+    elif case.endswith("skips"):
+        switch("all", max_entries=10_000, skip_actions=["alloc", "free_requested", "free_completed"])
+        alive += work(kept)
+        switch("all", max_entries=10_000)
     elif case.endswith("records"):
         switch("all", max_entries=5000)
     alive += work(kept)

@@ -40,8 +40,8 @@ def test_a_capacity_is_enforced_to_the_byte_and_what_was_refused_is_gone(small: 
         torch.empty(2**19 + 1, dtype=torch.uint8)
     found = small.oom()
     assert found is not None
-    assert (found["requested_bytes"], found["device_free_bytes"]) == (2**19 + 1, 2**19)
-    assert found["stack"][0].startswith(__file__)
+    assert (found.requested_bytes, found.device_free_bytes) == (2**19 + 1, 2**19)
+    assert found.stack[0].startswith(__file__)
     assert told == [before] == [small._allocated]
     frames = [frame for frame, _ in traceback.walk_tb(caught.tb)]
     held = [v for f in frames for v in f.f_locals.values() if isinstance(v, torch.Tensor) and v is not kept]

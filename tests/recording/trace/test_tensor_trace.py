@@ -578,8 +578,8 @@ def test_a_failed_allocation_is_told_with_its_stack() -> None:
         recorder.stop()
     found = recorder.oom()
     assert found is not None
-    assert found["requested_bytes"] == 2**50
-    assert found["stack"][0].startswith(__file__)
+    assert found.requested_bytes == 2**50
+    assert found.stack[0].startswith(__file__)
 
 
 def test_compiled_code_stays_compiled_and_higher_order_operators_work() -> None:

@@ -189,3 +189,18 @@ def test_svg_shows_the_peak_and_every_category(timeline: Timeline) -> None:
 @pytest.mark.parametrize(("ceiling", "step"), [(7.2, 2), (0.04, 0.01), (80, 20), (1e-6, 2e-7)])
 def test_ticks_are_round(ceiling: float, step: float) -> None:
     assert nice_step(ceiling) == pytest.approx(step)
+
+
+@pytest.mark.parametrize(
+    ("highest", "unit"), [(300 << 20, "MiB"), (1023 << 20, "MiB"), (1 << 30, "GiB"), (9 << 30, "GiB")]
+)
+def test_an_axis_has_the_unit_of_the_text_beside_it(timeline: Timeline, highest: int, unit: str) -> None:
+    scale = highest / max(timeline.total)
+    small = {category: tuple(round(n * scale) for n in values) for category, values in timeline.categories.items()}
+    total = tuple(map(sum, zip(*small.values(), strict=True)))
+    shown = timeline._replace(categories=small, total=total, reserved=None)
+    axis = timeline_figure(shown).layout.yaxis
+    assert axis.title.text == unit
+    assert f">{unit}</text>" in timeline_svg(shown)
+    if unit == "MiB":
+        assert [f"{round(value * 1024):,}" for value in axis.tickvals] == list(axis.ticktext)

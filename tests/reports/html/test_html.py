@@ -118,7 +118,7 @@ def test_data_holds_the_report_and_its_peak(page: str) -> None:
     held = unpacked(timeline)
     stacked = [t["meta"] for t in timeline["figure"]["data"] if t.get("stackgroup")]
     assert sum(held[c][timeline["peak_point"]] for c in stacked) == report["peak"]["active_bytes"]
-    assert stacked == [c for c in held if c not in ("time", "phase", "reserved")]
+    assert stacked == [c for c in held if c not in ("event", "time", "phase", "reserved")]
 
 
 def test_timelines_that_do_not_pack_are_thinned_until_the_page_is_small() -> None:
@@ -132,6 +132,7 @@ def test_timelines_that_do_not_pack_are_thinned_until_the_page_is_small() -> Non
     total = columns.sum(axis=0)
     names = list(series["categories"])[:8]
     series |= {
+        "instant": list(range(n_points)),
         "time_us": np.cumsum(rng.integers(1, 2000, n_points)).tolist(),
         "categories": {name: column.tolist() for name, column in zip(names, columns, strict=True)},
         "reserved": (total + rng.integers(0, 2**40, n_points)).tolist(),

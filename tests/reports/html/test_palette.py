@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
-from memprof.reports.palette import DARK, LIGHT, PHASES, ink_on
+from memprof.reports.html.page import _FILLS
+from memprof.reports.palette import DARK, LIGHT, PATTERNS, PHASES, ink_on
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 VISION = {
@@ -57,3 +58,21 @@ def test_text_on_a_colour_can_be_read(colour: str) -> None:
 
     bright, dim = sorted((luminance(colour), luminance(ink_on(colour))), reverse=True)
     assert (bright + 0.05) / (dim + 0.05) >= 4.5
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_weights_reference_and_gradients_differ_in_greys(palette: dict[str, str]) -> None:
+    """They are near each other in a bar and on a page printed in black and white."""
+    greys = sorted(lab(palette[name], "normal")[0] for name in ("weights", "reference_model", "gradients"))
+    assert greys[1] - greys[0] >= 8
+    assert greys[2] - greys[1] >= 8
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_no_phase_has_the_colour_of_a_category(palette: dict[str, str]) -> None:
+    for phase, category in product(PHASES, palette):
+        assert math.dist(lab(PHASES[phase], "normal"), lab(palette[category], "normal")) >= 11, (phase, category)
+
+
+def test_every_pattern_of_a_chart_is_one_of_bars_and_legend() -> None:
+    assert set(PATTERNS.values()) - {""} <= set(_FILLS)

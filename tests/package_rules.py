@@ -1,6 +1,6 @@
-"""The rooms of the package, which may import which, and what the code really imports.
+"""The packages of the package, which may import which, and what the code really imports.
 
-``python -m tests.draw_rooms`` draws the table into ``docs/images/rooms.svg`` and ``docs/architecture.md``.
+``python -m tests.draw_packages`` draws the table into ``docs/images/packages.svg`` and ``docs/architecture.md``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Folders of the checkout and the packages they are.
 SOURCES = {"memprof": "memprof", "integrations": "memprof.integrations", "reports": "memprof.reports"}
 
-#: Modules on the first floor: they may be imported from everywhere and import nothing but each other.
-FIRST_FLOOR = ("_version", "errors", "files", "frame_paths", "redact", "text", "units", "vocabulary")
+#: Modules on the shared modules: they may be imported from everywhere and import nothing but each other.
+SHARED_MODULES = ("_version", "errors", "files", "frame_paths", "redact", "text", "units", "vocabulary")
 
-#: Each room, what it is for, and the rooms it may import. A room comes after all that it imports: no circles.
-ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
+#: Each package, what it is for, and the packages it may import. A package comes after all that it imports: no circles.
+PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "_native": ("run the slowest loops in C, where they could be built", ()),
     "executors": ("run work in other processes and on clusters", ()),
     "report": ("describe runs, comparisons and plans as typed data: memprof's JSON", ()),
@@ -59,7 +59,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "demo": ("train a small model, profiled", ("integrations", "advice", "analysis", "report", "reports", "snapshot")),
     "cli": (
-        "parse commands and connect the rooms",
+        "parse commands and connect the packages",
         (
             "advice", "analysis", "assistants", "config", "demo", "emulate", "executors", "oom", "plan", "recording",
             "report", "reports", "simulate", "instrument", "snapshot",
@@ -128,12 +128,12 @@ def _imported(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[tupl
         yield from ((target, node.lineno) for target in targets if target in known and target != name)
 
 
-def room_of(module: str) -> str:
-    """The room a module is in: a key of :data:`ROOMS`, ``first floor``, or ``memprof`` for the package itself."""
+def package_of(module: str) -> str:
+    """Return a module's package: a key of :data:`PACKAGES`, ``shared modules``, or ``memprof`` for its top level."""
     parts = module.split(".")
     if len(parts) == 1 or parts[1] == "__main__":
         return "memprof"
-    return "first floor" if parts[1] in FIRST_FLOOR else parts[1]
+    return "shared modules" if parts[1] in SHARED_MODULES else parts[1]
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
@@ -165,11 +165,11 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def arrows(graph: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], list[str]]:
-    """Imports between rooms, each with the modules that make it."""
+    """Imports between packages, each with the modules that make it."""
     found: dict[tuple[str, str], list[str]] = {}
     for module, targets in graph.items():
         for target, line in targets.items():
-            pair = room_of(module), room_of(target)
+            pair = package_of(module), package_of(target)
             if pair[0] != pair[1]:
                 found.setdefault(pair, []).append(f"{module}:{line} imports {target}")
     return found

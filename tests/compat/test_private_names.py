@@ -11,10 +11,10 @@ import textwrap
 import pytest
 
 from memprof.compat.check import TARGETS
-from tests import rooms
+from tests import package_rules
 from tests.compat.private_names import Found, defined_names, is_private, private_names
 
-ROOMS = sorted({rooms.room_of(module) for module in rooms.modules()} - {"compat"})
+PACKAGES = sorted({package_rules.package_of(module) for module in package_rules.modules()} - {"compat"})
 
 _READ_AS_TEXT = "a key of a config that was read from a file: nothing is looked up by it"
 #: Module (or "" for any) and name -> why it may stand there.
@@ -27,7 +27,7 @@ ALLOWED = {
 
 @functools.cache
 def trees() -> dict[str, ast.Module]:
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in rooms.modules().items()}
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in package_rules.modules().items()}
 
 
 @functools.cache
@@ -44,32 +44,33 @@ def declared() -> frozenset[str]:
 
 
 def _in_compat(module: str) -> bool:
-    return rooms.room_of(module) == "compat"
+    return package_rules.package_of(module) == "compat"
 
 
-def mentions(room: str) -> list[tuple[str, Found]]:
-    """Foreign private names in a room's modules."""
+def mentions(package: str) -> list[tuple[str, Found]]:
+    """Foreign private names in a package's modules."""
     found = []
     for module, tree in trees().items():
-        if rooms.room_of(module) == room:
+        if package_rules.package_of(module) == package:
             there = private_names(tree, ours(), defined_names(tree), declared(), "memprof")
             found += [(module, one) for one in sorted(set(there))]
     return found
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_names_nothing_private_of_other_packages(room: str) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_room_names_nothing_private_of_other_packages(package: str) -> None:
     allowed = {*ALLOWED}
     found = [
         f"{module}:{one.line} {one.how}"
-        for module, one in mentions(room)
+        for module, one in mentions(package)
         if (module, one.name) not in allowed and ("", one.name) not in allowed
     ]
     assert found == []
 
 
 def test_nothing_is_allowed_that_nobody_needs() -> None:
-    found = {pair for room in ROOMS for module, one in mentions(room) for pair in ((module, one.name), ("", one.name))}
+    mentioned = [pair for package in PACKAGES for pair in mentions(package)]
+    found = {pair for module, one in mentioned for pair in ((module, one.name), ("", one.name))}
     assert [pair for pair in ALLOWED if pair not in found] == []
 
 

@@ -1,0 +1,159 @@
+"""Individual allocations over time, the map of segments, and what follows the cursor, in headless Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memprof.reports.document.build import document_of
+from memprof.reports.html.report import write_html
+
+from memprof.analysis.analysis import analyze
+from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
+from tests.synthetic import SnapshotBuilder
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")]
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two blocks of one line, one large one between others, and many small ones that nobody draws one by one."""
+    folder = tmp_path_factory.mktemp("views")
+    build = SnapshotBuilder()
+    first = [build.alloc(64 * MIB, "silu", "forward") for _ in range(2)]
+    big = build.alloc(200 * MIB, "attend", "forward")
+    small = [build.alloc(MIB, "tiny", "forward") for _ in range(30)]
+    build.free(big)
+    for address in [*first, *small]:
+        build.free(address)
+    build.alloc(30 * MIB, "late", "step")
+    page = folder / "report.html"
+    write_html(document_of(analyze(build.save(folder / "run.pickle"))), page)
+    return page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+def by_allocation(page: Any) -> None:
+    page.locator('[data-choice="by"][data-value="allocation"]').click()
+    page.locator("#bands").wait_for()
+
+
+def selected(page: Any) -> str:
+    page.wait_for_timeout(60)
+    return str(page.locator("#selected").inner_text())
+
+
+def test_arrow_keys_select_an_allocation_and_escape_clears_it(browser: Any, file: Path) -> None:
+    with open_page(browser, file) as page:
+        by_allocation(page)
+        page.locator("#chart").focus()
+        page.keyboard.press("p")
+        page.keyboard.press("ArrowUp")
+        assert "64.0 MiB" in selected(page)
+        assert "Same line: 2 allocations, 128 MiB alive here." in selected(page)
+        assert "silu" in page.locator("#selected pre").first.inner_text()
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("ArrowUp")
+        assert "200 MiB" in selected(page)
+        address = page.url.partition("#")[2]
+        assert "by=allocation" in address
+        assert violations(page) == []
+        page.keyboard.press("Escape")
+        assert not page.locator("#selected").is_visible()
+        page.goto("about:blank")
+        page.goto(f"{file.as_uri()}#{address}")
+        page.wait_for_selector("html[data-ready=yes]", state="attached")
+        assert "200 MiB" in selected(page)
+        assert page.problems == []
+        assert all(url.startswith(("file:", "about:")) for url in page.requested)
+
+
+def test_a_click_selects_the_band_below_the_pointer_and_marks_it_elsewhere(browser: Any, file: Path) -> None:
+    with open_page(browser, file) as page:
+        by_allocation(page)
+        page.locator("#bands").scroll_into_view_if_needed()
+        # The large block lies above the two of 64 MiB, in the middle of its life.
+        page.locator("#chart").focus()
+        page.keyboard.press("p")
+        line, box = page.locator("#cursor").bounding_box(), page.locator("#bands").bounding_box()
+        x, y = line["x"] + 2, box["y"] + 42 + (box["height"] - 82) * (1 - 220 / (358 * 1.06))
+        page.mouse.move(x, y)
+        assert "200 MiB" in page.locator("#band-tip").inner_text()
+        page.mouse.click(x, y)
+        assert "200 MiB" in selected(page)
+        assert page.locator(".icicle .box.marked").count() >= 1
+        page.get_by_role("button", name="In the segment map").click()
+        assert page.locator("#segment-map .mark").count() == 1
+        page.mouse.move(x, y)
+        page.get_by_role("button", name="Clear the selection").click()
+        assert page.locator(".marked").count() == 0
+
+
+def test_a_box_of_the_icicle_selects_its_band(browser: Any, file: Path) -> None:
+    with open_page(browser, file) as page:
+        by_allocation(page)
+        page.locator("#icicle-root .box[data-open]", has_text="200 MiB").first.click()
+        page.keyboard.press("Escape")
+        assert "200 MiB" in selected(page)
+
+
+def test_the_icicle_and_the_table_follow_the_cursor(browser: Any, file: Path) -> None:
+    with open_page(browser, file) as page:
+        page.locator("#chart").focus()
+        page.keyboard.press("End")
+        page.locator("#icicle .moment-note").wait_for()
+        assert "30.0 MiB of 30.0 MiB from 1 individual allocation" in page.locator("#icicle .moment-note").inner_text()
+        assert not page.locator("#icicle-root").is_visible()
+        assert page.locator("#allocations .moment-table tbody tr").count() == 1
+        assert violations(page) == []
+        page.fill("#filter", "late")
+        assert "30.0 MiB" in page.locator("#nothing").inner_text()
+        assert "30.0 MiB" in page.locator("#icicle-found").inner_text()
+        page.fill("#filter", "")
+        page.locator("#icicle .moment-note button").click()
+        page.locator("#icicle-root").wait_for()
+        assert not page.locator("#allocations .moment-table").is_visible()
+        assert page.problems == []
+
+
+def test_the_segment_map_shows_other_moments_by_mouse_and_keyboard(browser: Any, file: Path) -> None:
+    with open_page(browser, file) as page:
+        words = page.locator("#segment-words").inner_text()
+        assert "Allocated peak" in words
+        page.locator("[data-map]", has_text="End").click()
+        assert page.locator("#segment-words").inner_text().startswith("End")
+        page.locator("#segment-map").focus()
+        page.keyboard.press("ArrowRight")
+        about = page.locator("#segment-about").inner_text()
+        assert "MiB" in about
+        page.keyboard.press("Escape")
+        assert page.locator("#segment-map .mark").count() == 0
+        assert violations(page) == []
+        assert page.problems == []
+
+
+def test_the_segment_map_reads_without_scripts(browser: Any, file: Path) -> None:
+    with open_page(browser, file, java_script_enabled=False) as page:
+        assert page.locator("#segments svg").is_visible()
+        assert "Idle in whole segments" in page.locator("#segments table").inner_text()
+
+
+def test_a_saved_picture_is_what_is_shown(browser: Any, file: Path) -> None:
+    with open_page(browser, file) as page:
+        by_allocation(page)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save the picture (timeline) as SVG").click()
+        assert "data:image/png" in Path(saved.value.path()).read_text(encoding="utf-8")  # the canvas
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save the picture (segments) as SVG").click()
+        assert "<path" in Path(saved.value.path()).read_text(encoding="utf-8")
+        assert page.problems == []
