@@ -44,7 +44,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, SFT": ("llama", {**LORA, "trainer": "sft"}),
     "llama, DPO, 8 bits": ("llama", {"trainer": "dpo", "optim": "adamw_8bit"}),
     "llama, full logits": ("llama", {**LORA, "recipe": "trl-full-logits"}),
-    "llama, a few tokens generated": ("llama", {**LORA, "generation": "hf", "completion_length": 4}),
     "llama, FSDP2, LoRA, generated": ("llama", {**LORA, "gpus": 8, "sharding": "fsdp2", "generation": "hf"}),
     "moe, FSDP2, full": ("moe", {"gpus": 4, "sharding": "fsdp2"}),
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from memprof.allocator.model import CachingAllocator
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 Entry = Allocation | Free | Claim | Call
 
 _CALLS = ("set_step", "add_tokens", "add_batch", "add_lengths", "enter_phase", "exit_phase")
-_GENERATES, _GENERATED, _EMPTIES = "generating", "generated", "empty_cache"
+_EMPTIES = "empty_cache"
 
 
 class ProgramLog:
@@ -67,13 +67,10 @@ class ProgramLog:
         self._watch_blocks()
         for name in _CALLS:
             self._watch_call(name)
-        self._watch_generating()
 
     def _watch_blocks(self) -> None:
         blocks, owners = self._session.fake_recorder.blocks, self._session.book
-        take, release, claim, without_blocks = (
-            blocks.take, blocks.release, owners.claim_address, blocks.trace.without_blocks,
-        )  # fmt: skip
+        take, release, claim, generating = blocks.take, blocks.release, owners.claim_address, self._session.generating
 
         def taken(nbytes: int, stream: int, captured: Any, tag: str) -> int:
             address = take(nbytes, stream, captured, tag)
@@ -96,13 +93,13 @@ class ProgramLog:
             else:
                 self.entries.append(Claim(number, category.value, detail, name))
 
-        def unlogged(*given: Any) -> Any:
-            self.refused = "steps of generation are repeated by the allocator's model"
-            return without_blocks(*given)
+        def unlogged() -> AbstractContextManager[None]:
+            self.refused = "all steps of a generation are played on the allocator's model"
+            return generating()
 
         _put(blocks, take=taken, release=released)
         _put(owners, claim_address=claimed)
-        _put(blocks.trace, without_blocks=unlogged)
+        _put(self._session, generating=unlogged)
         heap = self._session.fake_recorder.allocator
         if isinstance(heap, CachingAllocator):
             empty = heap.empty_cache
@@ -139,18 +136,6 @@ class ProgramLog:
 
         _put(self._session, **{name: called})
 
-    def _watch_generating(self) -> None:
-        generating = self._session.generating
-
-        @contextlib.contextmanager
-        def watched() -> Iterator[None]:
-            with generating():
-                self.entries.append(Call(_GENERATES))
-                yield
-                self.entries.append(Call(_GENERATED))
-
-        _put(self._session, generating=watched)
-
 
 def _put(thing: Any, **methods: Any) -> None:
     """Replace methods of one object, which lasts no longer than its simulation."""
@@ -168,26 +153,21 @@ def play(session: FakeSession, entries: Sequence[Entry]) -> None:
     heap: Any = session.fake_recorder.allocator
     addresses: list[int] = []
     marks: list[Any] = []
-    with contextlib.ExitStack() as generating:
-        for entry in entries:
-            if isinstance(entry, Allocation):
-                addresses.append(blocks.take(entry.nbytes, entry.stream, entry.frames, entry.tag))
-            elif isinstance(entry, Free):
-                blocks.release(addresses[entry.number])
-            elif isinstance(entry, Claim):
-                owners.claim_address(addresses[entry.number], Category(entry.category), entry.detail, entry.name)
-            elif entry.name == _EMPTIES:
-                heap.empty_cache()
-            elif entry.name == _GENERATES:
-                generating.enter_context(session.generating())
-            elif entry.name == _GENERATED:
-                generating.close()
-            elif entry.name == "exit_phase":
-                session.exit_phase(marks[int(str(entry.arguments[0]))])
-            elif entry.name == "enter_phase":
-                marks.append(session.enter_phase(*entry.arguments))  # type: ignore[arg-type]
-            else:
-                getattr(session, entry.name)(*map(_as_given, entry.arguments))
+    for entry in entries:
+        if isinstance(entry, Allocation):
+            addresses.append(blocks.take(entry.nbytes, entry.stream, entry.frames, entry.tag))
+        elif isinstance(entry, Free):
+            blocks.release(addresses[entry.number])
+        elif isinstance(entry, Claim):
+            owners.claim_address(addresses[entry.number], Category(entry.category), entry.detail, entry.name)
+        elif entry.name == _EMPTIES:
+            heap.empty_cache()
+        elif entry.name == "exit_phase":
+            session.exit_phase(marks[int(str(entry.arguments[0]))])
+        elif entry.name == "enter_phase":
+            marks.append(session.enter_phase(*entry.arguments))  # type: ignore[arg-type]
+        else:
+            getattr(session, entry.name)(*map(_as_given, entry.arguments))
 
 
 def _as_given(value: Any) -> Any:

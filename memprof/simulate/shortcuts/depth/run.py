@@ -19,8 +19,6 @@ from memprof.simulate.shortcuts.depth.layers import Depths, depths_of, with_laye
 from memprof.simulate.shortcuts.depth.program import Frames, ProgramLog, play
 from memprof.simulate.shortcuts.depth.stream import Keys, NotAffine, stream_of
 
-#: Tokens that a generation may have for all of its steps to be executed, and so logged.
-_FEW_TOKENS = 8
 _PLAIN_NAME = re.compile(r"all-linear|[A-Za-z_][\w-]*")
 
 Train = Callable[[FakeSession], None]
@@ -94,11 +92,10 @@ def _may_be(settings: Settings, growth: bool) -> bool:
     """Tell whether nothing in these settings depends on the whole depth.
 
     The lean trainer and vLLM choose by the size of the model, loading a second model asks what the first has left free,
-    DDP and ZeRO fill buckets across layers, and a long generation on one GPU is not logged step by step.
+    DDP and ZeRO fill buckets across layers, and all steps of a generation are played on the allocator's model.
     """
     is_sharded = settings.gpus > 1 and settings.sharding == "fsdp2"
-    whole = settings.generation == "hf" and growth and not is_sharded  # every token, played on the allocator's model
-    generates = whole and settings.completion_length > _FEW_TOKENS
+    generates = settings.generation == "hf" and growth and not is_sharded  # all tokens
     names = [*(settings.lora_target_modules or ()), *(settings.modules_to_save or ())]
     plain = all(_PLAIN_NAME.fullmatch(name) for name in names)
     second = settings.reward_model is not None or (settings.beta and not settings.has_adapter)
