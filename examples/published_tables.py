@@ -222,7 +222,7 @@ def sft_table(results: dict[str, Any]) -> str:
     for name, (source, _, what, published, _, remark) in SFT.items():
         if name in results:
             ours = results[name][what]
-            error = f"{100 * (ours / published - 1):+.1f} %".replace("-", "−")
+            error = f"{100 * (ours / published - 1):+.1f}%".replace("-", "−")
             lines.append(f"| {name} | {source} | {published / 2**30:.2f} | {ours / 2**30:.2f} | {error} | {remark} |")
     return "\n".join(lines) + "\n"
 

@@ -57,7 +57,7 @@ def refuse_special(path: Path) -> None:
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise InputError(f"{path}: not a regular file; write what it holds to one first.")
+        raise InputError(f"{path}: not a regular file; save its contents to a file first.")
 
 
 def refuse_unwritable(path: Path) -> None:

@@ -88,5 +88,5 @@ def percent(part: int, whole: int) -> str:
         return "–"
     value = 100 * part / whole
     if 0 < value < 0.1:
-        return "<0.1 %"
-    return f"{value:.0f} %" if value >= 9.95 or value == 0 else f"{value:.1f} %"
+        return "<0.1%"
+    return f"{value:.0f}%" if value >= 9.95 or value == 0 else f"{value:.1f}%"

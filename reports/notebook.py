@@ -55,7 +55,7 @@ def document_fragment(document: Document, link: str = "") -> str:
         said += [oom_sentence(document.report.oom), *([document.room.sentence] if document.room else [])]
     return _fragment(
         f"{shown.peak_word} in {shown.where}", shown.peak_bytes, " ".join(said), shown.bar,
-        _table(rows, "Own peak"), more,
+        _table(rows, "Highest"), more,
     )
 
 

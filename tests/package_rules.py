@@ -33,7 +33,7 @@ PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "compat": ("name, check and patch what is private in other packages", ()),
     "assistants": ("answer assistants: run commands for them, read-only", ()),
     "oom": ("explain out-of-memory texts", ("attribution", "allocator", "report")),
-    "emulate": ("run CUDA torch on a card that is not there", ("config", "compat")),
+    "emulate": ("run CUDA torch without a GPU", ("config", "compat")),
     "recording": (
         "record a run: sessions, phases, owners, both recorders",
         ("snapshot", "compat", "config", "emulate"),

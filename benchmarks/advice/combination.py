@@ -16,7 +16,7 @@ from benchmarks.advice.results import OUT, known, save
 def combination(machine: Any) -> dict[str, Any]:
     """Combine advice for a full fine-tune of Qwen2.5-7B on 24 GB; simulate the set once more on its own.
 
-    ``machine`` simulates on that card (:class:`memprof.plan.subprocess_runner.Runner`).
+    ``machine`` simulates on that GPU (:class:`memprof.plan.subprocess_runner.Runner`).
     """
     from memprof.advice.combine import combine
     from memprof.advice.recorded_run import Run

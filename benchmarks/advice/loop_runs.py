@@ -1,9 +1,9 @@
-"""Train on cards of any size, one process each, as a case says and with printed advice applied.
+"""Train on GPUs of any size, one process each, as a case says and with printed advice applied.
 
     python -m benchmarks.advice.loop_runs < questions
 
 A child process on the emulated device. Each line of standard input is a question: ``case`` (of
-:data:`benchmarks.advice.closed_loop.CASES`), ``limit`` (bytes for torch; none: the card), ``settings`` (advice to
+:data:`benchmarks.advice.closed_loop.CASES`), ``limit`` (bytes for torch; none: the GPU), ``settings`` (advice to
 apply, as it was printed) and ``folder`` (where the callback records; none: nothing watches). Every run is forked before
 the device is touched. Each answer is a line that begins with ``ANSWER``: ``error`` (None: the third optimizer step was
 made), ``steps`` made, ``allocated_bytes`` and ``reserved_bytes`` at the highest.

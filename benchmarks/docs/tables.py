@@ -59,7 +59,7 @@ def claims() -> str:
     gradients = {f"{row['gradients_gib']:.2f}" for row in added.values()}
     said = (
         f"*A 0.6B model takes 49 GB* ([trl#3456](https://github.com/huggingface/trl/issues/3456): 49,273 MiB for "
-        f"Qwen3-0.6B, 4 × (2048 + 1024) tokens). **True, to 1 %**: {needed[0]} GiB with float32 weights, a reference "
+        f"Qwen3-0.6B, 4 × (2048 + 1024) tokens). **True, to 1%**: {needed[0]} GiB with float32 weights, a reference "
         f"copy, no checkpointing and logits in full, as TRL worked then. Activations are "
         f"{at_peak['activations']:.2f}, logits {at_peak['loss_logits']:.2f}, weights {at_peak['weights']:.2f}. Today's "
         f"loss needs {needed[1]}, with checkpointing {needed[2]}, with bf16 weights and no reference {needed[3]}.",
@@ -68,17 +68,17 @@ def claims() -> str:
         f"the 1.5B ({base['lora_gb']}), at 256 + 768 tokens, rank 16.",
         f"*8-bit Adam takes 4 bytes a parameter, not 8.* **Half right**: {adam[1]:.2f} for Qwen2.5-0.5B, where torch's "
         f"takes {adam[0]:.2f}, and {adam[2]:.2f} with bf16 weights. It takes 2.03 for each parameter that it quantises "
-        "and 8 for embeddings, 28 % of this small model.",
-        f"*Checkpointing makes a step 20 to 30 % slower.* **About right** for forward and backward of a small Llama: "
+        "and 8 for embeddings, 28% of this small model.",
+        f"*Checkpointing makes a step 20 to 30% slower.* **About right** for forward and backward of a small Llama: "
         f"{costs['flops_ratio']:.2f} times the operations, {costs['time_ratio_cpu_median']:.2f} times the time (median "
         "of seven pairs on a CPU). Generation is unchanged.",
         f"*1.5B in 5 GB.* **True**: QLoRA of Qwen2.5-1.5B needs {small['256 + 256']['needed_gb']:.2f} GB at 256 + 256 "
         f"tokens and {small['256 + 768']['needed_gb']:.2f} at 256 + 768; each further "
         "completion of 1024 tokens adds 0.03.",
         f"*Accumulation stores gradients further back.* **False**: {' or '.join(gradients)} GiB of gradients in "
-        f"Qwen2.5-0.5B with 1, 2 or 4 steps. The second micro-batch runs beside the first's gradients, so the peak "
-        f"rises once, from {added['1']['peak_gib']:.2f} to {added['2']['peak_gib']:.2f}. The generation batch grows "
-        "where `steps_per_generation` follows the accumulation (TRL's default).",
+        f"Qwen2.5-0.5B with 1, 2 or 4 steps. The second micro-batch runs while the first's gradients are allocated, so "
+        f"the peak rises once, from {added['1']['peak_gib']:.2f} to {added['2']['peak_gib']:.2f}. The generation batch "
+        "grows where `steps_per_generation` follows the accumulation (TRL's default).",
     )
     return "".join(
         textwrap.fill(f"- {one}", 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) + "\n"
@@ -123,7 +123,7 @@ def advice(part: str) -> str:
     whole, digits = found["summary"], {"real": 5, "simulated": 2}[part]
     runs = len({row["run"] for row in found["rows"]})
     median, largest, of_peak = (
-        f"{100 * whole[key]:.{digits}f} %" for key in ("median_error", "largest_error", "largest_error_of_peak")
+        f"{100 * whole[key]:.{digits}f}%" for key in ("median_error", "largest_error", "largest_error_of_peak")
     )
     return (
         f"{whole['changes']} changes of {runs} runs: median error {median}, largest {largest} ({of_peak} of the\n"

@@ -141,7 +141,7 @@ def out_of_memory(tiny: bool) -> dict[str, Any]:
 
 
 def _fraction(peak: int) -> float | None:
-    """Return the share of the card that makes a run of this peak fail near its end."""
+    """Return the share of the GPU that makes a run of this peak fail near its end."""
     import torch
 
     if not torch.cuda.is_available() or not peak:

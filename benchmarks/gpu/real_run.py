@@ -221,7 +221,7 @@ def execute(
         lean: with memprof's trainer instead of TRL's.
         watch: as :func:`watcher`'s.
         keep: folder for what is written; without it nothing stays.
-        fraction: share of the card's memory that the process may take.
+        fraction: share of the GPU's memory that the process may take.
     """
     import torch
 

@@ -12,7 +12,7 @@ main = group_of(
         "flops": ("flops", "Count the FLOPs of a simulated training step."),
         "techniques": ("techniques", "Simulate each technique alone and without the others."),
         "longest": ("longest", "Search the longest sequences that fit 24 GB and 80 GB."),
-        "lengths": ("lengths", "Simulate training peaks at many lengths beside TRL's micro-batch 1."),
+        "lengths": ("lengths", "Simulate training peaks at many lengths compared with TRL's micro-batch 1."),
         "blocks": ("blocks", "Time checkpointing kinds, tiled MLP and a shared prompt on a CPU."),
         "track": ("track", "Train both on the same completions; compare losses, rewards, norms."),
         "speed": ("speed", "Time forward and backward of one micro-batch; trace its peak."),

@@ -1,10 +1,10 @@
-"""Search the longest sequences of 8 generations of Llama-3.1-8B that fit one card: the lean trainer's and TRL's.
+"""Search the longest sequences of 8 generations of Llama-3.1-8B that fit one GPU: the lean trainer's and TRL's.
 
     python -m benchmarks.lean longest [ROW ...] [--again] [--json benchmarks/results/cpu/lean_longest.json]
 
-A length fits where the simulated step ends without an out-of-memory error on an allocator that has what the card has,
-less the context outside torch and 3 % for the prediction's error, as in ``memprof simulate --gpu``. Lengths are
-multiples of 1024 tokens on the 24 GB card and of 4096 on the 80 GB card. A first guess comes from simulations of models
+A length fits where the simulated step ends without an out-of-memory error on an allocator that has what the GPU has,
+less the context outside torch and 3% for the prediction's error, as in ``memprof simulate --gpu``. Lengths are
+multiples of 1024 tokens on the 24 GB GPU and of 4096 on the 80 GB GPU. A first guess comes from simulations of models
 with few layers, since memory is linear in layers; every length that is reported was then simulated with all 32, and so
 was the shortest that does not fit: the next one, where ``--most`` did not end the search before. Training alone is
 searched from what fits with generation upwards.
@@ -57,7 +57,7 @@ def case(card: str, trainer: str, base: str, generates: bool, length: int) -> di
 
 
 def room(card: str) -> int:
-    """Return the bytes that torch may reserve: the card's, less context and the margin of the kept results."""
+    """Return the bytes that torch may reserve: the GPU's, less context and the margin of the kept results."""
     from memprof.config.fits import room_bytes
     from memprof.config.gpus import find_gpu
 

@@ -4,9 +4,9 @@
 
 Each case is one simulated run (up to a minute of CPU time); results that the file already has are kept. Of each run the
 measured step is executed whole, but for micro-batches that are like those before them (:func:`alike_once`).
-Each case names a card that holds it, TRL's the smallest of memprof's list, less the context outside torch and a margin
-for the prediction's error. It is simulated on an allocator that has no more, and the lean trainer sees that card's free
-memory. The step's time is estimated (``benchmarks.lean.price``) on that card, and on the one of :data:`SPEED`.
+Each case names a GPU that holds it, TRL's the smallest of memprof's list, less the context outside torch and a margin
+for the prediction's error. It is simulated on an allocator that has no more, and the lean trainer sees that GPU's free
+memory. The step's time is estimated (``benchmarks.lean.price``) on that GPU, and on the one of :data:`SPEED`.
 The 8B and 7B cases also have the FLOPs of training (``benchmarks.lean.flops``) and what of them is computed again.
 """
 
@@ -69,7 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
         **HEADLINE, **OFFLOADED, "on": "RTX 5090", "offloaded_cache": True,
     },
     "8B LoRA, 8 x 20480, lean": {**HEADLINE, "recipe": "lean"},
-    "8B LoRA, 8 x 20480, lean, on TRL's card": {**HEADLINE, "recipe": "lean", "on": "A100-40GB"},
+    "8B LoRA, 8 x 20480, lean, on TRL's GPU": {**HEADLINE, "recipe": "lean", "on": "A100-40GB"},
     "8B LoRA, 8 x 20480, lean, vLLM, parked weights": {**HEADLINE, "recipe": "lean", **PARKED},
     "8B LoRA, 8 x 20480, lean, 48 GB": {**HEADLINE, "recipe": "lean", "on": LARGE},
     "8B LoRA, 8 x 20480, lean, vLLM, parked weights, 48 GB": {**HEADLINE, "recipe": "lean", **PARKED, "on": LARGE},
@@ -153,7 +153,7 @@ def simulated(
     """Simulate one case; return its peaks, the host's memory, its price and the CPU seconds that the simulation took.
 
     Args:
-        case: :class:`memprof.config.settings.Settings`, and of :data:`NOT_SETTINGS` ``on``, the card that is
+        case: :class:`memprof.config.settings.Settings`, and of :data:`NOT_SETTINGS` ``on``, the GPU that is
             simulated, and ``offloaded_cache``, where keys and values are the host's.
         lean: arguments of ``LeanGRPOConfig`` that no setting has.
         warmed_up: see :func:`alike_once`.
@@ -209,7 +209,7 @@ def flops(case: Mapping[str, Any], lean: Mapping[str, Any] | None = None) -> int
     """Count the FLOPs of one step's training.
 
     What changes no product is left out, so that it is counted once: how many micro-batches, how many sequences
-    generate together, the base's dtype and bits, the card, where checkpoints are kept.
+    generate together, the base's dtype and bits, the GPU, where checkpoints are kept.
     """
     left_out = (*NOT_SETTINGS, "load_in_4bit", "generation_batch", "alloc_conf", *ENGINE, *TUNED)
     settings = {name: value for name, value in case.items() if name not in left_out}

@@ -1,6 +1,6 @@
 """Tell what a simulated row of the memory table costs: how its sequences generate, and the estimated time of its step.
 
-Time is memprof's own estimate (:mod:`memprof.simulate.step_time`), of one simulation on any card: what is computed and
+Time is memprof's own estimate (:mod:`memprof.simulate.step_time`), of one simulation on any GPU: what is computed and
 moved stays the same. An offloaded cache of keys and values, which no setting of the simulator has, is modelled here.
 """
 
@@ -17,7 +17,7 @@ class Price:
     """Hold a simulation's price.
 
     ``passes`` and ``decode_steps`` are of one generation: a step of all sequences of a pass counts once, and a rolling
-    batch has no passes. ``seconds`` has, by card, the estimated seconds of the step (``step``) and of each phase.
+    batch has no passes. ``seconds`` has, by GPU, the estimated seconds of the step (``step``) and of each phase.
     """
 
     passes: int | None = None
@@ -31,10 +31,10 @@ class Price:
 
 @contextmanager
 def pricing(cards: Sequence[str], *, offloaded_cache: bool = False) -> Iterator[Price]:
-    """Note the price of the simulation that runs inside, with its step's time on each of ``cards``.
+    """Note the price of the simulation that runs inside, with its step's time on each of ``GPUs``.
 
     Args:
-        cards: names in :mod:`memprof.config.gpus`; the simulated one is among the cards whose speed is known.
+        GPUs: names in :mod:`memprof.config.gpus`; the simulated one is among the GPUs whose speed is known.
         offloaded_cache: keep keys and values on the host, as ``GRPOConfig(cache_implementation="offloaded")`` does.
     """
     from memprof.compat.patching import replacing

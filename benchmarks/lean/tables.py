@@ -30,7 +30,7 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 def memory() -> str:
     """Show the simulated cases that differ in what is trained or by whom, and what the memory costs in time."""
-    head = ("run", "card", "training", "generation", "whole", "host", "step, s")
+    head = ("run", "GPU", "training", "generation", "whole", "host", "step, s")
     return table(head, [
         (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)),
          _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), _price(row))
@@ -115,7 +115,7 @@ def _turned(cells: list[str]) -> list[str]:
 
 
 def longest() -> str:
-    """Show tokens that fit, by card, base and trainer; what is known of longer ones, and where they run out."""
+    """Show tokens that fit, by GPU, base and trainer; what is known of longer ones, and where they run out."""
     rows = read("lean_longest")["rows"]
     lines = []
     for name in dict.fromkeys(key.rpartition(", ")[0] for key in rows):

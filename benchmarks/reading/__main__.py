@@ -8,7 +8,7 @@ main = group_of(
     "benchmarks.reading",
     __doc__,
     {
-        "large-files": ("large_files", "Read 10k to 10M events, beside PyTorch's viewer."),
+        "large-files": ("large_files", "Read 10k to 10M events, compared with PyTorch's viewer."),
         "page": ("page", "Measure a page's bytes, first paint, ready and zoom in Chromium."),
         "ranks": ("ranks", "Write and open the page of 8, 128 and 1024 ranks."),
         "startup": ("startup", "Time memprof --help beside an empty interpreter."),

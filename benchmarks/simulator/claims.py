@@ -216,7 +216,7 @@ def forty_nine_gb_for_0_6b(book: Book) -> dict[str, Any]:
 
 
 def checkpointing_costs(book: Book) -> dict[str, Any]:
-    """Checkpointing makes a step 20 to 30 % slower: forward and backward of a small Llama, timed and counted."""
+    """Checkpointing makes a step 20 to 30% slower: forward and backward of a small Llama, timed and counted."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -253,7 +253,7 @@ def checkpointing_costs(book: Book) -> dict[str, Any]:
 
 
 def offload_costs(book: Book) -> dict[str, Any]:
-    """Offloading layers' inputs to the host costs 1 %: arithmetic, as no GPU was at hand to time it.
+    """Offloading layers' inputs to the host costs 1%: arithmetic, as no GPU was at hand to time it.
 
     A layer's input is moved out once and back once, 2 x 2 bytes a token and hidden unit; in the same time the layer
     computes about 8 x its parameters a token (forward, recomputation, and two products backward). What is moved can

@@ -123,13 +123,13 @@ def inside(rows: list[dict[str, Any]]) -> list[bool]:
     return found
 
 
-_CARD = ", on an emulated card"
+_CARD = ", on an emulated GPU"
 
 
 def class_table(found: Mapping[str, Any]) -> str:
     """Make the Markdown table of classes: how many comparisons, their errors, the stated range, which lie outside.
 
-    Classes on the emulated card share a row for each figure; a range is stated for each of them.
+    Classes on the emulated GPU share a row for each figure; a range is stated for each of them.
     """
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in found["comparisons"]:
@@ -143,7 +143,7 @@ def class_table(found: Mapping[str, Any]) -> str:
     held = total = 0
     drawn: dict[tuple[str, str], list[list[dict[str, Any]]]] = {}
     for (_, kind, what), rows in groups.items():
-        drawn.setdefault(("trainers on an emulated card" if kind.endswith(_CARD) else kind, what), []).append(rows)
+        drawn.setdefault(("trainers on an emulated GPU" if kind.endswith(_CARD) else kind, what), []).append(rows)
     for (kind, what), classes in drawn.items():
         errors = [[row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows] for rows in classes]
         ranges = [stated_range(of_class) for of_class in errors]
@@ -173,4 +173,4 @@ def outside(found: Mapping[str, Any]) -> list[str]:
 
 
 def _percent(error: float) -> str:
-    return f"{100 * error:+.1f} %".replace("-", "−") if abs(error) >= 0.0005 else "0.0 %"
+    return f"{100 * error:+.1f}%".replace("-", "−") if abs(error) >= 0.0005 else "0.0%"

@@ -2,11 +2,11 @@
 
     python -m benchmarks.simulator decisions
 
-A decision is one run on one card. The truth is the measured reserved memory (of a GPU's program, or of the real
-allocator on an emulated card), or the published peak of the whole device; the prediction's verdict is taken as
-``simulate --gpu`` takes it, with the margin of its class of run. Cards are all that memprof knows by name. What is
-outside torch is the same estimate on both sides where none recorded it. The smallest cards are those of
-``emulated-edges``: a verdict is right where the run lives on the card that it names.
+A decision is one run on one GPU. The truth is the measured reserved memory (of a GPU's program, or of the real
+allocator on an emulated GPU), or the published peak of the whole device; the prediction's verdict is taken as
+``simulate --gpu`` takes it, with the margin of its class of run. GPUs are all that memprof knows by name. What is
+outside torch is the same estimate on both sides where none recorded it. The smallest GPUs are those of
+``emulated-edges``: a verdict is right where the run lives on the GPU that it names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Need(NamedTuple):
     margin: float
 
     def fits(self, card: int, outside: int = 0) -> tuple[bool, bool]:
-        """Tell whether it fits a card of so many bytes, and whether it is said to."""
+        """Tell whether it fits a GPU of so many bytes, and whether it is said to."""
         return self.measured + outside <= card, fits(self.predicted + outside, card, self.margin)
 
 
@@ -84,18 +84,18 @@ def count(pairs: list[tuple[bool, bool]]) -> dict[str, Any]:
 
 
 def on_named_cards(needs: list[Need], outside: bool) -> list[tuple[bool, bool]]:
-    """Decide on every run on every card memprof knows."""
+    """Decide on every run on every GPU memprof knows."""
     return [need.fits(gpu.total_bytes, gpu.context_bytes if outside else 0) for need in needs for gpu in known_gpus()]
 
 
 def near(needs: list[Need]) -> list[tuple[bool, bool]]:
-    """Decide on every run on imaginary cards around its measured need, one percent apart: the hard cases."""
+    """Decide on every run on imaginary GPUs around its measured need, one percent apart: the hard cases."""
     steps = [1 - _NEAR + 0.01 * i + 0.005 for i in range(round(2 * _NEAR / 0.01))]
     return [need.fits(int(need.measured * step)) for need in needs for step in steps]
 
 
 def at_the_edge() -> list[tuple[bool, bool]]:
-    """Decide on the smallest card that each bisected run is said to fit, its make known and its size alone."""
+    """Decide on the smallest GPU that each bisected run is said to fit, its make known and its size alone."""
     from benchmarks.simulator.emulated import edges
 
     return [
@@ -113,13 +113,13 @@ def decisions() -> dict[str, Any]:
     verdicts = [(peak is not None, need * (1 + _margin(name)) <= on_h100.total_bytes) for name, peak, need in table]
     measured = [Need(name, peak, need, _margin(name)) for name, peak, need in table if peak is not None]
     return {
-        "programs on GPUs, every named card": count(on_named_cards(reserved("gpu"), outside=True)),
-        "programs on GPUs, cards within 20 % of their need": count(near(reserved("gpu"))),
-        "real allocator, every named card": count(on_named_cards(reserved("emulated"), outside=True)),
-        "real allocator, cards within 20 % of their need": count(near(reserved("emulated"))),
-        "real allocator, the smallest card said to be enough": count(at_the_edge()),
+        "programs on GPUs, every named GPU": count(on_named_cards(reserved("gpu"), outside=True)),
+        "programs on GPUs, GPUs within 20% of their need": count(near(reserved("gpu"))),
+        "real allocator, every named GPU": count(on_named_cards(reserved("emulated"), outside=True)),
+        "real allocator, GPUs within 20% of their need": count(near(reserved("emulated"))),
+        "real allocator, the smallest GPU said to be enough": count(at_the_edge()),
         "the published table on its H100": count(verdicts),
-        "the published table on every named card": count(on_named_cards(measured, outside=False)),
+        "the published table on every named GPU": count(on_named_cards(measured, outside=False)),
     }
 
 

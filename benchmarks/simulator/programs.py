@@ -131,7 +131,7 @@ def table(rows: dict[str, Any]) -> str:
     lines = ["| program | GPU | allocated | reserved | |", "|---|---|--:|--:|---|"]
     for row in rows.values():
         errors = (100 * (row[what][1] / row[what][0] - 1) for what in ("allocated", "reserved"))
-        cells = [f"{error:+.1f} %".replace("-", "−") for error in errors]
+        cells = [f"{error:+.1f}%".replace("-", "−") for error in errors]
         lines.append(f"| {row['name']} | {row['gpu']} | {' | '.join(cells)} | {'in full' if row['open'] else ''} |")
     return "\n".join(lines)
 

@@ -27,7 +27,7 @@ _LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 @dataclass(frozen=True)
 class Published:
-    """Hold one published measurement: ``what`` was measured (allocated, reserved, device), on which card, where it
+    """Hold one published measurement: ``what`` was measured (allocated, reserved, device), on which GPU, where it
     stands; ``known``: *exactly*, or *by a text*, which leaves settings open.
     """
 
@@ -178,4 +178,4 @@ def main(only: tuple[str, ...]) -> None:
         rows = {**read(), row.name: {"simulated_bytes": simulated(row)}}
         ordered = {known.name: rows[known.name] for known in (*ROWS, *TEXTS) if known.name in rows}
         FILE.write_text(json.dumps({"rows": ordered}, indent=1) + "\n")
-        print(row.name, f"{100 * (rows[row.name]['simulated_bytes'] / row.measured_bytes - 1):+.2f} %", flush=True)
+        print(row.name, f"{100 * (rows[row.name]['simulated_bytes'] / row.measured_bytes - 1):+.2f}%", flush=True)

@@ -142,7 +142,7 @@ def table(found: dict[str, Any]) -> str:
 def _cell(value: int | None, truth: int) -> str:
     if value is None:
         return "–"
-    return f"{100 * (value / truth - 1):+.0f} %".replace("-", "−")
+    return f"{100 * (value / truth - 1):+.0f}%".replace("-", "−")
 
 
 @click.command(help=__doc__)

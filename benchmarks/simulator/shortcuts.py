@@ -124,7 +124,7 @@ def table_of(found: dict[str, Any]) -> str:
         for name in found["lines"]:
             without = statistics.median(seconds[name]) if name in seconds else None
             row.append("–" if without is None else f"> {limit}" if without >= limit
-                       else f"{without:.1f} ({100 * (1 - whole / without):.0f} % saved)")  # fmt: skip
+                       else f"{without:.1f} ({100 * (1 - whole / without):.0f}% saved)")  # fmt: skip
         rows.append(row)
     return table(head, rows)
 

@@ -139,7 +139,7 @@ def report(cases: list[Case], *, phases: bool, confusion: bool) -> None:
             notes = " ".join(f"{c}={r:.0%}" for c, r in low.items())
             notes += "" if case.phase_peaks_found.get(name, True) else " [own peak differs]"
             timing = f"{case.seconds:6.2f} s {case.events:8d} events" if name == "peak" else ""
-            print(f"{label:52s} {100 * score.accuracy:6.2f} % {score.total / 2**30:8.2f} GiB  {timing} {notes}")
+            print(f"{label:52s} {100 * score.accuracy:6.2f}% {score.total / 2**30:8.2f} GiB  {timing} {notes}")
             if (confusion and failing) or (confusion and name == "peak" and score.accuracy < 0.98):
                 for line, size in score.worst.most_common(6):
                     if size < 0.002 * score.total:
@@ -156,7 +156,7 @@ def _print_evidence(evidence: Counter[tuple[str, bool]]) -> None:
     for kind in EVIDENCE:
         right, wrong = evidence[kind, True], evidence[kind, False]
         if right + wrong:
-            print(f"| `{kind}` | {100 * (right + wrong) / total:.1f} % | {100 * right / (right + wrong):.2f} % |")
+            print(f"| `{kind}` | {100 * (right + wrong) / total:.1f}% | {100 * right / (right + wrong):.2f}% |")
 
 
 def _print_confusion(overall: Counter[tuple[str, str]]) -> None:
@@ -167,7 +167,7 @@ def _print_confusion(overall: Counter[tuple[str, str]]) -> None:
     for truth, row in sorted(rows.items(), key=lambda item: -sum(item[1].values())):
         total = sum(row.values())
         others = ", ".join(f"{s} {b / 2**30:.2f}" for s, b in row.most_common() if s != truth and b > 1e-4 * total)
-        print(f"| `{truth}` | {total / 2**30:.2f} | {100 * row[truth] / total:.1f} % | {others} |")
+        print(f"| `{truth}` | {total / 2**30:.2f} | {100 * row[truth] / total:.1f}% | {others} |")
 
 
 @click.command(help=__doc__)

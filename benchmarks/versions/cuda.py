@@ -1,4 +1,4 @@
-"""Run the callback and the lean trainer under CUDA builds of several versions of torch, on an emulated card.
+"""Run the callback and the lean trainer under CUDA builds of several versions of torch, on an emulated GPU.
 
 ``python -m benchmarks.versions cuda [--only 2.6.0] [--envs DIR]``
 

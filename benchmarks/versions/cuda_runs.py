@@ -1,4 +1,4 @@
-"""Train on an emulated card under the installed CUDA build of torch, with the callback and with the lean trainer.
+"""Train on an emulated GPU under the installed CUDA build of torch, with the callback and with the lean trainer.
 
 ``benchmarks.versions cuda`` runs this module in an environment of each torch: ``python -m benchmarks.versions.cuda_runs
 OUT.json``. The emulator must be built for that torch.

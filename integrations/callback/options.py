@@ -49,7 +49,7 @@ class Options:
         if stacks not in ("python", "all", None):
             raise UsageError(f"stacks={stacks!r} is not known; use 'python', 'all' or None.")
         if max_entries is not None and max_entries < 1:
-            raise UsageError("max_entries is how many entries to keep: at least 1, or None for all.")
+            raise UsageError("max_entries is the maximum number of entries: at least 1, or None for no limit.")
         room = None if capacity is None else capacity_bytes(capacity)
         disk = parse_size(max_disk) if isinstance(max_disk, str) else max_disk
         folder = None if output_dir is None else Path(output_dir)

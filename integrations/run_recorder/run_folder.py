@@ -31,4 +31,4 @@ def claim_folder(folder: Path, alone: bool, agree: Callable[[Path], Path] = lamb
 
 def moved_sentence(folder: Path, chosen: Path) -> str:
     """Say that another run has ``folder`` and this one writes to ``chosen``; "" if the two are the same."""
-    return "" if chosen == folder else f"memprof: {folder} holds an earlier run; this one is written to {chosen}."
+    return "" if chosen == folder else f"memprof: {folder} contains an earlier run; this run is written to {chosen}."

@@ -116,7 +116,7 @@ class Writing:
         names = f" ... {self._deleted[-1]}" if self._deleted_count > len(self._deleted) else ""
         shown = self._deleted[:-1] if names else self._deleted
         return [
-            f"Deleted to keep the recordings within max_disk ({format_bytes(self.share)} for this rank): "
+            f"Deleted to stay within max_disk ({format_bytes(self.share)} for this rank): "
             f"{', '.join(shown)}{names}."
         ]
 

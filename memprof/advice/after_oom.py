@@ -2,7 +2,7 @@
 
 The request that failed is seldom the last one. In an optimizer's first step most of the state may still be missing, in
 a first backward the gradients and the state, in generation the rest of the cache. That they will be asked for follows
-from the model, so that "it would have fitted in one piece" can be judged against the whole step.
+from the model, so that "it would have fitted in one contiguous block" can be judged against the whole step.
 """
 
 from __future__ import annotations

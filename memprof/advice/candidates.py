@@ -273,7 +273,7 @@ def _refused(run: Run) -> str:
     generates = run.settings is not None and run.settings.generation == "vllm"
     if not (run.engine or generates or run.names.framework in ("vLLM", "SGLang")):
         return ""
-    return "Not beside vLLM's sleep mode or torch_memory_saver: both refuse it."
+    return "Not supported with vLLM's sleep mode or torch_memory_saver."
 
 
 def _allocator(run: Run, more: str) -> dict[str, str]:

@@ -208,7 +208,7 @@ def _sentence(found: Combination, unseen: str) -> str:
     before, after, total = (format_gib(n) for n in (found.before_bytes, found.after_bytes, found.total_bytes))
     simulated = found.basis == "simulated"
     what = f"{after} GiB of {total} GiB on {found.gpu}"
-    how = "simulated together" if simulated else f"estimated with {found.margin:.0%} kept, not simulated"
+    how = "simulated together" if simulated else f"estimated with {found.margin:.0%} margin, not simulated"
     more = f" {unseen}" if unseen else ""
     if not found.fits:
         words = f"the run needs {before} GiB; with the changes that save most it needs {what}"

@@ -163,7 +163,7 @@ def with_words(rows: Sequence[Advice], report: Report) -> list[Advice]:
         return list(rows)
     first, *others = rows
     if first.enough is True:
-        words = f"That is enough alone: all the run still makes is counted, {100 * MARGIN:.0f} % kept."
+        words = f"That alone is sufficient: later allocations of the run are counted, {100 * MARGIN:.0f}% margin."
     elif first.enough is False:
         words = f"Not enough alone{_beside(first, others)}."
     else:

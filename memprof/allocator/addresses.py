@@ -93,7 +93,7 @@ def refuse(size: int) -> NoReturn:
         UsageError: always.
     """
     size = _whole(size, _PAGE)
-    raise UsageError(f"{size} bytes in one piece are more than {_TOP // 2**40} TiB of addresses have left.")
+    raise UsageError(f"{size} contiguous bytes do not fit in the {_TOP // 2**40} TiB of addresses.")
 
 
 def _whole(size: int, unit: int) -> int:

@@ -171,7 +171,7 @@ class _Parser:
 
         near = get_close_matches(name, [_LARGE_SEGMENT, *_COMMON, *_CUDA], 1)
         hint = f" (near it: {near[0]})" if near else ""
-        raise UsageError(f"torch has no allocator setting {name}{hint}, and refuses it: drop it.")
+        raise UsageError(f"torch has no allocator setting {name}{hint} and raises an error: remove it.")
 
     # -- the options of every accelerator ----------------------------------------------------------------------
 
@@ -285,8 +285,8 @@ _HEXADECIMAL = re.compile(r"[+-]?0[xX]([0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]([+-]?[0-9]+))?")
 
 
-_PINNED = "the host's pinned buffers are counted as torch keeps them by default"
-_OTHER_BACKEND = "what is reserved is that of torch's native allocator, and the driver's pool keeps other amounts"
+_PINNED = "the host's pinned buffers are counted as torch caches them by default"
+_OTHER_BACKEND = "what is reserved is that of torch's native allocator, and the driver's pool caches other amounts"
 _LARGE_SEGMENT = "large_segment_size_mb"
 # What torch 2.2 to 2.13 know.
 _COMMON: dict[str, Callable[[_Parser], None]] = {

@@ -97,7 +97,7 @@ def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> Compariso
         InputError: the categories of a report do not add up to its total.
     """
     if len(runs) < 2:
-        raise UsageError("comparing takes two runs or more.")
+        raise UsageError("A comparison needs two runs or more.")
     for run in runs:
         _check(run)
     found = Comparison(
@@ -130,7 +130,7 @@ def over_limit(comparison: Comparison, percent: float) -> list[str]:
             continue
         peak = run.report.peak.allocated_bytes
         if peak * 100 > base * (100 + percent):
-            more = f"{100 * (peak - base) / base:.2f} %" if base else "from nothing"
+            more = f"{100 * (peak - base) / base:.2f}%" if base else "from nothing"
             found.append(f"the allocated peak of {run.label} is {peak} bytes, {more} above the {base} of {first.label}")
     return found
 
@@ -426,7 +426,7 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     kinds = {run.report.source.kind for run in runs if run.report is not None}
     if Kind.TRACE in kinds and len(kinds) > 1:
         notes.append(
-            "A tensor trace (a CPU run) counts requested bytes; the other runs count the allocator's larger blocks."
+            "A CPU recording counts requested bytes; the other runs count the allocator's larger blocks."
         )
     return list(dict.fromkeys(notes))
 

@@ -24,7 +24,7 @@ from memprof.report.simulation import Fit
 from memprof.units import GIB, amount, format_bytes, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, Category, History, Kind, Phase, phase_words
 
-# Categories that are held in every phase; the others come and go.
+# Categories that are in use in every phase; the others come and go.
 _STANDING = {
     Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.REWARD_MODEL, Category.VALUE_MODEL,
     Category.OPTIMIZER_STATE, Category.INFERENCE_ENGINE, Category.WORKSPACE,
@@ -214,12 +214,12 @@ def _judged(fit: Fit) -> str:
     need, total = fit.needed_bytes, fit.total_bytes
     words = f"{fit.gpu}: needs {gib(need)} of {gib(total)} GiB"
     if fit.fits:
-        how = ", because cached memory is given back when the card is full" if fit.flushes else ""
+        how = ", because cached memory is freed when the GPU is full" if fit.flushes else ""
         return f"Fits {words}{how}"
     if need > total:
         return f"Does not fit {words}"
     if need > fit.limit_bytes:
-        return f"Does not fit {words}, and {100 * fit.margin:.0f} % are kept free"
+        return f"Does not fit {words}, and {100 * fit.margin:.0f}% is kept as a margin"
     host, variants = fit.host, fit.ensemble
     if host is not None and host.fits is False:
         return f"Does not fit: the host needs {gib(host.needed_bytes)} of {gib(host.total_bytes or 0)} GiB"
@@ -242,7 +242,7 @@ def _out_of_memory(oom: OutOfMemory) -> str:
         whole = " for the whole step" if missing == _short_bytes(oom) else ""
         return f"Out by {amount(missing)}{whole}{where}"
     if oom.fits_defragmented and asked:
-        return f"Out of memory{where}: {asked} would have fitted in one piece"
+        return f"Out of memory{where}: {asked} would have fitted in one contiguous block"
     return f"Out of memory{where}" + (f": {asked} did not fit" if asked else "")
 
 
@@ -257,7 +257,7 @@ def _cause(report: Report, category: Category | None, places: Sequence[Place]) -
     unknown = held.get(Category.UNATTRIBUTED, 0)
     if unknown > _UNKNOWN * sum(held.values()):
         where = f": {_places(places)}" if places else ""
-        return f"What {amount(unknown)} ({percent(unknown, sum(held.values()))}) are for is not known{where}."
+        return f"The purpose of {amount(unknown)} ({percent(unknown, sum(held.values()))}) is unknown{where}."
     peak, active = report.peak, sum(held.values())
     largest = max(held, key=lambda c: held[c])
     named = list(dict.fromkeys([largest, *_taken(report, held), category]))
@@ -274,7 +274,7 @@ def _cause(report: Report, category: Category | None, places: Sequence[Place]) -
     if _handed_back(report):
         sentence += f" {_idle_words(report)}".rstrip()
     if guessed := [_label(c) for c in told if counted.get(c, 0) >= _GUESSED * held[c]]:
-        sentence += f" Guessed: {_and(guessed)}."
+        sentence += f" Inferred: {_and(guessed)}."
     if waiting := peak.pending_free_bytes:
         sentence += f" {gib(waiting)} GiB more were freed by the program and wait for a stream: phases, shares and the"
         sentence += f" total, {gib(peak.active_bytes)} GiB, count them."
@@ -318,7 +318,7 @@ def _idle_words(report: Report) -> str:
         if not (idle := _idle(reserved, peak.active_bytes)):
             return ""
         words = f"{gib(idle)} of the {gib(reserved)} GiB reserved are idle "
-        words += f"({percent(idle, reserved)}): more was held before, or requests do not fit the gaps. "
+        words += f"({percent(idle, reserved)}): more was allocated before, or requests do not fit the gaps. "
         return words
     most, used = device.reserved_bytes, device.active_bytes
     if most is None or used is None or not _idle(most, peak.active_bytes):
@@ -340,7 +340,7 @@ def _handed_back(report: Report) -> bool:
 def _left_over(found: Finding, share: str) -> str:
     place = ":".join(_file_and_line(found.frame))
     passes = "the pass before" if found.passes == 1 else f"{found.passes} passes"
-    words = f"{amount(found.bytes)} of {_label(found.category)} ({share}), made at {place}"
+    words = f"{amount(found.bytes)} of {_label(found.category)} ({share}), allocated at {place}"
     words += f"{' with what they hold' if found.holds_bytes else ''}, are left from {passes}"
     return f"{words}, freed only when the next had made its own. " if found.passes == 1 else f"{words}. "
 
@@ -355,7 +355,7 @@ def _two_copies(found: Finding, share: str) -> str:
 
 
 def _brief_workspace(found: Finding, share: str) -> str:
-    return f"{amount(found.bytes)} ({share}) are workspace that a convolution's plan takes while it runs. "
+    return f"{amount(found.bytes)} ({share}) are workspace that a convolution's plan allocates while it runs. "
 
 
 _EXPLAINED = {"left_over": _left_over, "two_copies": _two_copies, "brief_workspace": _brief_workspace}
@@ -446,7 +446,7 @@ def _nothing_to_change(report: Report) -> str:
     peak = report.peak
     if peak.categories.get(Category.WORKSPACE, 0) < _FIXED * max(1, peak.active_bytes):
         return ""
-    return "Nothing to change: libraries such as cuBLAS take these once, in a fixed size, whatever the program holds."
+    return "Nothing to change: libraries such as cuBLAS allocate these once, in a fixed size."
 
 
 def _from_a_dump(report: Report, words: str) -> str:
@@ -501,7 +501,7 @@ def headline_of_comparison(comparison: Comparison) -> Headline:
     A place's ``bytes`` are of listed blocks that one run alone holds; its ``share`` is of the category in that run.
     """
     labels, total = [run.label for run in comparison.runs], comparison.rows[-1].at_peak
-    what = "comes to" if any(run.report is None for run in comparison.runs) else "holds at its peak"
+    what = "comes to" if any(run.report is None for run in comparison.runs) else "allocates at its peak"
     verdicts, causes = [], []
     places: list[Place] = []
     for i, other in enumerate(total[1:], 1):
@@ -531,7 +531,7 @@ def headline_of_comparison(comparison: Comparison) -> Headline:
 
 
 def _beside_words(change: str) -> str:
-    """Write a change before the run that it is relative to: ``31 % less than``, ``2.7× as much as``."""
+    """Write a change before the run that it is relative to: ``31% less than``, ``2.7× as much as``."""
     if change.endswith(("less", "more")):
         return f"{change} than"
     return "as much as" if change == "same" else f"{change.removesuffix(' as much')} as much as"
@@ -581,7 +581,7 @@ def fit_words(capacity: ComparedCapacity, index: int) -> str:
     left, need, total = capacity.left[index], capacity.needs[index], capacity.bytes
     margin = capacity.margins[index] if capacity.margins else 0
     fits = capacity.fits[index]
-    words = f"no, {gib(-left)} GiB too much" if left < 0 else f"no, only {gib(left)} GiB free, {margin:.0%} kept"
+    words = f"no, {gib(-left)} GiB too much" if left < 0 else f"no, only {gib(left)} GiB free, {margin:.0%} margin"
     if fits:
         words = f"yes, {gib(left)} GiB free" if left >= 0 else "yes, it ran there"
     elif need >= 2 * total:
@@ -596,7 +596,7 @@ def change_words(
     other_most: int | None = None,
     write: Callable[[int], str] = gib,
 ) -> str:
-    """Say ``90 % less``, ``12 % more``, ``9.4× as much`` or ``same``; ``–`` where one is not known.
+    """Say ``90% less``, ``12% more``, ``9.4× as much`` or ``same``; ``–`` where one is not known.
 
     A category that is 0 at one peak may be there at another time: ``0 then, 3.05 at most``, ``0 before, ...``;
     ``write`` says how a size is written there.
@@ -613,4 +613,4 @@ def change_words(
         return f"{other / first:.1f}× as much" if other < _MANY_TIMES * first else f">{_MANY_TIMES:,}× as much"
     share = 100 * abs(other - first) / first
     number = "<0.1" if share < 0.05 else f"{share:.1f}" if share < 9.95 else f"{share:.0f}"
-    return f"{'>99' if share >= 99.5 else number} % {'less' if other < first else 'more'}"
+    return f"{'>99' if share >= 99.5 else number}% {'less' if other < first else 'more'}"

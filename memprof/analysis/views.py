@@ -240,7 +240,7 @@ class Views:
         if at == "device-peak":
             peak = self.device_peak
             if peak is None:
-                raise UsageError("a tensor trace reserves no device memory, so it has no device peak; use --at peak.")
+                raise UsageError("A CPU recording reserves no device memory, so it has no device peak. Use --at peak.")
             return peak.instant
         if at.startswith("phase:"):
             return self._phase_instant(at.removeprefix("phase:"))

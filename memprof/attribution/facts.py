@@ -38,7 +38,7 @@ def codes_of(*phases: Phase) -> list[int]:
 
 @dataclass
 class Facts:
-    """Hold read-only columns beside the timeline's rows. Ghosts are rows older than the trace."""
+    """Hold read-only columns for the timeline's rows. Ghosts are rows older than the trace."""
 
     snapshot: Snapshot
     timeline: Timeline

@@ -154,9 +154,9 @@ def _rule(entry: dict[str, Any], where: str) -> Rule:
         _one_of(other, [c.value for c in Category], f"{at}: alternatives")
     conditions = {key: _patterns(entry[key], f"{at}: {key}") for key in _CONDITIONS if key in entry}
     if len(conditions.get("inside", ("", ""))) != 2:
-        raise InputError(f"{at}: inside takes two patterns, [called, caller].")
+        raise InputError(f"{at}: inside requires two patterns, [called, caller].")
     if not conditions and not phases:
-        raise InputError(f"{at}: it has no condition, so it would hold for every allocation.")
+        raise InputError(f"{at}: it has no condition, so it would match every allocation.")
     return Rule(
         name=name, category=Category(category), detail=str(entry.get("detail", "")), role=str(entry.get("role", "")),
         tier=tier, comment=str(entry.get("comment", "")), phases=frozenset(phases), alternatives=tuple(alternatives),

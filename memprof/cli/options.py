@@ -32,7 +32,7 @@ RECORDING = _Recording(path_type=Path, allow_dash=True)
 
 device_option = click.option(
     "--device", type=click.IntRange(min=0), metavar="N",
-    help="Look at this device; default: the one that ran out of memory, else the fullest.",
+    help="Analyze this device. Default: the device that ran out of memory, else the highest-memory device.",
 )  # fmt: skip
 snapshot_option = click.option(
     "--snapshot", "number", type=click.IntRange(min=1), metavar="N",

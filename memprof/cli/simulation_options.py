@@ -74,7 +74,7 @@ GROUPS = {title: " ".join([*(rows.keys() - {"also"}), rows.get("also", "")]) for
 budget_option = click.option(
     "--memory-budget",
     metavar="SIZE|auto",
-    help="With --recipe lean: choose the fastest settings that fit this size, or (auto) the card that --gpu names.",
+    help="With --recipe lean: choose the fastest settings that fit this size, or (auto) the GPU given by --gpu.",
 )
 
 
@@ -103,11 +103,11 @@ def _with_steps(values: dict[str, Any]) -> dict[str, Any]:
     if whole is None:
         return values
     if values.get("steps_per_generation") is not None:
-        raise UsageError("generation_batch_size and steps_per_generation exclude each other; TRL refuses both at once.")
+        raise UsageError("generation_batch_size and steps_per_generation can't be used together in TRL.")
     batch = values.get("per_device_train_batch_size", 8) * (values.get("gpus") or 1)
     if not isinstance(whole, int) or not isinstance(batch, int) or whole < batch or whole % batch:
         raise UsageError(
-            f"generation_batch_size {whole!r} is not a multiple of the batch of all GPUs, {batch}, which TRL refuses."
+            f"generation_batch_size {whole!r} is not a multiple of the batch of all GPUs, {batch}, which TRL requires."
         )
     return {**values, "steps_per_generation": whole // batch}
 

@@ -83,7 +83,7 @@ def fault_of(target: Target) -> str | None:
     if difference is None:
         return None
     if (where := _replaced_in(look_up(*place), package)) is not None:
-        return f"{difference}: {where} has put a function of its own there"
+        return f"{difference}: {where} has replaced that function"
     return f"{difference} in the {spoken(package)} that is installed, {installed(package)}"
 
 

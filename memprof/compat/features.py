@@ -27,7 +27,7 @@ _TORCH = {"torch": WATCHING["torch"]}
 FEATURES: dict[str, Feature] = {
     "lean": Feature("The lean trainer", EXECUTING),
     "lean.rloo": Feature("The lean RLOO trainer", EXECUTING, ("lean",)),
-    "lean.moe": Feature("A router's auxiliary loss in pieces", EXECUTING),
+    "lean.moe": Feature("A router's auxiliary loss in chunks", EXECUTING),
     "simulate.world": Feature("The simulator", {"torch": EXECUTING["torch"]}),  # any loop, not only TRL's
     "simulate": Feature("The simulator", EXECUTING, ("simulate.world",)),
     "simulate.lean": Feature("The simulator of the lean trainer", EXECUTING, ("simulate", "lean")),
@@ -46,7 +46,7 @@ FEATURES: dict[str, Feature] = {
     "run": Feature("memprof run", WATCHING, imports=False),
     "attach": Feature("memprof.attach", _TORCH, imports=False),
     "record.cuda": Feature("The CUDA recorder", _TORCH, imports=False),
-    "record.trace": Feature("The tensor trace", _TORCH, imports=False),
+    "record.trace": Feature("CPU recording", _TORCH, imports=False),
 }
 
 

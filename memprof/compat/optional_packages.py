@@ -53,7 +53,7 @@ ZERO_TARGETS = {
     name: assigned(
         module, f"{kind}.{name}", optional_for=_WATCHED,
         or_else=tuple(f"{kind}.{older}" for older in ZERO_OLDER_BUCKETS if name == "ipg_buckets"),
-        consequence="what DeepSpeed's ZeRO holds cannot all be told apart",
+        consequence="some of DeepSpeed ZeRO's buffers cannot be distinguished",
     )
     for name, (module, kind) in ZERO_ATTRIBUTES.items()
 }  # fmt: skip

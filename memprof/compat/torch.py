@@ -60,7 +60,7 @@ PUSH_MODE = Target(_DISPATCH, "_push_mode", "(mode)", needed_by=_TRACE)
 NO_MODES = Target(_DISPATCH, "_disable_current_modes", "()", needed_by=("script",))
 SKIP_DYNAMO = replaced(
     _DISPATCH, "TorchDispatchMode._should_skip_dynamo", "()", optional_for=_SIMULATED,
-    consequence="the simulator takes longer",
+    consequence="the simulator is slower",
 )  # fmt: skip
 PLAIN_DISPATCH = Target("torch._C", "_disabled_torch_dispatch_impl", needed_by=_TRACED)
 GATHER_STACK = Target("torch._C", "_profiler.gather_traceback", needed_by=_TRACED)
@@ -129,7 +129,7 @@ FAKE_TENSOR = read(_FAKE, "FakeTensor", needed_by=("simulate.world", "lean"))
 FAKE_CONSTANT = assigned(_FAKE, "FakeTensor.constant", needed_by=_SIMULATED)
 FAKE_DEVICE = assigned(_FAKE, "FakeTensor.fake_device", needed_by=_SIMULATED)
 FAKE_MODE = Target(_FAKE, "FakeTensorMode", "(*, allow_non_fake_inputs)", needed_by=_SIMULATED)
-_FASTER = optional("the simulator takes about half as long again", _SIMULATED)
+_FASTER = optional("the simulator is about 1.5 times slower", _SIMULATED)
 FAKE_SYMBOLIC = read("torch", "Tensor._has_symbolic_sizes_strides", **_FASTER)
 NO_DISPATCH = read("torch._C", "_DisableTorchDispatch", **_FASTER)
 MAKE_SUBCLASS = read("torch", "Tensor._make_subclass", **_FASTER)

@@ -24,7 +24,7 @@ GROUPS = read(
 )  # fmt: skip
 STORE = Target(
     "torch.distributed.distributed_c10d", "_get_default_store", "()", optional_for=_WATCHED,
-    consequence="ranks cannot tell each other where they are",
+    consequence="ranks cannot report their positions to each other",
 )  # fmt: skip
 DDP_BUCKETS = Target(
     "torch.nn.parallel", "DistributedDataParallel._get_ddp_logging_data", "(self)", optional_for=_WATCHED,
@@ -91,11 +91,11 @@ LOW_PRECISION = assigned(
 )  # fmt: skip
 SAVED_GRADIENT = assigned(
     _FLAT, "FlatParameter._saved_grad_shard", optional_for=_WATCHED,
-    consequence="gradients that FSDP keeps cannot be told apart",
+    consequence="gradients that FSDP shards cannot be distinguished",
 )  # fmt: skip
 HOST_GRADIENT = assigned(
     _FLAT, "FlatParameter._cpu_grad", optional_for=_WATCHED,
-    consequence="gradients that FSDP keeps on the host cannot be told apart",
+    consequence="gradients that FSDP offloads cannot be distinguished",
 )  # fmt: skip
 FLAT_NAMES = assigned(
     _FLAT, "FlatParameter._fqns", optional_for=_WATCHED, consequence="FSDP's flat parameters have no names"

@@ -68,7 +68,7 @@ ACCUMULATION = assigned(
 )  # fmt: skip
 WRAPPED_MODEL = assigned(
     _TRAINER, "Trainer.model_wrapped", needed_by=_SIMULATED, optional_for=("callback",),
-    consequence="what a wrapper such as DistributedDataParallel holds cannot be known",
+    consequence="the contents of a wrapper such as DistributedDataParallel are unknown",
 )  # fmt: skip
 ACCELERATOR = assigned(_TRAINER, "Trainer.accelerator", needed_by=("callback", "lean", "simulate"))
 ARGUMENTS_CHECK = replaced(

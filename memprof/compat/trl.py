@@ -75,7 +75,7 @@ REWARDS = assigned(
 )  # fmt: skip
 BUFFERED = assigned(
     _GRPO, "GRPOTrainer._buffered_inputs", needed_by=_SIMULATED, optional_for=("callback",),
-    consequence="tensors kept between generation and training cannot be known as inputs",
+    consequence="tensors stored between generation and training cannot be recognized as inputs",
 )  # fmt: skip
 MICRO_STEP = assigned(
     _GRPO, "GRPOTrainer._step", needed_by=_SIMULATED, optional_for=("callback",),

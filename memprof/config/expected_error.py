@@ -22,7 +22,7 @@ from memprof.report.simulation import Assumed, ErrorClass, ErrorRange, ExpectedE
 
 #: Classes of comparisons that are not named after a trainer.
 CAPTURED, TRACED, PUBLISHED = "programs on GPUs", "TRL runs on a CPU", "GPU runs known by a text"
-# Of so many comparisons the next lies between the lowest and the highest with 90 % (exchangeable: (n - 1) / (n + 1)).
+# Of so many comparisons the next lies between the lowest and the highest with 90% (exchangeable: (n - 1) / (n + 1)).
 _ENOUGH = 20
 # No range is stated narrower: figures on screens have few digits.
 _LEAST = 0.001
@@ -90,11 +90,11 @@ def class_of(config: KnownSettings) -> str:
     trained."""
     trainer = config.trainer_kind
     if trainer == "grpo" and config.recipe == "lean":
-        return "lean trainer on an emulated card"
+        return "lean trainer on an emulated GPU"
     kind = config.peft_type or "LORA"
     lora = "full" if config.lora_r is None else "QLoRA" if config.load_in_4bit else "LoRA"
     tuned = lora if kind == "LORA" else kind
-    return f"{'TRL' if trainer == 'grpo' else trainer.upper()}, {tuned}, on an emulated card"
+    return f"{'TRL' if trainer == 'grpo' else trainer.upper()}, {tuned}, on an emulated GPU"
 
 
 def parts_of(config: KnownSettings, card: Gpu | None = None) -> list[str]:
@@ -109,7 +109,7 @@ def parts_of(config: KnownSettings, card: Gpu | None = None) -> list[str]:
         "LoRA": config.lora_r is not None,
         f"{config.peft_type} adapters": config.peft_type not in (None, "LORA"),
         "DoRA": bool(config.use_dora),
-        "modules trained beside an adapter": bool(config.modules_to_save),
+        "modules trained with an adapter": bool(config.modules_to_save),
         **dict.fromkeys(config.adapter_options, True),
         **dict.fromkeys(config.trainer_options, True),
         "4-bit layers": bool(config.load_in_4bit),
@@ -124,7 +124,7 @@ def parts_of(config: KnownSettings, card: Gpu | None = None) -> list[str]:
             config.gradient_checkpointing, str
         ),
         "a reward model": bool(config.reward_model),
-        "AMD's cards": card is not None and card.name.startswith("MI"),
+        "AMD GPUs": card is not None and card.name.startswith("MI"),
         "padding": config.padding == "worst",
         **dict.fromkeys(_of_model(config.model or ""), True),
     }
@@ -248,4 +248,4 @@ def _word(value: str | int | float | bool | None) -> str:
 def _spread(seen: ErrorRange) -> str:
     """Write a range in percent: signed, true minuses, two digits that count."""
     low, high = (f"{100 * side:+.{0 if abs(side) >= 0.1 else 1}f}" for side in (seen.low, seen.high))
-    return f"{low} to {high} %".replace("-", "−")
+    return f"{low} to {high}%".replace("-", "−")

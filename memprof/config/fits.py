@@ -19,7 +19,7 @@ from memprof.report.run import KnownSettings
 from memprof.report.simulation import ExpectedError
 
 #: Kept above the need of a run whose class was compared on the real allocator and whose lengths were given. Of the
-#: 41 bisected edges none was predicted more than 0.4 % too low (benchmarks/results/emulated-cuda/edges.json:
+#: 41 bisected edges none was predicted more than 0.4% too low (benchmarks/results/emulated-cuda/edges.json:
 #: ``made`` beside ``edge_bytes``).
 MARGIN = 0.01
 # Kept beside it where no prompt length was given: it depends on the data, and no trainer has a default.
@@ -84,9 +84,9 @@ def words_of(kept: list[Kept]) -> str:
     """Say in words what is kept, and for what."""
     first, *others = kept
     if not others:
-        return f"{first.share:.0%} kept for {first.why}"
+        return f"{first.share:.0%} margin for {first.why}"
     total = sum(part.share for part in kept)
-    return f"{total:.0%} kept: " + ", ".join(f"{part.share:.0%} for {part.why}" for part in kept)
+    return f"{total:.0%} margin: " + ", ".join(f"{part.share:.0%} for {part.why}" for part in kept)
 
 
 @lru_cache(maxsize=1)

@@ -77,7 +77,7 @@ def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
 
 
 def _card(name: str, total: int | None) -> str | None:
-    """Find the card with this driver's name and, to 2 %, this memory; None where there is none."""
+    """Find the card with this driver's name and, to 2%, this memory; None where there is none."""
     try:
         card = find_gpu(name)
     except UsageError:
@@ -150,7 +150,7 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     if config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer", "LeanRLOOTrainer"):
         values |= lean_values(config, assumed)
         if "recipe" not in config:
-            assumed.append("the recording does not hold the lean trainer's own settings; its defaults are assumed")
+            assumed.append("the recording lacks the lean trainer's settings; defaults are assumed")
     if source.get("alloc_conf"):
         values["alloc_conf"] = str(source["alloc_conf"])
     return Likeness(Settings(**values), dict(model), tuple(assumed))
@@ -261,7 +261,7 @@ def model_values(source: Mapping[str, Any]) -> dict[str, Any]:
         return named
     values = {theirs: config[fact] for fact, theirs in SIZE_NAMES.items() if config.get(fact) is not None}
     if not config.get("model_type") or not {"hidden_size", "num_hidden_layers", "vocab_size"} <= values.keys():
-        raise InputError("the recording does not hold its model's config, so the run cannot be simulated")
+        raise InputError("the recording lacks its model's config, so the run cannot be simulated")
     return {"model_type": str(config["model_type"]), **values}
 
 

@@ -272,11 +272,11 @@ def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     if kind == "auto":
         kind = bool(config.get("gradient_checkpointing", True))
     elif kind == "mlp":
-        notes.append("checkpointing='mlp' is none in the settings, which holds more")
+        notes.append("checkpointing='mlp' is simulated as none, which uses more memory")
         kind = False
     name = config.get("cache_implementation") or "dynamic"
     if name not in _CACHES:
-        notes.append(f"the cache {name!r} is one that stays on the device in the settings, which holds more")
+        notes.append(f"the cache {name!r} is simulated as a cache on the device, which uses more memory")
         name = "dynamic"
     return {"recipe": "lean", "gradient_checkpointing": kind, "cache_implementation": name, **values}
 

@@ -238,7 +238,7 @@ def note_of(gpu: Gpu) -> str | None:
     """Note what a simulation borrows: a maker's kernels, an older card of that size; None where it borrows nothing."""
     known = {
         "amd": "attention is taken to have the kernels of an H100",
-        "intel": "attention is taken to be computed in full, which holds more than a kernel of its own does",
+        "intel": "attention is assumed to be computed in full, which uses more memory than a fused kernel",
     }.get(gpu.maker)
     if known is None:
         return older_note(gpu)
@@ -262,7 +262,7 @@ def size_words(name: str) -> str:
     if not alike:
         return words
     least = min(alike, key=lambda card: card.total_bytes)
-    return f"{words} (a card sold as such, {least.name}, has {format_gib(least.total_bytes)}: name yours)"
+    return f"{words} (a GPU sold with that size, {least.name}, has {format_gib(least.total_bytes)}: name yours)"
 
 
 def older_note(gpu: Gpu) -> str | None:
@@ -280,25 +280,25 @@ def older_note(gpu: Gpu) -> str | None:
     listed = f"{', '.join(older[:-1])} and {older[-1]}" if len(older) > 1 else older[0]
     names = f"{listed} {'is' if len(older) == 1 else 'are'}"
     return (
-        f"{gpu.name} is taken for a card from Ampere on. {names} of this size too, with no flash kernel, and may hold "
-        f"attention's weights of tokens x tokens. Name the card (--gpu {older[0]})."
+        f"{gpu.name} is taken to be Ampere or newer. {names} of this size too, with no flash kernel, and may use "
+        f"attention's weights of tokens x tokens. Give the GPU model (--gpu {older[0]})."
     )
 
 
 _EMULATED = (
-    "This card has no bfloat16 units: torch emulates them at float32's rate. Half precision is fp16 (fp16: true and "
+    "This GPU has no bfloat16 units: torch emulates them at float32's rate. Half precision is fp16 (fp16: true and "
     "bf16: false, or --dtype float16)."
 )
 # Seen on an emulated T4 with TRL 1.16 and torch 2.13, by recipe.
 _REFUSED = {
     "trl": ' TRL accepts bf16 there, and its loss then fails: "gemm input type at::BFloat16 and output type float is '
     'only supported for CUDA devices with compute capability 8.0 or higher".',
-    "lean": " The lean trainer refuses bf16 there, because its loss sums such products in float32.",
+    "lean": " The lean trainer does not support bf16 there, because its loss sums such products in float32.",
 }
 
 # Seen on an emulated T4 with TRL 1.16 and torch 2.13; the kernel that refuses is CUDA's of every card.
 _SCALED = (
-    "TRL 1.16 keeps a 4-bit model's adapters in bfloat16, and the loss scaler of fp16: true fails on their gradients: "
+    "TRL 1.16 makes a 4-bit model's adapters in bfloat16, and the loss scaler of fp16: true fails on their gradients: "
     "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'. Use bf16: true, or "
     "--dtype float16 with fp16: false and bf16: false."
 )

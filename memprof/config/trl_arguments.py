@@ -94,7 +94,7 @@ def said_by_trl(values: Mapping[str, object], given: Mapping[str, object]) -> di
     if any(told):
         more["attn"] = attention_of(next(name for name in told if name))
     if given.get("fp16") and given.get("bf16"):
-        raise UsageError("fp16: true and bf16: true exclude each other; transformers refuses both at once.")
+        raise UsageError("fp16: true and bf16: true can't be used together in transformers.")
     if given.get("fp16"):
         more["mixed_precision"] = "fp16"
     elif given.get("bf16") is not None:

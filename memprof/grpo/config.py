@@ -37,18 +37,18 @@ class LeanSettings:
 
     micro_splitting: bool = _setting(
         True,
-        "Forward and backward in pieces of a few sequences each, without padding, instead of the whole "
+        "Forward and backward in chunks of a few sequences each, without padding, instead of the whole "
         "micro-batch in one graph.",
     )
     max_tokens_per_piece: int | None = _setting(
         None,
-        "Tokens that go through the model together; a longer sequence goes alone. None: as many as hold "
+        "Maximum number of tokens per forward pass; a longer sequence runs alone. None: as many as fit in "
         "1/64 of the weights' bytes or 32 MiB, whichever is more, 2048 at most. 1: sequences go one by one.",
     )
     exact_two_pass: str = _setting(
         "auto",
-        "A first forward of every piece without a graph, for losses that do not separate by sequence. "
-        "'auto': where the loss needs it (entropy quantile); 'always'; 'never': such losses are refused.",
+        "A first forward of every chunk without a graph, for losses that do not separate by sequence. "
+        "'auto': if the loss needs it (entropy quantile); 'always'; 'never': such losses raise an error.",
     )
     loss_chunk_tokens: int | None = _setting(
         None,

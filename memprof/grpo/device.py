@@ -16,7 +16,7 @@ def device_kind(device: torch.device) -> str:
 
 
 def computes_values() -> bool:
-    """Tell whether operators have results: an emulated card can be told to compute none."""
+    """Tell whether operators have results: an emulated GPU can be told to compute none."""
     return os.environ.get("MEMPROF_EMULATE_VALUES") != "0"
 
 

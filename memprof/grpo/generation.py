@@ -152,7 +152,7 @@ class PassSize:
     def _keep(self, step: StepContext, count: int, most: int) -> int:
         if most < min(count, self.kept or count):
             if self.kept is not None:
-                step.log.warn(f"the free memory holds {most} sequences in generation now, and held {self.kept} before")
+                step.log.warn(f"the free memory fits {most} sequences in generation now, {self.kept} before")
             self.kept = most
         return min(most, self.kept or most)
 
@@ -245,7 +245,7 @@ class Generation:
             self._pool = now
         limited = step.settings.generation_batch is None and machine.device_kind(step.accelerator.device) == "cuda"
         if limited and now.slots < min(self._pool.slots, _demand(step, prompt_ids)):
-            step.log.warn(f"the free memory holds {now.slots} tokens in generation now, and held {self._pool.slots}")
+            step.log.warn(f"the free memory fits {now.slots} tokens in generation now, {self._pool.slots}")
             self._pool = now
         return self._pool if limited else now
 

@@ -67,7 +67,7 @@ def _why_on_device(args: Any) -> str:
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("1", "true"):
         return "FSDP shards the reference over the ranks"
     if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true"):
-        return "DeepSpeed holds the reference"
+        return "DeepSpeed owns the reference"
     return ""
 
 
@@ -154,7 +154,7 @@ class HostReference:
                 said = " ".join(str(error).split())
                 self._fault = f"its layers cannot be run one by one ({type(error).__name__}: {said})"
         if self._fault is not None:
-            step.log.warn(f"the reference is held on the device: {self._fault}")
+            step.log.warn(f"the reference stays on the device: {self._fault}")
             self.module.to(self.device)
             self._on_device = True
 

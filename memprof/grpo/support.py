@@ -33,12 +33,12 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
         capacity_bytes(str(args.memory_budget))
     if args.exact_two_pass == "never" and args.top_entropy_quantile < 1.0:
         raise UsageError(
-            "top_entropy_quantile compares the tokens of all sequences, which takes a pass over all of them first: "
+            "top_entropy_quantile compares the tokens of all sequences, which needs a pass over all of them first: "
             "set exact_two_pass='auto' or top_entropy_quantile=1."
         )
     if args.exact_two_pass == "never" and not known_loss:
         raise UsageError(
-            "An overridden _compute_loss or _get_per_token_logps_and_entropies takes a pass over all sequences first: "
+            "An overridden _compute_loss or _get_per_token_logps_and_entropies needs a pass over all sequences first: "
             "set exact_two_pass='auto'."
         )
 
@@ -50,7 +50,7 @@ def _check_parking(args: Any) -> None:
             "vllm_enable_sleep_mode=True."
         )
     if args.fsdp or args.deepspeed:
-        raise UsageError("park_weights moves whole parameters, and FSDP and DeepSpeed hold parts of them: set it off.")
+        raise UsageError("park_weights moves whole parameters, but FSDP and DeepSpeed shard them: turn it off.")
 
 
 def check_bfloat16_of(capability: tuple[int, int], half: str, args: Any) -> None:
@@ -59,7 +59,7 @@ def check_bfloat16_of(capability: tuple[int, int], half: str, args: Any) -> None
     if capability < (8, 0) and half in ("bf16", "bfloat16") and not args.cast_lm_head_to_fp32:
         major, minor = capability
         raise UsageError(
-            f"This card (compute capability {major}.{minor}) has no products of bfloat16 into float32, in which the "
+            f"This GPU (compute capability {major}.{minor}) has no bfloat16 matmuls with float32 output, in which the "
             "loss sums: train in fp16 (fp16=True, bf16=False)."
         )
 
@@ -73,7 +73,7 @@ def check_parking_of(args: Any, model: Any, quantization_config: Any = None) -> 
     config = getattr(model, "config", None)
     if asked or quantization_config is not None or getattr(config, "quantization_config", None) is not None:
         raise UsageError(
-            "park_weights gives back the weights it took, and quantised ones are replaced while they are parked, where "
+            "park_weights restores the weights it moved, but quantized ones are replaced while offloaded, where "
             "the adapter is merged for vLLM: set park_weights=False, or load the base in bf16."
         )
 
@@ -98,9 +98,9 @@ def whole_batch_reason(trainer: Any, balancing: LoadBalancing | None = None) -> 
     if not trainer.args.micro_splitting:
         return "micro_splitting is off"
     if trainer.args.torch_compile:
-        return "torch_compile compiles a forward without pieces"
+        return "torch_compile compiles a forward without chunks"
     if balancing is not None and trainer.args.exact_two_pass == "never":
-        return "the router's auxiliary loss takes a pass over all sequences first, and exact_two_pass is 'never'"
+        return "the router's auxiliary loss needs a pass over all sequences first, but exact_two_pass is 'never'"
     if balancing is not None and (why := balancing.refusal()):
         return f"{why} (router_aux_loss_coef=0 leaves the router's auxiliary loss out)"
     if prompt_learning(trainer.model):
@@ -136,13 +136,13 @@ def adapter_outside(model: Any) -> str | None:
 
 
 def hooked(model: Any) -> str | None:
-    """Name the caller's hook that a backward of ``model`` would run once for each piece; None where there is none."""
+    """Name the caller's hook that a backward of ``model`` would run once for each chunk; None where there is none."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and any(map(_foreign, _OF_GRADIENTS, (parameter,) * 2)):
-            return f"a hook on the gradient of {name} would run once for each piece"
+            return f"a hook on the gradient of {name} would run once for each chunk"
     for name, module in model.named_modules():
         if any(map(_foreign, _OF_BACKWARDS, (module,) * 2)):
-            return f"a backward hook on {name or 'the model'} would run once for each piece"
+            return f"a backward hook on {name or 'the model'} would run once for each chunk"
     return None
 
 

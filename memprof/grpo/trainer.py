@@ -155,12 +155,12 @@ class LeanTrainer(_Trainer):
         elif place == "device":
             if self.ref_model is not None:
                 add_lean_head(self.accelerator.unwrap_model(self.ref_model))
-            self._once_log.say(f"the reference is held on the device: {why_device or 'as asked'}")
+            self._once_log.say(f"the reference stays on the device: {why_device or 'as asked'}")
 
     def _keep_within_budget(self) -> None:
         require("budget")
         if self._whole_batch_reason:
-            raise UsageError(f"memory_budget chooses among settings of pieces, and {self._whole_batch_reason}.")
+            raise UsageError(f"memory_budget chooses among chunk settings, but {self._whole_batch_reason}.")
         keep_within_budget(self, self._techniques, self._once_log)
 
     @property
@@ -260,7 +260,7 @@ class LeanTrainer(_Trainer):
         step = self._step_context()
         one_piece = step.loss.balances and fits_one_piece(step, rows)
         scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients, one_piece=one_piece)
-        self._once_log.say(f"pieces by the scheme {scheme.name!r}: {scheme.why}")
+        self._once_log.say(f"chunks by the scheme {scheme.name!r}: {scheme.why}")
         objective = Objective(self, self._handover, model, inputs, is_trls=step.loss.is_trls, divisor=divisor)
         pieces = PiecewiseStep(step, objective, model, inputs, rows, scheme)
         loss = pieces.run()
@@ -384,7 +384,7 @@ class LeanTrainer(_Trainer):
 
     def _use_trls_step(self, why: str) -> None:
         if self.args.memory_budget is not None:
-            raise UsageError(f"memory_budget chooses among settings of pieces, and {why}.")
+            raise UsageError(f"memory_budget chooses among chunk settings, but {why}.")
         self._once_log.warn(f"TRL's own step is used: {why}.")
 
     def _goes_in_pieces(self, tokens: torch.Tensor) -> bool:

@@ -143,7 +143,7 @@ class Attachment:
         self.role = role
         self.folder = folder
         self.rank = rank
-        self.door = Door("worker", "what the ring holds, from here on")
+        self.door = Door("worker", "what the ring contains, from here on")
         self._recorder = RunRecorder(folder, rank)
         self._given: tuple[Any, Any] = (None, None)
         self._seams: Seams | None = None
@@ -226,7 +226,7 @@ class Attachment:
         if not isinstance(model, torch.nn.Module) or not isinstance(inner, torch.optim.Optimizer):
             raise UsageError(
                 "rehearse() puts weights and optimizer back: attach(model=..., optimizer=...) with a torch module and "
-                "a torch optimizer (DeepSpeed and Megatron keep theirs elsewhere)."
+                "a torch optimizer (DeepSpeed and Megatron store theirs elsewhere)."
             )
 
         def update() -> None:

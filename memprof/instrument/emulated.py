@@ -29,7 +29,7 @@ def record() -> None:
     if switched_off():
         return
     attachment = Attachment(json.loads(os.environ[OPTIONS]))
-    finish = Door("script", "the report of what it did on the emulated card", on_stderr).hook(_finish)
+    finish = Door("script", "the report of what it did on the emulated GPU", on_stderr).hook(_finish)
 
     def at_exit(torch: Any) -> None:
         atexit.register(finish, attachment, torch)
@@ -43,4 +43,4 @@ def _finish(attachment: Attachment, torch: Any) -> None:
     """Report, or say why there is nothing to report: a script that used the card must not end without a word."""
     attachment.end(None)
     if torch.cuda.is_initialized() and not attachment.recorded and os.environ.get("RANK", "0") == "0":
-        print("memprof emulate: nothing was recorded: no model's forward ran on the card.", file=sys.stderr, flush=True)
+        print("memprof emulate: nothing was recorded: no model's forward ran on the GPU.", file=sys.stderr, flush=True)

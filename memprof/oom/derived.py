@@ -146,7 +146,7 @@ VALUES: dict[str, Callable[[Numbers], float | str | None]] = {
     "gaps": lambda n: n.cached if n.has("cause:fragmentation") else None,
     "large": lambda n: n.asked if n.has("cause:refused") else None,
     "whole": lambda n: 100 * n.allocated / n.shards if 5 <= n.shards < 100 and n.allocated >= 0.5 * n.total else None,
-    "at": lambda n: f"{n.shards:.0f} %" if n.shards > 0 else None,
+    "at": lambda n: f"{n.shards:.0f}%" if n.shards > 0 else None,
     "line": lambda n: n.code_line("."),
     "logits_line": lambda n: n.code_line("logits|logp|softmax|entropy|float"),
     "share_fits": lambda n: math.floor(100 * n.free_gib / n.total_gib) / 100,

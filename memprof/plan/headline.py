@@ -50,7 +50,7 @@ def _verdict(plan: Plan, smallest: PlanRow) -> str:
 def _action(plan: Plan) -> str:
     best = plan.best
     if not best:
-        return "Use a smaller model, a larger card or shorter sequences."
+        return "Use a smaller model, a larger GPU or shorter sequences."
     config, method = best.config, best.method
     how = f"Best found ({method}, most {plan.maximized.replace('_', ' ')})"
     if "=" in method:  # a value of --vary

@@ -167,7 +167,7 @@ def _refuse_unknown_speed(gpu: str) -> None:
     card = find_gpu(gpu)
     if speed_of(card.name) is None:
         raise UsageError(
-            f"--maximize speed: no speed is known of {gpu}; name a card, such as --gpu 4090, or maximize another thing."
+            f"--maximize speed needs a known GPU model, e.g. --gpu 4090 (got {gpu})."
         )
 
 
@@ -208,7 +208,7 @@ def _varied(base: Settings, vary: tuple[str, list[Value]], fixed: set[str]) -> l
 
 # Settings that say nothing of a run on the one card of a plan.
 _NOT_VARIED = {
-    "gpu": "a plan is for one card; make one for each",
+    "gpu": "a plan is for one GPU model; make one for each",
     "device": "a plan is for a GPU",
     "left_out": "what it names is not simulated",
     "assumed": "it names what nobody gave",
@@ -296,7 +296,7 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
         notes.append(f"of a step's micro-batches the first {_MOST_RUN - 1} and the last were run, and all were counted")
     if card.before_ampere and base.mixed_precision == "bf16" and any(s.mixed_precision == "fp16" for s in found):
         notes.append(
-            "this card has no bfloat16 units: rows are in fp16, with a loss scaler; --dtype bfloat16 keeps bfloat16"
+            "this GPU has no bfloat16 units: rows are in fp16, with a loss scaler; --dtype bfloat16 uses bfloat16"
         )
     notes += dict.fromkeys(note for settings in found if (note := bfloat16_note(card, settings.known)) is not None)
     notes += [note for note in (older_note(card),) if note is not None]

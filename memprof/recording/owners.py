@@ -189,7 +189,7 @@ class OwnerBook:
             if held > own * _WHOLE:
                 said.append(
                     f"the {role} model's shards of {format_bytes(own)} are views of whole parameters, which stay in "
-                    f"memory: {format_bytes(held)} are held"
+                    f"memory: {format_bytes(held)} are in use"
                 )
         return said
 

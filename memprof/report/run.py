@@ -121,7 +121,7 @@ class OtherProcess(Model, frozen=True, kw_only=True):
 
 
 class NonTorchMemory(Model, frozen=True, kw_only=True):
-    """``outside``: device memory that torch did not allocate, as NVML reported it when the device was fullest.
+    """``outside``: device memory that torch did not allocate, as NVML reported it at the device peak.
 
     Attributes:
         reason: why figures are missing, or ``None``.

@@ -58,7 +58,7 @@ def evaluate(
         InputError, UsageError: as :func:`memprof.simulate.run.simulate_settings`.
     """
     if settings.host_memory is not None and gpu is None:
-        raise UsageError("--host-memory is judged together with a card: say which one with --gpu.")
+        raise UsageError("--host-memory requires --gpu.")
     return judge(
         lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks, growth=growth),
         gpu, advisor, again=again,

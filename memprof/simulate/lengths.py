@@ -128,7 +128,7 @@ def _sentence(found: LengthReport) -> str:
         return f"{words} No length that was tried fits."
     return (
         f"{words} Steps whose longest completion has at most {found.largest_fitting} tokens fit: "
-        f"{100 * share:.1f} % of them; all of 1000 steps do with a probability of {100 * share**1000:.1f} %."
+        f"{100 * share:.1f}% of them; all of 1000 steps do with a probability of {100 * share**1000:.1f}%."
     )
 
 

@@ -155,7 +155,7 @@ _ADVICE = {
         " Name other modules with --lora-target-modules.",
     ),
     # FSDP2 takes the dtype of gradients from its first forward, in which PEFT has the adapter frozen
-    "grad_dtype": " A real run fails too where its first forward is that of the reference, the adapter switched off: "
+    "grad_dtype": " A real run fails too if its first forward is that of the reference, the adapter switched off: "
     "drop --beta, or let the model generate (--generation hf).",
 }
 

@@ -99,7 +99,7 @@ class Verdict:
         need = f"needs {format_gib(self.needed_bytes)} GiB of {format_gib(self.total_bytes)} GiB on {self.gpu}"
         parts = f"reserved {format_gib(self.reserved_bytes)}, outside torch about {format_gib(self.non_torch_bytes)}"
         if self.fits:
-            extra = " It only fits because cached memory is given back when the card is full." if self.flushes else ""
+            extra = " It only fits because cached memory is freed when the GPU is full." if self.flushes else ""
             return f"Fits: {need} ({parts}; {self.kept}).{extra}{self._variants()}"
         if self.host is not None and self.host.fits is False and self.needed_bytes <= self.limit_bytes:
             held = f"{format_gib(self.host.needed_bytes)} GiB of {format_gib(self.host.total_bytes or 0)} GiB"
@@ -117,7 +117,7 @@ class Verdict:
 
 
 def _generation(need: GenerationNeed) -> str:
-    sizes = f"holds {format_gib(need.held_bytes)} GiB and reserves {format_gib(need.reserved_bytes)}"
+    sizes = f"allocates {format_gib(need.held_bytes)} GiB and reserves {format_gib(need.reserved_bytes)}"
     if not need.flushes:
         return f"Generation {sizes}, without giving memory back."
     words = f"Generation {sizes}: the cache grows token by token, and the allocator gives cached memory back"

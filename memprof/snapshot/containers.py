@@ -38,7 +38,7 @@ def _saved(data: bytes, name: str) -> bytes:
             if entry is None:
                 raise InputError(f"{name}: a zip file, not one of torch.save; extract the snapshot and name that file.")
             if entry.file_size > _FREE_INFLATION + _MAX_INFLATION * len(data):
-                raise InputError(f"{name}: refused, because it unpacks to more than {_MAX_INFLATION} times itself.")
+                raise InputError(f"{name}: not read, because it unpacks to more than {_MAX_INFLATION} times itself.")
             return archive.read(entry)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError) as error:
         raise InputError(f"{name}: a damaged zip file ({type(error).__name__}); copy the file again.") from None

@@ -131,7 +131,7 @@ def _special(data: bytes, position: int, name: str) -> int:
         return position + 5
     if opcode in _GLOBALS or opcode in _OBJECTS:
         raise UnsafePickle(
-            f"{name}: refused, because this pickle wants to load {_named(data, position)}; a memory snapshot "
+            f"{name}: not read, because this pickle would load {_named(data, position)}; a memory snapshot "
             "never does. Do not open it with other tools."
         )
     reason = "nested tuples" if opcode in (0x85, 0x86, 0x87, ord("t")) else f"pickle opcode 0x{opcode:02x}"

@@ -43,7 +43,7 @@ def unpacked(pieces: Iterable[bytes], size: int, name: str) -> Iterator[bytes]:
                 left -= len(piece)
                 if left < 0:
                     raise InputError(
-                        f"{name}: refused, because this {kind} unpacks to more than {_MAX_INFLATION} times itself."
+                        f"{name}: not read, because this {kind} unpacks to more than {_MAX_INFLATION} times itself."
                     )
                 yield piece
             return

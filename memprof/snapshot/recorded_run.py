@@ -269,7 +269,7 @@ class ProcessMemory(Row, frozen=True):
 
 
 class OutsideTorch(Part, frozen=True, kw_only=True):
-    """Device memory as the driver (NVML) reported it when the device was fullest; ``None`` if unknown.
+    """Device memory as the driver (NVML) reported it at the device peak; ``None`` if unknown.
 
     Attributes:
         reason: why figures are missing.

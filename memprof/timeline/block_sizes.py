@@ -43,7 +43,7 @@ def row_sizes(
     as_block = np.count_nonzero(rows.trace_size[both] == rows.block_size[both])
     requested = np.where(known, rows.block_requested, rows.trace_size)
     if as_block > as_requested:
-        notes.append("the trace holds block sizes: the requested bytes of blocks freed in it are not known")
+        notes.append("the trace has block sizes only: the requested bytes of blocks freed in it are unknown")
         return requested, np.where(known, rows.block_size, rows.trace_size)
     if not settings.expandable_segments and np.any(regions.page > 0):
         settings = replace(settings, expandable_segments=True)

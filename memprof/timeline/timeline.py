@@ -141,7 +141,7 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     devices = snapshot.devices
     name = snapshot.path or "the snapshot"
     if not devices:
-        raise InputError(f"{name}: holds no event and no segment; was recording enabled before it was written?")
+        raise InputError(f"{name}: has no events and no segments; was recording enabled before it was written?")
     if device is None and (device := _failed_device(snapshot)) is None:
         lines = [build_timeline(snapshot, d) for d in devices]
         return max(lines, key=lambda t: t.max_requested)
@@ -222,7 +222,7 @@ def _totals(
     active = _running(size, rows.alloc_event, rows.free_event, len(trace))
     reserved = None if kind is Kind.TRACE else _reserved(trace, segments)
     if reserved is not None and np.any(reserved < active):
-        notes.append("the blocks in use exceed the recorded segments; reserved bytes are raised to hold them")
+        notes.append("the blocks in use exceed the recorded segments; reserved bytes are raised to match")
         reserved = np.maximum(reserved, active)
     count = len(trace)
     event_us = np.maximum.accumulate(trace.time_us) if count else trace.time_us

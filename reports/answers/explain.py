@@ -31,7 +31,7 @@ def _allocation(a: AllocationRow) -> Iterator[Block]:
     if what := "  ".join(words for words in (a.name, a.shape) if words):
         yield Said(what, tone="code", indent=4)
     kept = "; outlives the step or phase that made it" if a.group.retained else ""
-    kept += f"; held by {', '.join(a.group.held_by)}" if a.group.held_by else ""
+    kept += f"; owned by {', '.join(a.group.held_by)}" if a.group.held_by else ""
     yield Said(f"{a.group.evidence}: {a.why}{kept}", tone="muted", indent=4)
     if a.stack:
         yield Code(a.stack, indent=6, paths=True)

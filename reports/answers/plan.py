@@ -15,7 +15,7 @@ def plan(found: PlanDocument) -> Sheet:
     )
     limit, elsewhere = found.plan.limit_bytes, (found.varied, found.room)
     told = tuple(note for note in found.plan.notes if note not in elsewhere)
-    front = "* on the front: no other row both takes less time (estimated) and needs less memory."
+    front = "* on the front: no other row is both faster (estimated) and needs less memory."
     sections = (
         (),
         (Said(found.varied) if found.varied else None,),

@@ -170,8 +170,9 @@ def largest(allocations: Sequence[AllocationRow], moment: str = "peak") -> Table
     columns = (
         Column(f"Largest alive at the {moment}", short="Largest alive", least=16, cut_left=True),
         Column("Category", on="m"), Column("GiB", right=True), Column("Known by", whole=True, on="t"),
-        Column("How it is known", on="m"), *((Column("Made at", keeps_first=True, rank=1, on="t"),) if sited else ()),
-        Column("Made at", on="m"),
+        Column("How it is known", on="m"),
+        *((Column("Allocated at", keeps_first=True, rank=1, on="t"),) if sited else ()),
+        Column("Allocated at", on="m"),
     )  # fmt: skip
     return table(columns, [_allocation(row, sited) for row in shown])
 
@@ -187,7 +188,7 @@ def _allocation(a: AllocationRow, sited: bool) -> Line:
 def _closing(document: Document) -> Section:
     report, growth = document.report, document.report.growth
     whole = report.peak.active_bytes or 1
-    known = ", ".join(f"{kind} {100 * n / whole:.1f} %" for kind, n in evidence_bytes(report.peak))
+    known = ", ".join(f"{kind} {100 * n / whole:.1f}%" for kind, n in evidence_bytes(report.peak))
     wrong = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in document.checks if c.ok is False)
     sums = Said(f"Does it add up? No: {wrong}.", tone="bad") if wrong else Said("Does it add up? Yes, to the byte.")
     facts = outside_facts(report.outside)

@@ -14,17 +14,17 @@ def serving(plan: Serving) -> Sheet:
     share = plan.gpu_memory_utilization
     pool = f"{thousands(plan.kv_tokens)} tokens of {thousands(plan.kv_bytes_per_token)} B"
     rows = [
-        ("gpu_memory_utilization", "none" if share is None else f"{share:.2f}", "the engine's share of the card"),
+        ("gpu_memory_utilization", "none" if share is None else f"{share:.2f}", "the engine's share of the GPU"),
         ("max_model_len", thousands(plan.max_model_len), "tokens of the longest sequence"),
         ("max_num_seqs", thousands(plan.max_num_seqs), "sequences at full length at once"),
         ("weights", format_bytes(plan.weights_bytes), "of the engine's own copy"),
         ("activations", format_bytes(plan.activation_bytes), "of the forward that vLLM profiles"),
         ("outside", format_bytes(plan.outside_bytes), "CUDA context, kernels, workspaces"),
         ("KV pool", format_bytes(plan.kv_bytes), pool),
-        ("trainer", format_bytes(plan.trainer_bytes), "what it holds when the engine starts"),
+        ("trainer", format_bytes(plan.trainer_bytes), "what it uses when the engine starts"),
         ("card", format_bytes(plan.total_bytes), plan.gpu),
     ]
     lines = [Line((Words(name, "code"), value, meaning)) for name, value, meaning in rows]
     columns = Column("Setting or part", whole=True), Column("Value", right=True, whole=True), Column("What", wraps=True)
-    title = f"{plan.model}: vLLM beside the trainer (modelled)"
+    title = f"{plan.model}: vLLM next to the trainer (modelled)"
     return Sheet(((), (table(columns, lines),), (Notes(plan.notes),)), title)

@@ -29,11 +29,11 @@ def advice_words(entry: Advice) -> str:
         words.append(f"It saves no more because the peak is then in {phase_label(entry.moves_to).lower()}{left}.")
     if entry.peak == "device":
         most = "up to " if entry.basis == "estimated" else ""
-        words.append(f"This is about what the device holds: {most}{gib(entry.saves_bytes)} GiB less reserved.")
+        words.append(f"This is about reserved memory: {most}{gib(entry.saves_bytes)} GiB less reserved.")
     elif (device := entry.device_saves_bytes) is not None and device != entry.saves_bytes:
         words.append(f"The device's peak changes by {gib(-device)} GiB.")
     if entry.host_bytes:
-        words.append(f"Takes {gib(entry.host_bytes)} GiB of host memory.")
+        words.append(f"Uses {gib(entry.host_bytes)} GiB of host memory.")
     return " ".join(filter(None, [*words, _time(entry.time_ratio)]))
 
 
@@ -44,7 +44,7 @@ def _time(ratio: float | None) -> str:
     change = round(100 * (ratio - 1))
     if not change:
         return "Time of a step: about the same (estimated)."
-    return f"Time of a step: {'+' if change > 0 else '−'}{abs(change)} % (estimated)."
+    return f"Time of a step: {'+' if change > 0 else '−'}{abs(change)}% (estimated)."
 
 
 def advice_basis(report: Report) -> str:
@@ -62,5 +62,5 @@ def advice_basis(report: Report) -> str:
     if unchanged and report.source.kind != Kind.SIMULATED:
         error = 100 * (unchanged.simulated_bytes - unchanged.measured_bytes) / max(unchanged.measured_bytes, 1)
         where = "above" if error > 0 else "below"
-        words += f"; simulated unchanged, this run peaks {abs(error):.1f} % {where} what was measured"
+        words += f"; simulated unchanged, this run peaks {abs(error):.1f}% {where} what was measured"
     return words

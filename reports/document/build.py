@@ -174,7 +174,7 @@ def oom_sentence(oom: OutOfMemory) -> str:
     sentence = f"Out of memory in {where_words(oom.phase, oom.step)}: {size(asked)} were asked for"
     if free is not None:
         segment = oom.segment_bytes or 0
-        piece = f", which takes {size(segment)} in one piece" if asked <= free < segment else ""
+        piece = f", which needs {size(segment)} of contiguous memory" if asked <= free < segment else ""
         sentence += f"{piece}, {size(free)} were free on the device"
     sentence += f".{_limited(oom)}"
     if (fits := oom.fits_defragmented) is not None:
@@ -190,9 +190,9 @@ def _limited(oom: OutOfMemory) -> str:
         return ""
     by = "torch.cuda.set_per_process_memory_fraction, or memprof's capacity"
     if not isinstance(limit := oom.limit_bytes, int):
-        return f" The device had room, so a limit of this process refused it ({by})."
+        return f" The device had room, so a per-process memory limit was reached ({by})."
     held = size(oom.reserved_bytes or 0)
-    return f" A limit of this process refused it: of the {size(limit)} it may reserve ({by}), it held {held}."
+    return f" A per-process memory limit was reached: {held} of {size(limit)} ({by})."
 
 
 def has_trend(growth: StepGrowth | None) -> bool:
@@ -219,7 +219,7 @@ def growth_words(growth: StepGrowth) -> str:
         return "Too few steps to see a trend."
     words = f"Memory left when a step ends changes by {signed_gib(round(slope))} GiB a step"
     if explained is not None:
-        words += f"; the number of tokens explains {100 * explained:.0f} % of the difference between peaks"
+        words += f"; the number of tokens explains {100 * explained:.0f}% of the difference between peaks"
     return words + "."
 
 
@@ -229,7 +229,7 @@ def host_facts(host: Host | None) -> tuple[Fact, ...]:
         return ()
     labels = (
         ("Resident memory of the process", host.rss_bytes, "RSS"),
-        ("Pinned memory held", host.pinned_bytes, "the pinned allocator rounds up to powers of two"),
+        ("Pinned memory", host.pinned_bytes, "the pinned allocator rounds up to powers of two"),
         ("Pinned memory requested", host.pinned_requested_bytes, ""),
         ("Managed memory", host.managed_bytes, "paged optimizer state"),
     )

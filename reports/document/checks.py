@@ -26,8 +26,8 @@ def _equal(label: str, parts: int, whole: int, note: str) -> Check:
 def _composition(peak: Peak) -> list[Check]:
     active, allocated, pending = peak.active_bytes, peak.allocated_bytes, peak.pending_free_bytes
     groups = sum(n for group, n in peak.groups.items() if group != Group.TOTAL)
-    held = f"{gib(allocated)} held by the program, {gib(pending)} waiting for a stream"
-    rounds = f"rounding up to whole blocks takes {size(peak.rounding_bytes)}"
+    held = f"{gib(allocated)} allocated by the program, {gib(pending)} waiting for a stream"
+    rounds = f"rounding up to whole blocks uses {size(peak.rounding_bytes)}"
     return [
         _equal("Sum of categories", sum(peak.categories.values()), active, "equals the active bytes"),
         _equal("Sum of groups", groups, peak.groups.get(Group.TOTAL, 0), "equals the total row"),
@@ -40,7 +40,7 @@ def _composition(peak: Peak) -> list[Check]:
 def _device(report: Report) -> list[Check]:
     peak, device = report.peak, report.device_peak
     if peak.reserved_bytes is None:
-        return [Check("Reserved", "–", "a tensor trace has no allocator, so nothing is reserved", None)]
+        return [Check("Reserved", "–", "a CPU recording has no allocator, so nothing is reserved", None)]
     cached, split, pools = peak.cached_bytes, peak.inactive_split_bytes, peak.private_pool_bytes
     words = f"equals reserved: {gib(cached)} cached, {gib(split)} split (fragmentation), {gib(pools)} in private pools"
     whole = peak.active_bytes + cached + split + pools

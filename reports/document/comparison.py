@@ -378,7 +378,7 @@ def _unchanged(found: Unchanged | None) -> str:
     if found is None:
         return ""
     measured, simulated = found.measured_bytes, found.simulated_bytes
-    error = f"{100 * (simulated - measured) / measured:+.2f} %".replace("-", "−") if measured else "not known"
+    error = f"{100 * (simulated - measured) / measured:+.2f}%".replace("-", "−") if measured else "not known"
     figures = f"{size(simulated)} simulated, {size(measured)} measured"
     return f"The simulator's error on the unchanged run: {error} of the allocated peak ({figures})."
 
@@ -407,8 +407,8 @@ def _setting(line: ChangedSetting) -> Line:
 # ---- allocations -----------------------------------------------------------------------------------------------------
 
 _ONLY_IN = (
-    Column("Size", right=True), Column("Blocks", whole=True), "Category", Column("Made at", wide=True, on="t"),
-    Column("Made at", on="mp"),
+    Column("Size", right=True), Column("Blocks", whole=True), "Category", Column("Allocated at", wide=True, on="t"),
+    Column("Allocated at", on="mp"),
 )  # fmt: skip
 
 

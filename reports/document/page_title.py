@@ -51,7 +51,7 @@ def subtitle_of(report: Report) -> tuple[str, ...]:
     words.append(f"{device}, {gib(total)} GiB" if total and report.peak.reserved_bytes is not None else device)
     if others := [str(index) for index in source.devices if index != source.device]:
         own = f"device {source.device}; " if name else ""
-        words[-1] += f" ({own}the file also holds {sentence_list(others)}, see --device)"
+        words[-1] += f" ({own}the file also has {sentence_list(others)}, see --device)"
     if source.torch:
         words.append(f"torch {source.torch}")
     if (source.world_size or 1) > 1:

@@ -164,13 +164,13 @@ class PlanDocument:
         plan, row = self.plan, self.plan.fastest
         if row is None:
             if not self.timed:
-                return f"No time is estimated: no speed is known of {plan.gpu}. Name a card, such as --gpu 4090."
+                return f"No time is estimated: the speed of {plan.gpu} is unknown. Give a GPU model (--gpu 4090)."
             return "No row fits as given, so that none is called the fastest."
         own = row.config["per_device_train_batch_size"]
         where = f" with {own} in a micro-batch" if plan.maximized == "speed" else " as given"
         words = f"Fastest that fits{where}: {row.method}, {self._took(row)} (estimated)."
         if alike := _as_fast(row, plan):
-            words += f" As fast to within 10 %, which no estimate tells apart: {sentence_list(alike)}."
+            words += f" As fast to within 10%, which no estimate tells apart: {sentence_list(alike)}."
         return words
 
     def _time_us(self, row: PlanRow) -> int:

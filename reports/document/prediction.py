@@ -47,7 +47,7 @@ def prediction_facts(report: Report) -> tuple[Fact, ...]:
     """List what decides the verdict, and how far off the figures may be."""
     facts = []
     if fit := report.fit:
-        note = f"{100 * fit.margin:.0f} % of the card are kept free"
+        note = f"{100 * fit.margin:.0f}% of the GPU is reserved as a margin"
         if apart := _apart(fit):
             note += f"; {apart}"
         facts.append(Fact("Decided by", phase_label(fit.phase), note))
@@ -55,7 +55,7 @@ def prediction_facts(report: Report) -> tuple[Fact, ...]:
     if error := report.expected_error:
         facts.append(Fact("Expected error", _range(error.allocated), _rests_on(error)))
     if time := report.estimated_time:
-        facts.append(Fact("A step takes", f"≈ {duration(round(time.step_s * 1e6))}", _slowest(time)))
+        facts.append(Fact("Time per step", f"≈ {duration(round(time.step_s * 1e6))}", _slowest(time)))
     return tuple(facts)
 
 
@@ -92,7 +92,7 @@ def reserving(fit: Fit | None) -> str:
 def _slowest(time: EstimatedTime) -> str:
     phases = sorted(time.phases.items(), key=lambda item: -item[1])[:2]
     parts = ", ".join(f"{phase_label(name).lower()} {duration(round(s * 1e6))}" for name, s in phases)
-    return f"{parts}; estimated at the card's published speed, not measured"
+    return f"{parts}; estimated from the GPU's published speed, not measured"
 
 
 def _host(host: HostNeed) -> Fact:
@@ -104,4 +104,4 @@ def _host(host: HostNeed) -> Fact:
 
 def _range(error: ErrorRange) -> str:
     low, high = (f"{100 * side:+.{0 if abs(side) >= 0.1 else 1}f}" for side in (error.low, error.high))
-    return f"{low} to {high} %".replace("-", "−")
+    return f"{low} to {high}%".replace("-", "−")

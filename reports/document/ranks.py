@@ -71,7 +71,7 @@ _OF_PHASES = (
     Column("Lowest", right=True), Column("by rank", right=True), Column("Above the mean", right=True),
 )  # fmt: skip
 _OF_NODES = (
-    "Node", "Ranks", Column("Fullest", right=True), Column("by rank", right=True), Column("Mean", right=True),
+    "Node", "Ranks", Column("Highest rank", right=True), Column("by rank", right=True), Column("Mean", right=True),
     Column("Together", right=True),
 )  # fmt: skip
 _OF_RECORDINGS = (
@@ -89,7 +89,7 @@ def recordings_table(report: Report) -> Table | None:
 def _recording(row: Recording) -> Line:
     role = row.role or "role not known"
     if row.role_from == "content":
-        role += " (by what it holds)"
+        role += " (by its contents)"
     process = f"process {row.pid}" if row.pid is not None else ""
     step = f"step {row.step}" if row.step is not None else ""
     file = Words(row.file, "code", ("out of memory",) if row.out_of_memory else ())
@@ -160,7 +160,7 @@ def _sentence(across: AcrossRanks, count: int, shown: int | None, rows: Sequence
     first = next(row for row in rows if row.rank == peak.highest_rank)
     return (
         f"{words}Rank {first.rank} peaks highest: {size(first.peak_bytes)} in {first.where}, "
-        f"{100 * peak.imbalance:.1f} % above the mean of {count} ranks; "
+        f"{100 * peak.imbalance:.1f}% above the mean of {count} ranks; "
         f"rank {peak.lowest_rank} lowest: {size(peak.lowest_bytes)}."
     )
 
@@ -169,7 +169,7 @@ def _in_full(shown: int | None, peak: Spread, rows: Sequence[RankRow]) -> str:
     """Name the rank that the rest of the page is about, and why that one."""
     failed = any(row.shown and row.oom for row in rows)
     fullest = shown == peak.highest_rank and peak.lowest_bytes < (1 - _ALIKE) * peak.highest_bytes
-    why = ", which ran out of memory," if failed else ", the fullest," if fullest else ""
+    why = ", which ran out of memory," if failed else ", which uses the most memory," if fullest else ""
     return f"Rank {shown}{why} in full"
 
 
@@ -188,7 +188,7 @@ def _difference(found: Difference) -> str:
     what = "memory outside torch" if found.category == "non_torch" else category_label(found.category)
     phase = f" in {phase_label(found.phase).lower()}" if found.phase else ""
     reason = f": {found.reason}" if found.reason else ""
-    return f"Rank {found.rank} holds {size(found.bytes)} more {what.lower()} than the median rank{phase}{reason}."
+    return f"Rank {found.rank} uses {size(found.bytes)} more {what.lower()} than the median rank{phase}{reason}."
 
 
 def _phase(spread: PhaseSpread) -> Line:
@@ -196,7 +196,7 @@ def _phase(spread: PhaseSpread) -> Line:
     high, low = ("all" if alike else str(rank) for rank in (spread.highest_rank, spread.lowest_rank))
     name = Words(phase_label(spread.phase), phase=spread.phase)
     figures = (spread.highest_bytes, high, spread.median_bytes, spread.lowest_bytes, low)
-    return Line((name, *figures, f"{100 * spread.imbalance:.1f} %"))
+    return Line((name, *figures, f"{100 * spread.imbalance:.1f}%"))
 
 
 def _node(spread: NodeSpread) -> Line:

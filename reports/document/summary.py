@@ -56,7 +56,7 @@ def _guessed(peak: Peak, allocations: Sequence[AllocationRow]) -> Fact | None:
             others[category_label(category).lower()] += allocation.bytes
     words = sentence_list(label for label, n in others.most_common(2) if n >= n_bytes / 100)
     note = f"could be {words}" if words else "by lifetime, shape or size alone"
-    return Fact(f"Guessed (rows marked{GUESS})", f"{gib(n_bytes)} GiB", note, n_bytes)
+    return Fact(f"Inferred (rows marked{GUESS})", f"{gib(n_bytes)} GiB", note, n_bytes)
 
 
 def _rest_of_device(peak: Peak, capacity: int | None) -> tuple[Part, ...]:
@@ -121,19 +121,19 @@ def _other_devices(report: Report) -> Iterator[Fact]:
 def _floor(report: Report) -> Fact:
     """Count what is allocated in every phase, if there is no device."""
     floor = min((phase.peak_bytes for phase in report.phases), default=report.peak.active_bytes)
-    return Fact("Lowest phase peak", f"{gib(floor)} GiB", "held in every phase", floor)
+    return Fact("Lowest phase peak", f"{gib(floor)} GiB", "in use in every phase", floor)
 
 
 # ---- how far from out of memory: what torch uses and caches, non-PyTorch memory, what failed, and the GPU -----------
 
 
 _FROM = {
-    "device": "the card",
-    "other": "the other run's card",
+    "device": "the GPU",
+    "other": "the other run's GPU",
     "machine": "this machine's memory",
-    "option": "the card asked about",
+    "option": "the GPU given",
     "limit": "what this process may reserve",
-    "oom": "the card at least, by what was free when memory ran out",
+    "oom": "the GPU at least, by what was free when memory ran out",
 }
 
 
@@ -201,13 +201,13 @@ def _outside_is_unknown(report: Report) -> bool:
 
 def _sentence(report: Report, card: Capacity | None, needed: int, request: int, others: bool) -> str:
     if card is None:
-        return f"{gib(needed)} GiB with the request that failed; the recording does not say how large the card is."
+        return f"{gib(needed)} GiB with the request that failed; the recording does not contain the GPU's memory size."
     of = f"{gib(card.bytes)} GiB ({_FROM['other' if others else card.source]})"
     left = card.bytes - needed
     short = (report.oom.ahead.short_bytes if report.oom and report.oom.ahead else None) or 0
     whole = f" For the whole step {size(short)} were missing." if short > max(0, -left) else ""
     if request and left >= 0:
-        return f"{gib(needed)} of {of} with the {size(request)} that failed: free, but not in one piece.{whole}"
+        return f"{gib(needed)} of {of} with the {size(request)} that failed: free, but not contiguous.{whole}"
     if left < 0:
         with_it = f" with the {size(request)} that failed" if request else ""
         words = f"{gib(needed)} GiB{with_it}, {gib(-left)} more than {of}.{whole}"
@@ -215,7 +215,7 @@ def _sentence(report: Report, card: Capacity | None, needed: int, request: int, 
         words = f"{gib(left)} GiB left of {of}, {percent(left, card.bytes)}."
         if left < GIB and _outside_is_unknown(report):
             than = ", more than" if left < _CONTEXT else " of"
-            words += f" What is outside torch was not measured: a CUDA context takes about 0.6 GiB{than} that."
+            words += f" Non-PyTorch memory was not measured: a CUDA context uses about 0.6 GiB{than} that."
     if report.peak.reserved_bytes is None:
-        words += " Tensors alone: what an allocator and a CUDA context add is not in a tensor trace."
+        words += " Tensor memory only: allocator overhead and the CUDA context are not included on CPU."
     return words

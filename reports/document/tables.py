@@ -127,7 +127,7 @@ def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
     columns: tuple[Column, ...] = (
         Column("GiB", page="Component"), Column(f"At the {moment}", right=True), Column("", wide=True, on="t"),
         Column("Share", wide=True, on="p"), Column(f"of {moment}", right=True, wide=True, page=f"% of {moment}"),
-        Column("Own peak", right=True),
+        Column("Highest", right=True),
     )  # fmt: skip
     whole = rows[-1].at_peak
     lines = tuple(line for row in rows if not is_unused(row) for line in _component(row, (), whole))
@@ -190,7 +190,7 @@ def _phase_line(name: str, runs: Sequence[PhasePeak], times: Mapping[str, int] |
     took: tuple[str, ...] = ()
     if times is not None:
         us = times.get(name)
-        share = "" if us is None else f"{100 * us / (sum(times.values()) or 1):.0f} %"
+        share = "" if us is None else f"{100 * us / (sum(times.values()) or 1):.0f}%"
         took = (time_taken(us, report.source.kind == Kind.SIMULATED), share)
     title = Words(phase_label(name), badges=tuple(badges), phase=name)
     cells = (title, *took, low if amount(low) != amount(high) else "", high, category_parts(worst.categories))
@@ -287,7 +287,7 @@ def allocation_rows(
     *,
     timed: bool = True,
 ) -> tuple[AllocationRow, ...]:
-    """Fill one row for each group of similar allocations, in the order given; ``whole`` is 100 %.
+    """Fill one row for each group of similar allocations, in the order given; ``whole`` is 100%.
 
     Args:
         groups: as the report's ``peak.largest`` and ``Analysis.largest`` have.

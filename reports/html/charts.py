@@ -74,7 +74,7 @@ def _picture(label: str, timeline: Timeline, highest: int) -> Markup:
 def _axis_note(timeline: Timeline | None) -> Markup:
     """Explain the axis; the script writes the other note when the other axis is chosen."""
     long = f"; the recording is {duration(timeline.time_us[-1])} long" if timeline and timeline.timed else ""
-    keys = "Drag to zoom, double-click to reset, click to hold the cursor."
+    keys = "Drag to zoom, double-click to reset, click to fix the cursor."
     phase = f"Phases are drawn equally wide, the time between them narrower{long}. {keys}"
     time = f"Drawn by the recording's clock{long}. {keys}"
     event = f"Every allocation and every free is drawn equally wide{long}. {keys}"
@@ -131,7 +131,7 @@ def icicle_section(root: Node, opened: Opened, moment: str = "peak") -> Markup |
         return None
     return section(
         "icicle",
-        "Where it was made",
+        "Allocated at",
         "category › call site › tensor; press a box to zoom, the top one to go back, a tensor to see its stack",
         el("p", {"id": "icicle-found", "class": "muted fine", "role": "status"}),
         el(

@@ -137,7 +137,7 @@ def _settings(comparison: ComparisonDocument) -> Markup | None:
 
 
 def _table(comparison: ComparisonDocument) -> Markup:
-    note = "at each run's own peak, on one scale; rows add up to the total, own peaks need not coincide"
+    note = "at each run's peak, on one scale; rows add up to the total, per-category peaks need not coincide"
     if any(c.document is None for c in comparison.columns):
         note += "; a published total is the sum of its components"
     return section("components", "Side by side", note, draw_table(comparison.rows), legend(comparison.legend))
@@ -151,7 +151,7 @@ def _only_in(entries: Sequence[OnlyInTable]) -> Markup | None:
         return None
     return section(
         "only-in",
-        "Held by one and not by the other",
+        "Allocated in one run only",
         "blocks alive at the peak, by stack and size, counted",
         el("div.columns even", *[_only_in_part(entry, i, len(entries)) for i, entry in enumerate(entries)]),
     )

@@ -85,9 +85,9 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
     for part in parts:
         known, guessed = part.bytes - part.guessed, part.guessed
         width = 100 * max(known, guessed) / scale
-        # A letter is about 0.6 % of the bar on a screen of usual width; narrower ones cut a name with an ellipsis.
+        # A letter is about 0.6% of the bar on a screen of usual width; narrower ones cut a name with an ellipsis.
         text = el("b", part.label) if labels and width > 1.7 + 0.6 * len(part.label) and part.id != "free" else None
-        title = f"{part.label}: {amount(part.bytes)}" + (f", {amount(part.guessed)} guessed" if part.guessed else "")
+        title = f"{part.label}: {amount(part.bytes)}" + (f", {amount(part.guessed)} inferred" if part.guessed else "")
         kind = f"seg c-{colour_class(part.id)}"
         for n_bytes, mark, name in ((known, "", text if known >= guessed else None),
                                     (guessed, " guess", text if known < guessed else None)):  # fmt: skip

@@ -46,7 +46,7 @@ def _evidence(peak: Peak) -> Markup:
     whole, lines = peak.active_bytes or 1, []
     for kind, n in evidence_bytes(peak):
         words = Words(EVIDENCE_WORDS[kind], "muted")
-        lines.append(Line((Words(kind, f"evidence e-{kind}"), n, f"{100 * n / whole:.1f} %", words)))
+        lines.append(Line((Words(kind, f"evidence e-{kind}"), n, f"{100 * n / whole:.1f}%", words)))
     note = "bytes by kind of evidence"
     return section("evidence", "How it is known", note, draw_table(table(("", _NUMBER, _NUMBER, ""), lines)))
 

@@ -118,7 +118,7 @@ def _written(entry: _Entry, frames: dict[str, int]) -> OpenedEntry:
     colour = colour_class(entry.category)
     if isinstance(entry, LeftBehind):
         words = f"{size(entry.bytes)} left behind in {entry.steps} steps"
-        held = f"held by {', '.join(entry.held_by)}" if entry.held_by else "what holds it is not known"
+        held = f"owned by {', '.join(entry.held_by)}" if entry.held_by else "the object that owns it is unknown"
         return OpenedEntry(
             what=site_words(call_site(whole), whole), colour=colour, label=category_label(entry.category),
             about=(words, held), stack=stack,
@@ -142,5 +142,5 @@ def particulars(allocation: AllocationRow) -> str:
     shape = f"{allocation.shape}, " if allocation.shape else ""
     made = f", made in {allocation.phase_label.lower()}" if allocation.phase_label else ""
     outlives = "; outlives the step or phase that made it" if group.retained else ""
-    held = f"; held by {', '.join(group.held_by)}" if group.held_by else ""
+    held = f"; owned by {', '.join(group.held_by)}" if group.held_by else ""
     return f"{shape}{many}{allocation.address}{made}, alive {allocation.lifetime}{outlives}{held}"

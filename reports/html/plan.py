@@ -67,11 +67,11 @@ def _prices(plan: PlanDocument) -> Markup | None:
     label = "Memory against time, a point for each row; the table below has the same figures."
     keys = el(
         "p.muted fine",
-        "Filled and joined: the front, where no other row both takes less time and needs less memory. Grey: does not "
-        "fit. Point at a row for its settings. Times are estimated from the card's published speed.",
+        "Filled and joined: the front, no other row both is faster and needs less memory. Grey: does not "
+        "fit. Point at a row for its settings. Times are estimated from the GPU's published speed.",
     )
     chart = el("div", {"id": "front-chart", "class": "needs-js", "role": "img", "aria-label": label})
-    smaller = ", and in smaller micro-batches where that does not fit" if plan.plan.maximized == "speed" else ""
+    smaller = ", and in smaller micro-batches if that does not fit" if plan.plan.maximized == "speed" else ""
     note = f"as given{smaller}; every row's step does the same work"
     if plan.per_tokens:
         note = f"the rows' steps differ in their work, so time is that of {thousands(1000)} tokens"
@@ -104,8 +104,8 @@ def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
 
 
 _SEARCHED = {
-    "context": "what is largest was simulated too; where a method does not fit as given, with smaller micro-batches",
+    "context": "the largest run was simulated too; if a method does not fit as given, with smaller micro-batches",
     "num_generations": "what is largest was simulated too, with as many completions in a micro-batch",
     "batch": "what is largest was simulated too",
-    "speed": "where a method does not fit as given, smaller micro-batches were simulated too",
+    "speed": "if a method does not fit as given, smaller micro-batches were simulated too",
 }

@@ -25,7 +25,7 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
     if ranks is None:
         return None
     worlds = f"{ranks.count} of {ranks.world_size} ranks" if ranks.count != ranks.world_size else f"{ranks.count} ranks"
-    note = f"{worlds}; each rank at its own peak; a stronger colour is more; ▲ is clearly above the median"
+    note = f"{worlds}; each rank at its peak; a stronger colour is more; ▲ is clearly above the median"
     return section(
         "ranks",
         f"Ranks: {ranks.finding}" if ranks.finding else "Ranks",
@@ -48,7 +48,7 @@ def _matrix(ranks: Ranks, rows: Sequence[RankRow], heading: str = "") -> Markup:
     nodes = ranks.several_nodes
     devices = any(r.held_bytes is not None for r in rows)
     head = [column("Rank"), column("Node", extra="wide") if nodes else None, column("Peak in", extra="wide")]
-    head += [column("Peak", True), column("Device held", True) if devices else None]
+    head += [column("Peak", True), column("Device memory in use", True) if devices else None]
     head += [el("th", {"scope": "col", "class": "num"}, swatch(c) if c else None, label) for c, label in ranks.columns]
     body = [_rank_row(row, nodes, devices) for row in rows]
     table = el("table.ranks", el("thead", el("tr", *head)), el("tbody", *body))

@@ -32,7 +32,7 @@ def oom_banner(oom: OutOfMemory | None) -> Markup | None:
         "div.banner",
         {"role": "alert", "id": "oom"},
         el("p", el("strong", oom_sentence(oom))),
-        stack_details(shown_stack(oom.stack), "Where it was asked for"),
+        stack_details(shown_stack(oom.stack), "Requested at"),
     )
 
 
@@ -81,7 +81,7 @@ def headline_lines(headline: Headline, changes: bool = True) -> list[Markup]:
 
 def _fact_card(fact: Fact, guessed: bool = False) -> Markup:
     """Draw a fact; where it counts what is guessed, its note lists these allocations with what else each could be."""
-    link = el("a", {"href": "#allocations", "data-filter": "guessed"}, fact.note) if guessed else fact.note
+    link = el("a", {"href": "#allocations", "data-filter": "inferred"}, fact.note) if guessed else fact.note
     mark = el("i.swatch guess", {"aria-hidden": "true"}) if guessed else None
     return el(
         "div",
@@ -119,7 +119,7 @@ def room_bar(room: Room) -> Markup:
     end = None
     if room.capacity_bytes:
         left = f"left:{100 * room.capacity_bytes / room.scale_bytes:.4f}%"
-        end = el("span.card-end", {"style": left, "title": f"The card: {amount(room.capacity_bytes)}"})
+        end = el("span.card-end", {"style": left, "title": f"GPU: {amount(room.capacity_bytes)}"})
     return el("div.room", bar(room.parts, room.scale_bytes), end)
 
 

@@ -119,7 +119,7 @@ def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
     summary = el(
         "summary",
         el("span.what", breakable(what(allocation))),
-        el("span.badge guess", "guessed") if allocation.guessed else None,
+        el("span.badge guess", "inferred") if allocation.guessed else None,
         el("small.muted", small) if small else None,
     )
     category = allocation.label + (f", {allocation.detail}" if allocation.detail else "")

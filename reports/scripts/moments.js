@@ -28,7 +28,7 @@
     element.style.flex = `${(100 * bytes) / (above || 1)} 1 0`;
     if (depth === 1) element.dataset.category = category;
     box.type = "button";
-    box.title = `${label}, ${amountOf(bytes)}, ${((100 * bytes) / (whole || 1)).toFixed(1)} % of this moment`;
+    box.title = `${label}, ${amountOf(bytes)}, ${((100 * bytes) / (whole || 1)).toFixed(1)}% of this moment`;
     box.dataset.bytes = bytes;
     if (reference) box.dataset.open = reference;
     box.append(make("span", "label", label), make("b", "", amountOf(bytes)));

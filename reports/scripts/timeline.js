@@ -205,7 +205,7 @@ const seconds = (s) => (!timeline.timed ? "event " + Math.round(s) : s < 1 ? (s 
 
 const showPanel = () => {
   const span = spanOf(point), time = timeline.axes.time[point];
-  $$("panel-title").textContent = point === timeline.peak_point ? "Peak" : held ? "Held here" : "At the cursor";
+  $$("panel-title").textContent = point === timeline.peak_point ? "Peak" : held ? "At this moment" : "At the cursor";
   $$("panel-where").textContent = seconds(time) + (span ? " · " + span[1] + (span[2] === null ? "" : ", step " + span[2]) : "");
   $$("panel-total").textContent = amountOf(total[point] * GIB);
   const parts = stacked.filter(visible).map((t) => [t.meta, t.y[point] * GIB]).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);

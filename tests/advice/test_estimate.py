@@ -63,7 +63,7 @@ _FULL_LAYER = 2 * (4 * _H + 4 * _H) + 5 * 2 * _H + 2 * _I + _ATTENTION + _MLP  #
 
 
 def test_a_layer_keeps_these_tensors() -> None:
-    """And without checkpointing a simulated Qwen2.5-1.5B keeps what they add up to, within 1 %."""
+    """And without checkpointing a simulated Qwen2.5-1.5B keeps what they add up to, within 1%."""
     shape = ModelShape.of(MODEL)
     assert kept_by_a_layer(FULL, shape) == _FULL_LAYER
     bf16 = 2 * (4 * _H + 2 * _H) + 2 * 2 * _H + 2 * _I + _ATTENTION + _MLP

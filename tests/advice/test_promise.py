@@ -106,7 +106,7 @@ def test_a_limit_and_a_simulation() -> None:
 
 
 def test_growing_segments_that_are_not_enough_do_not_come_first() -> None:
-    """The request alone would have fitted in one piece; the simulated step does not."""
+    """The request alone would have fitted in one contiguous block; the simulated step does not."""
     device = {"id": "expandable", "peak": "device", "saves_bytes": GIB, "toll": 0, "exact": True, "enough": False}
     enough = {"id": "lora", "peak": "allocated", "saves_bytes": 4 * GIB, "toll": 4, "exact": False, "enough": True}
     oom = failed(ahead=None, fits_defragmented=True)
@@ -121,7 +121,7 @@ def test_the_first_row_says_what_else_to_do() -> None:
     ]
     assert with_words(rows, failed()) == ["Not enough alone: also train an adapter.", None]
     (alone,) = with_words([{**rows[0], "enough": True}], failed())
-    assert alone == "That is enough alone: all the run still makes is counted, 10 % kept."
+    assert alone == "That alone is sufficient: later allocations of the run are counted, 10% margin."
     unasked = [{**rows[0]}, rows[1]]
     del unasked[0]["enough_with"]  # a simulation's row: nothing was tried together
     assert with_words(unasked, failed())[0] == "Not enough alone."

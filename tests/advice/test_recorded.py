@@ -103,6 +103,6 @@ def test_the_command_puts_measured_and_simulated_side_by_side(
     assert answer["unchanged"]["measured_bytes"] == report["peak"]["allocated_bytes"]
     first = build_comparison(answer).unchanged
     assert first.startswith("The simulator's error on the unchanged run: ")
-    assert "0.00 % of the allocated peak" in first
+    assert "0.00% of the allocated peak" in first
     text = page.read_text(encoding="utf-8")
     assert text.index("error on the unchanged run") < text.index('class="card"')

@@ -73,7 +73,7 @@ def test_places_hold_what_the_headline_says(shared: Path, name: str) -> None:
 
 
 def test_a_place_that_holds_nothing_is_no_cause(shared: Path) -> None:
-    """Activation gradients without a stack, and 512 bytes of them with one: "0 % from run_resnet50_snapshot.py:85"."""
+    """Activation gradients without a stack, and 512 bytes of them with one: "0% from run_resnet50_snapshot.py:85"."""
     found = analyze(shared / "snapshots" / "resnet50-pytorchblog-t22.pickle").to_dict()["headline"]
     assert found["places"] == []
     assert " from " not in found["cause"]
@@ -127,16 +127,16 @@ def test_places_are_said_of_their_own_category_alone() -> None:
     report = _sample({"history": "complete"}, {"active_bytes": 200 * MIB, "categories": categories}, phases=[])
     place = Place(frame="train.py:11 forward", bytes=90 * MIB, share=1.0)
     assert _cause(report, Category.ACTIVATIONS, [place]).endswith(
-        "of activations (45 %), 90.0 MiB of the activations in forward (train.py:11)."
+        "of activations (45%), 90.0 MiB of the activations in forward (train.py:11)."
     )
 
 
 def test_a_guess_is_called_one_and_a_dump_has_no_peak() -> None:
     peak = {"active_bytes": 200 * MIB, "reserved_bytes": 240 * MIB, "guessed": {"weights": 55 * MIB},
             "categories": {"weights": 110 * MIB, "kv_cache": 90 * MIB}}  # fmt: skip
-    words = "110 MiB of weights (55 % of it) and 90.0 MiB of KV cache (45 %)."
+    words = "110 MiB of weights (55% of it) and 90.0 MiB of KV cache (45%)."
     dump = _sample({"history": "none"}, peak, phases=[])
-    assert _cause(dump, Category.KV_CACHE, []) == f"{words} Guessed: weights."
+    assert _cause(dump, Category.KV_CACHE, []) == f"{words} Inferred: weights."
     known = _sample({"history": "none"}, peak | {"guessed": {"weights": 54 * MIB}}, phases=[])
     assert _cause(known, Category.KV_CACHE, []) == words
 
@@ -148,13 +148,13 @@ SAID = {
     # Its own empty_cache() gave that back before the recording's first allocation.
     "cs336-compile-fwd-ctx256-t26": ("59.00 GiB were reserved before the peak and handed back: 21.27 are reserved at",),
     "flexgen-opt1.3b-a-t20": ("made by the same line: pytorch_backend.py:195 ran once for each", "share one copy"),
-    "cs336-2.7b-fullstep-ctx512-t26": ("27.87 GiB of activations (42 % of these 66.73 GiB)", "checkpointing"),
-    "cs336-2.7b-fwd-ctx256-amp-t26": ("6.75 GiB of activations (26 %) and 6.80 GiB of weight casts (26 %)",
+    "cs336-2.7b-fullstep-ctx512-t26": ("27.87 GiB of activations (42% of these 66.73 GiB)", "checkpointing"),
+    "cs336-2.7b-fwd-ctx256-amp-t26": ("6.75 GiB of activations (26%) and 6.80 GiB of weight casts (26%)",
                                       "autocast without its cache", "saves 12.19 GiB", "cache_enabled=False"),
-    "SYNTHETIC-mosaic-output": ("What 2.10 GiB (100 %) are for is not known",),
-    "sketchkv-llama-kvcache-t24": ("2.71 GiB of KV cache (18 %), ", " of it in ", "(cache_utils_V2.py:"),
-    "tomi-opt-toy-t23": ("17.2 MiB of workspace (100 % of the peak)", "Nothing to change"),
-    "linear-grad-t24": ("1.12 GiB of activations (27 %), made at profile_grad.py:11 with what they hold, are left",
+    "SYNTHETIC-mosaic-output": ("What 2.10 GiB (100%) are for is not known",),
+    "sketchkv-llama-kvcache-t24": ("2.71 GiB of KV cache (18%), ", " of it in ", "(cache_utils_V2.py:"),
+    "tomi-opt-toy-t23": ("17.2 MiB of workspace (100% of the peak)", "Nothing to change"),
+    "linear-grad-t24": ("1.12 GiB of activations (27%), made at profile_grad.py:11 with what they hold, are left",
                         "How: del the name"),
 }  # fmt: skip
 

@@ -68,7 +68,7 @@ def test_a_limit_nobody_recorded_shows_by_a_device_with_room(free: int, limited:
     report = failed(asked=50 * MIB, device_free=free, limit=None, told=False)
     assert report["oom"]["limited"] is limited
     sentence = _sentence(report)
-    assert ("a limit of this process refused it" in sentence) is limited
+    assert ("a per-process memory limit was reached" in sentence) is limited
 
 
 def test_a_recording_that_knows_of_no_limit_names_none() -> None:

@@ -1,4 +1,4 @@
-"""Attribution of real runs on this CPU, recorded by tensor trace and then stripped of all that memprof knew of them."""
+"""Attribution of real runs recorded on this CPU, then stripped of all that memprof knew of them."""
 
 from __future__ import annotations
 

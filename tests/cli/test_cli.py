@@ -359,7 +359,7 @@ print("LOADED", sorted(names & {heavy!r}), file=sys.stderr)
         ("report no.pickle", ">&-", 3, "memprof: no.pickle: cannot be read (No such file or directory).\n"),
         ("report {}", ">/dev/full", 3, "memprof: cannot go on: No space left on device.\n"),
         ("report --nope", "2>/dev/full", 2, ""),
-        ("oom -", "<&-", 3, "memprof: standard input holds no out-of-memory message."),
+        ("oom -", "<&-", 3, "memprof: standard input contains no out-of-memory message."),
     ],
 )
 def test_closed_and_full_streams(snapshot: Path, words: str, streams: str, code: int, says: str) -> None:

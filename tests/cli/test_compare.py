@@ -109,7 +109,7 @@ def test_what_is_in_one_and_not_in_the_other(files: dict[str, Path]) -> None:
 def test_labels_and_capacity(files: dict[str, Path]) -> None:
     arguments = (files["report"], files["lean"], "--label", "before", "--label", "after", "--capacity", "7GiB")
     result = call("compare", *arguments)
-    assert "after holds at its peak 4.70 GiB, 31 % less than before" in result.stdout
+    assert "after holds at its peak 4.70 GiB, 31% less than before" in result.stdout
     assert re.search(r"^Fits 7\.00 +no +yes", result.stdout, re.MULTILINE)
     data = compared(*arguments, "--published", "unsloth-2025")
     assert [r["label"] for r in data["runs"]][:2] == ["before", "after"]
@@ -140,7 +140,7 @@ def test_gate(files: dict[str, Path], first: str, second: str, limit: str, code:
     assert page.exists()
     assert "Total" in result.stdout
     if code:
-        assert "large is 12582912 bytes, 100.00 % above the 6291456 of small" in result.stderr
+        assert "large is 12582912 bytes, 100.00% above the 6291456 of small" in result.stderr
         assert len([line for line in result.stderr.splitlines() if line.startswith("memprof: ")]) == 1
 
 

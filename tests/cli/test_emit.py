@@ -79,7 +79,7 @@ def test_a_verdict_is_said_beside_the_result_and_a_bad_one_is_the_exit_code(caps
 
     verdict = Verdict(
         gpu="a card", total_bytes=24 * GIB, needed_bytes=20 * GIB, reserved_bytes=19 * GIB, non_torch_bytes=GIB,
-        margin=0.03, kept="3 % kept", fits=True, flushes=False, phase=Phase.BACKWARD,
+        margin=0.03, kept="3% kept", fits=True, flushes=False, phase=Phase.BACKWARD,
     )  # fmt: skip
     outcome = Outcome(raw={}, analysis=None, verdict=None)  # type: ignore[arg-type]
     emit_simulated(ANSWER, outcome, Output("json"))

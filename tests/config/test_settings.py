@@ -226,7 +226,7 @@ def test_a_size_that_cards_without_flash_attention_have_is_told_of() -> None:
         ({"gpus": 8, "sharding": "zero2", "optim": "adamw_8bit"}, "torch's own AdamW"),
         ({"gpus": 8, "sharding": "fsdp2", "lora_r": 4, "load_in_4bit": True}, "leaves such weights whole"),
         ({"gpus": 8, "sharding": "fsdp2", "optim": "adamw_8bit"}, "torch's own AdamW"),
-        ({"gpus": 8, "sharding": "fsdp2", "recipe": "liger"}, "--recipe liger beside --sharding fsdp2 .* use ddp"),
+        ({"gpus": 8, "sharding": "fsdp2", "recipe": "liger"}, "--recipe liger with --sharding fsdp2 .* use ddp"),
     ],
 )
 def test_what_is_not_simulated_is_refused_by_name(values: dict[str, Any], words: str) -> None:

@@ -56,7 +56,7 @@ class Balance:
 
     def columns(self, case: str) -> list[str]:
         """Return the table's row."""
-        share = f"{100 * self.unattributed / max(1, self.active):.2f} %"
+        share = f"{100 * self.unattributed / max(1, self.active):.2f}%"
         found = (f"{n:,}" for n in (self.categories, self.active, self.peak, self.counter))
         return [case, *found, share, " ".join(_SHORT.get(phase, phase) for phase in self.phases)]
 

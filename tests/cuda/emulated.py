@@ -1,4 +1,4 @@
-"""Run a program of ``tests/cuda/programs`` on the emulated card, in a process of its own, and take its answer.
+"""Run a program of ``tests/cuda/programs`` on the emulated GPU, in a process of its own, and take its answer.
 
 pytest itself never imports torch here: a process has one card, one allocator configuration and one set of peaks.
 """
@@ -24,7 +24,7 @@ _EXPANDABLE = "expandable_segments:True"
 def device(
     card: str = CARD, *, expandable: bool = False, devices: int = 1, event_delay_us: int = 0, **more: Any
 ) -> dict[str, str]:
-    """Return the environment of a process with an emulated card; ``more`` is for the emulator."""
+    """Return the environment of a process with an emulated GPU; ``more`` is for the emulator."""
     base = {key: value for key, value in os.environ.items() if key not in _HIDDEN}
     base |= {
         "OMP_NUM_THREADS": "1",
@@ -49,7 +49,7 @@ def run(program: str, asked: Any, *, env: dict[str, str] | None = None, timeout:
 def command_line(
     command: list[str], *, env: dict[str, str] | None = None, cwd: Path = ROOT, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command on the emulated card, whatever its exit code."""
+    """Run a command on the emulated GPU, whatever its exit code."""
     return subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, env=env or device(), timeout=timeout, check=False
     )

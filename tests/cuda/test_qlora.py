@@ -1,4 +1,4 @@
-"""QLoRA on the emulated card: bitsandbytes' 4-bit weights and 8-bit optimizer, with their values."""
+"""QLoRA on the emulated GPU: bitsandbytes' 4-bit weights and 8-bit optimizer, with their values."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_the_reference_answers_whatever_its_layers_are(
     found = reference_logps(host)
     assert torch.equal(found, reference_logps(device))
     assert found.abs().sum() > 1
-    said = [r.message for r in caplog.records if "the reference is held on the device: its" in r.message]
+    said = [r.message for r in caplog.records if "the reference stays on the device: its" in r.message]
     assert len(said) == (why is not None)
     assert why is None or why in said[0]
     assert torch.equal(reference_logps(host), found)

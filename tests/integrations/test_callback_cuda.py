@@ -116,11 +116,11 @@ def test_a_recorded_step_is_no_new_record_at_the_next(model: Path, tmp_path: Pat
 def test_a_growing_run_writes_few_records_and_says_which_peak_it_left_out(
     model: Path, tmp_path: Path, allocator: Allocator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three percent more in every step: 38 new records by 2 %, threefold in the end."""
+    """Three percent more in every step: 38 new records by 2%, threefold in the end."""
     kib = [round(1000 * 1.03**i) for i in range(40)]
     callback = train(model, tmp_path, allocator, kib, report=True)
     recorded = [load_snapshot(path).run.steps[-1].step for path in callback.result.snapshots]
-    assert recorded == [2, 3, 5, 8, 14, 24]  # 3, 6, 9, 19, 34 % more, of 2, 4, 8, 16, 32 % demanded
+    assert recorded == [2, 3, 5, 8, 14, 24]  # 3, 6, 9, 19, 34% more, of 2, 4, 8, 16, 32% demanded
     assert callback.result.page is not None
     (highest,) = [r for r in callback.result.reports.values() if any("higher peak" in n for n in r.notes)]
     (note,) = [n for n in highest.notes if "higher peak" in n]

@@ -28,7 +28,7 @@ class Clock:
 def test_the_first_step_is_what_others_are_compared_with() -> None:
     records = NewRecords(clock=Clock())
     assert not records.is_one(1, 10 * GIB)
-    assert not records.is_one(2, 10 * GIB + GIB // 10)  # 1 %
+    assert not records.is_one(2, 10 * GIB + GIB // 10)  # 1%
     assert records.is_one(3, 11 * GIB)
     assert records.notes() == []
 
@@ -37,7 +37,7 @@ def test_slow_growth_is_seen_too() -> None:
     """One percent a step is compared with what was written, not with the step before."""
     records = NewRecords(clock=Clock())
     written = [step for step in range(1, 11) if records.is_one(step, round(GIB * 1.01**step))]
-    assert written == [3, 7]  # two steps make 2.01 %, four 4.06 %
+    assert written == [3, 7]  # two steps make 2.01%, four 4.06%
 
 
 def test_a_run_that_grows_without_end_writes_eight() -> None:

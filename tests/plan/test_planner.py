@@ -257,7 +257,7 @@ def test_what_the_user_fixed_stays(known: list[_Known]) -> None:
             {"gpus": 2, "sharding": "fsdp2"},
             ["full", "full, bfloat16", "full, bfloat16 + checkpointing", "LoRA", "LoRA + checkpointing",
              "LoRA, lean trainer"],
-            ["QLoRA + checkpointing, QLoRA, lean trainer (--load-in-4bit beside --sharding fsdp2"],
+            ["QLoRA + checkpointing, QLoRA, lean trainer (--load-in-4bit with --sharding fsdp2"],
         ),
         (
             {"gpus": 2, "sharding": "tp"},

@@ -111,7 +111,7 @@ def test_a_machine_without_the_library() -> None:
         pytest.skip("there is a driver here")
     meter = DeviceMeter("GPU-0")
     assert meter.read() is None
-    assert "what is held outside torch is not known" in meter.reason
+    assert "non-PyTorch memory is unknown" in meter.reason
 
 
 def test_what_a_recording_keeps() -> None:

@@ -65,7 +65,7 @@ def test_names_give_way_and_figures_do_not(width: int) -> None:
     assert max(map(len, text.split("\n"))) <= width
     for words in ("1171.88", "1.23", "0.05", "0.88", "fingerprint", "×28"):
         assert words in text
-    assert ("Made at" in text) == (width > 72)
+    assert ("Allocated at" in text) == (width > 72)
     if width > 72:
         for place in ("modeling_utils.py:5021", "layer.py:288", "grpo_trainer_with_a_long_name.py:11842"):
             assert place in text

@@ -65,8 +65,8 @@ def test_what_is_guessed_is_counted_in_words() -> None:
 
     document = build_document(sample()[0])
     assert document.summary.guessed is not None
-    words = f"Guessed (rows marked ?): {document.summary.guessed.value}  {document.summary.guessed.note}"
+    words = f"Inferred (rows marked ?): {document.summary.guessed.value}  {document.summary.guessed.note}"
     assert words in render_terminal(document, 100)
-    assert f"- Guessed (rows marked ?): **{document.summary.guessed.value}** (" in render_markdown(document)
+    assert f"- Inferred (rows marked ?): **{document.summary.guessed.value}** (" in render_markdown(document)
     sure = {**sample()[0], "peak": {**sample()[0]["peak"], "guessed": {}}}
     assert "Guessed" not in render_terminal(build_document(sure), 100) + render_markdown(build_document(sure))

@@ -137,7 +137,7 @@ def test_the_front_is_marked_and_the_fastest_is_named() -> None:
 
 def test_ties_are_said() -> None:
     rows = to_builtins(timed_plan().plan)["rows"]
-    assert "As fast to within 10 %, which no estimate tells apart: slow." in timed_plan(rows=rows).fastest_sentence
+    assert "As fast to within 10%, which no estimate tells apart: slow." in timed_plan(rows=rows).fastest_sentence
     rows[2]["step_s"] = 46.0
     assert "As fast" not in timed_plan(rows=rows).fastest_sentence
 
@@ -252,7 +252,7 @@ def test_the_page_is_read_on_a_phone(tmp_path: Path, width: int) -> None:
         ("context", "with smaller micro-batches"),
         ("num_generations", "with as many completions in a micro-batch"),
         ("batch", "what is largest was simulated too"),
-        ("speed", "as given, and in smaller micro-batches where that does not fit; every row"),
+        ("speed", "as given, and in smaller micro-batches if that does not fit; every row"),
     ],
 )
 def test_the_page_says_what_a_search_changed(maximized: str, said: str) -> None:

@@ -69,4 +69,4 @@ def test_a_guessed_row_looks_guessed_in_every_form() -> None:
         words = re.sub(r"<[^>]*>|&nbsp;", "\n", table)
         found = {row.label for row in rows if re.search(rf"^(  \w |\W*){row.label} \?(\s|$)", words, re.MULTILINE)}
         assert found == marked, form
-        assert form == "html" or "Guessed (rows marked ?)" in table
+        assert form == "html" or "Inferred (rows marked ?)" in table

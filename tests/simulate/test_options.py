@@ -97,7 +97,7 @@ def test_adapters_of_a_4_bit_model_under_fp16_s_loss_scaler_are_said_to_fail() -
     ("changes", "words"),
     [
         ({"dtype": "float16"}, "fp16 over float16 weights fails in a real run too"),
-        ({"gpus": 2, "sharding": "fsdp2"}, "fp16 beside --sharding fsdp2 is not simulated"),
+        ({"gpus": 2, "sharding": "fsdp2"}, "fp16 with --sharding fsdp2 is not simulated"),
         ({"device": "cpu"}, "fp16 scales losses on GPUs only"),
     ],
 )

@@ -4,7 +4,7 @@
     python -m benchmarks.lean survival --table
 
 A small Llama trains. The allocator's limit is lowered in the first step and from eight random operators of random
-steps on, each time for up to a step, to 2, 5, 10 and 20 % below what the run that had room allocated at its highest.
+steps on, each time for up to a step, to 2, 5, 10 and 20% below what the run that had room allocated at its highest.
 What ``on_oom="auto"`` makes of it: lived or ended in a sentence, losses and parameters beside those of the run
 that had room, and CPU time over its. Both train on the same completions, since rounding alone would make later samples
 others; that a generation which ran out sampled the same tokens is looked at in the first. What rounding alone makes of
@@ -86,7 +86,7 @@ def table() -> str:
         lines.append(_line(label, [run for name in own for run in rows[name]["runs"] if "pieces" not in run]))
     lines.append(_line("QLoRA with room, smaller pieces", [run for run in rows["QLoRA"]["runs"] if "pieces" in run]))
     ended = [
-        f"*{name}* at {run['shortage']} %" + ("" if run["sentence"] else ", which died")
+        f"*{name}* at {run['shortage']}%" + ("" if run["sentence"] else ", which died")
         for name, row in rows.items()
         for run in row["runs"]
         if not run["lived"]

@@ -1,4 +1,4 @@
-"""Name the runs that are made on the emulated device and simulated: settings, a card, and how the model gets there."""
+"""Name the runs that are made on the emulated device and simulated: settings, a GPU, and how the model gets there."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def ask(
     devices: int = 1,
     timeout: float = 3600,
 ) -> dict[str, Any]:
-    """Run ``python -m MODULE`` on the emulated card and return the JSON of its last line.
+    """Run ``python -m MODULE`` on the emulated GPU and return the JSON of its last line.
 
     ``values``: operators on tensors of up to ``most`` elements (None: on all) are computed; else none is.
 
@@ -70,7 +70,7 @@ def ask(
 
 
 class Asked:
-    """A module that answers one line of JSON after the other, on the emulated card.
+    """A module that answers one line of JSON after the other, on the emulated GPU.
 
     ``most``: elements of the largest tensors with values; None: all have them.
     """

@@ -4,7 +4,7 @@
         python -m benchmarks.simulator.emulated.edge_run
 
 A child process. Torch's allocator is told a limit (``set_per_process_memory_fraction``), which it meets as it meets the
-end of a card: it gives cached segments back, and then raises. The first run has room for all; then each of ``probes``
+end of a GPU: it gives cached segments back, and then raises. The first run has room for all; then each of ``probes``
 is tried, and the edge is bisected, between what was allocated and what was reserved or lived before. Every run is a
 process of its own, forked before the device is touched, since a run that ends in an error leaves memory behind. The
 answer is the last line of standard output.
@@ -46,7 +46,7 @@ def main() -> None:
 def import_without_device(capability: tuple[int, int]) -> None:
     """Load what every run needs, and leave the device alone: a process that has touched it cannot be forked.
 
-    ``capability``: the card's. Libraries ask for it while they are imported (bitsandbytes, when PEFT loads it).
+    ``capability``: the GPU's. Libraries ask for it while they are imported (bitsandbytes, when PEFT loads it).
     """
     import torch
 

@@ -1,9 +1,9 @@
-"""Find the smallest card that each run survives on the real allocator, and hold the simulator's verdicts to it.
+"""Find the smallest GPU that each run survives on the real allocator, and hold the simulator's verdicts to it.
 
     python -m benchmarks.simulator emulated-edges [--only NAME]... [--again]
 
-Each run trains in a child process on an emulated card, under limits of the allocator's memory that bisect the edge. The
-verdict is the smallest card that is said to be enough, of known make and of known size alone. Both are tried, too,
+Each run trains in a child process on an emulated GPU, under limits of the allocator's memory that bisect the edge. The
+verdict is the smallest GPU that is said to be enough, of known make and of known size alone. Both are tried, too,
 where the run does not have room for all it reserves there: one that does not survive is a false *fits*. Rows are kept
 in ``benchmarks/results/emulated-cuda``; a second call measures what is missing, and simulates all again.
 """
@@ -83,9 +83,9 @@ CASES: tuple[Case, ...] = (
 
 
 def said(case: Case) -> dict[str, Any]:
-    """Simulate a run: what each variant needs for torch, on the case's card (``made``) and on one of unknown make.
+    """Simulate a run: what each variant needs for torch, on the case's GPU (``made``) and on one of unknown make.
 
-    ``reserved_bytes``: what the run reserves on the case's card, with room for all. A card before Ampere has to be
+    ``reserved_bytes``: what the run reserves on the case's GPU, with room for all. A GPU before Ampere has to be
     named, so nothing is asked by its size: ``needs`` is None.
     """
     gpu = find_gpu(case.card)
@@ -95,7 +95,7 @@ def said(case: Case) -> dict[str, Any]:
 
 
 def verdicts(case: Case, found: dict[str, Any]) -> dict[str, int | None]:
-    """Return the smallest card in bytes that a run is said to fit, with the margin of today.
+    """Return the smallest GPU in bytes that a run is said to fit, with the margin of today.
 
     ``by_make``: of the case's make; ``by_size``: of unknown make, with the workspaces of all.
     """
@@ -106,7 +106,7 @@ def verdicts(case: Case, found: dict[str, Any]) -> dict[str, int | None]:
 
 
 def _needs(case: Case, gpu: Gpu) -> list[tuple[int, int, int, int]]:
-    """List each variant's workspace and tokens more, what it needs for torch and what it reserves, on a card."""
+    """List each variant's workspace and tokens more, what it needs for torch and what it reserves, on a GPU."""
     from memprof.simulate.ensemble import allocator_of, variants_of
     from memprof.simulate.evaluate import analyse
     from memprof.simulate.run import simulate_settings
@@ -133,7 +133,7 @@ def _needed(program: Any, settings: Any, held: int) -> tuple[int, int]:
 
 
 def _card_for(case: Case, workspace: int, more: int, need: int, reserved: int) -> int:
-    """Return the smallest card of whole MiB for a variant; the margin is kept for the lengths that were asked for."""
+    """Return the smallest GPU of whole MiB for a variant; the margin is kept for the lengths that were asked for."""
     margin = 0.0 if more else margin_of(case.settings.known)
     total = (need + CONTEXT_BYTES) // _MIB * _MIB
     while room_bytes(Gpu("?", total), margin) < need:
@@ -142,7 +142,7 @@ def _card_for(case: Case, workspace: int, more: int, need: int, reserved: int) -
 
 
 def real(case: Case, cards: list[int]) -> dict[str, Any]:
-    """Bisect the limit under which the run survives on the real allocator, and try the ``cards`` it is said to fit."""
+    """Bisect the limit under which the run survives on the real allocator, and try the ``GPUs`` it is said to fit."""
     question = {
         "settings": case.settings.to_dict(), "loaded": case.loaded, "step": _STEP,
         "probes": [card - CONTEXT_BYTES for card in cards],
@@ -215,7 +215,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 def _above(card: int | None, edge: int) -> str:
     if card is None:
         return "–"
-    return f"{100 * (card / edge - 1):+.1f} %".replace("-", "−")
+    return f"{100 * (card / edge - 1):+.1f}%".replace("-", "−")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Generate a long run's completions on an emulated card: does it fit, what is allocated, what is reserved.
+"""Generate a long run's completions on an emulated GPU: does it fit, what is allocated, what is reserved.
 
-    python -m benchmarks.simulator emulated-generation [--model ID] [--card NAME] [--sequences N] [--log FILE]
+    python -m benchmarks.simulator emulated-generation [--model ID] [--GPU NAME] [--sequences N] [--log FILE]
 
 Only ``generate`` of the lean trainer runs, with LoRA, at its full length, and no operator computes values: thousands of
 decoding steps through the real allocator take minutes, at 8B and 20,480 tokens about half an hour of a free core. What

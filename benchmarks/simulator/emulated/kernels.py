@@ -1,8 +1,8 @@
-"""Ask torch's CUDA build, on emulated cards, what its kernels allocate and which attention it chooses.
+"""Ask torch's CUDA build, on emulated GPUs, what its kernels allocate and which attention it chooses.
 
     python -m benchmarks.simulator emulated-kernels
 
-Writes ``tests/simulate/kernels/recorded.json``, which the tests hold the simulator against: for each card the bytes
+Writes ``tests/simulate/kernels/recorded.json``, which the tests hold the simulator against: for each GPU the bytes
 that each operation of ``tests/simulate/kernels/operations.py`` asked for and (negative) gave back, in order, and what
 ``torch._fused_sdp_choice`` answered.
 """

@@ -1,4 +1,4 @@
-"""Run TRL on emulated cards and simulate the same runs: allocated and reserved memory, signed, in bytes.
+"""Run TRL on emulated GPUs and simulate the same runs: allocated and reserved memory, signed, in bytes.
 
     python -m benchmarks.simulator emulated [--only NAME]... [--again] [--history FOLDER]
 
@@ -29,7 +29,7 @@ _CHILD = "benchmarks.simulator.emulated.device_run"
 
 
 def measured(case: Case, history: Path | None = None) -> dict[str, Any]:
-    """Train on the emulated card; what the real allocator counted at its highest, in bytes."""
+    """Train on the emulated GPU; what the real allocator counted at its highest, in bytes."""
     question = {"settings": case.settings.to_dict(), "loaded": case.loaded}
     if history is not None:
         question["history"] = str(history)
@@ -101,7 +101,7 @@ _KINDS = ("allocated_bytes", "reserved_bytes")
 
 def table(rows: dict[str, Any]) -> str:
     """Write the table of docs/accuracy.md: every row that differs; then count those that are exact."""
-    head = ["| run | card | allocated | simulated | reserved | simulated |", "|---|---|--:|--:|--:|--:|"]
+    head = ["| run | GPU | allocated | simulated | reserved | simulated |", "|---|---|--:|--:|--:|--:|"]
     both = {name: row for name, row in rows.items() if "simulated" in row}
     exact = [name for name, row in both.items() if all(row["measured"][k] == row["simulated"][k] for k in _KINDS)]
     differ = [line(name, row) for name, row in both.items() if name not in exact]
@@ -123,7 +123,7 @@ def difference(ours: int, real: int) -> str:
     """Write a difference: exact, or in bytes where it is small, else in percent."""
     if ours == real:
         return "exact"
-    text = f"{ours - real:+,} B" if abs(ours - real) < 2**20 else f"{100 * (ours / real - 1):+.3f} %"
+    text = f"{ours - real:+,} B" if abs(ours - real) < 2**20 else f"{100 * (ours / real - 1):+.3f}%"
     return text.replace("-", "−")
 
 

@@ -41,7 +41,7 @@ def devices_note(rows: Sequence[Device]) -> str | None:
     named = "; ".join(f"device {row.device} {_held(row)}" for row in others[:_MOST_NAMED])
     more = f"; {len(others) - _MOST_NAMED} more in the JSON" if len(others) > _MOST_NAMED else ""
     return (
-        f"This file holds {len(rows)} devices and this report is about device {shown}. The others' own peaks: "
+        f"This file has {len(rows)} devices and this report is about device {shown}. The others' own peaks: "
         f"{named}{more}. --device N reports another"
     )
 

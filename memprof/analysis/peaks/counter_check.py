@@ -87,8 +87,8 @@ def _reason(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
         return ": they came and went between decoded tokens that were left out."
     if _overflowed(snapshot, timeline):
         most = snapshot.run.recorded.max_entries
-        kept = f" (it keeps {most:,})" if most else ""
-        return f": the ring of events overwrote them{kept}. A larger max_entries, or a shorter recording, keeps them."
+        kept = f" (it records the last {most:,})" if most else ""
+        return f": the ring of events overwrote them{kept}. Use a larger max_entries or record less."
     return "."
 
 

@@ -30,7 +30,7 @@ _NON_TORCH = "non_torch"
 def across(ranks: Sequence[RankSummary], world_size: int | None, missing: Iterable[MissingRank] = ()) -> AcrossRanks:
     """Compare the ranks' summaries; sizes in bytes.
 
-    Figures are *active* bytes, each rank at its own peak, so that categories add up. The device's figures (reserved
+    Figures are *active* bytes, each rank at its peak, so that categories add up. The device's figures (reserved
     bytes and those outside torch) are apart. The median is one of the ranks' own values, the lower of two middle ones.
 
     Args:
@@ -187,4 +187,4 @@ def _known_reason(category: str, own: RankSummary, usual: int, median_tokens: in
         if own.tokens > median_tokens:
             return f"{own.tokens:,} tokens in that step where the median rank had {median_tokens:,}"
         return f"not more tokens ({own.tokens:,}; the median rank had {median_tokens:,})"
-    return "the median rank holds none" if not usual else ""
+    return "the median rank has none" if not usual else ""

@@ -83,7 +83,7 @@ def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Record
             break
     if wanted is not None and any(how == "content" for _, how in group.roles.values()):
         group.notes.append(
-            f"The paths do not say which dump is of which role: {wanted} is the role of those shown by what they hold."
+            f"The paths do not say which dump is of which role: {wanted} is the role of those shown, by their contents."
         )
 
 

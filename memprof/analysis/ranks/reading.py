@@ -112,7 +112,7 @@ def _kept(keep: Keeper, report: Report, place: Path) -> str:
     try:
         keep(report, place)
     except InputError as error:
-        return f"Not kept: {error}"
+        return f"Not saved: {error}"
     return ""
 
 
@@ -128,7 +128,7 @@ def _standing_for(snapshot: Path, beside: Path) -> tuple[Report | None, str]:
         return None, f"{beside.name} is older than its snapshot, which was read."
     files, size = report.source.files, report.source.file_bytes
     if [Path(file).name for file in files] != [snapshot.name] or size not in (None, snapshot.stat().st_size):
-        return None, f"{beside.name} was not made of {snapshot.name}, which was read."
+        return None, f"{beside.name} was not made from {snapshot.name}, which was read."
     return report, ""
 
 

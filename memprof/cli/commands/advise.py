@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(name="advise")
 @click.argument("source", type=RECORDING, metavar="SNAPSHOT|DIR|REPORT.json")
-@click.option("--gpu", metavar="NAME|SIZE", help="Find the changes that make the run fit this card, such as 24GB.")
+@click.option("--gpu", metavar="NAME|SIZE", help="Find the changes that make the run fit this GPU, such as 24GB.")
 @seconds_option
 @click.option("--estimate", "only_estimate", is_flag=True, help="Simulate nothing: estimate from recorded sizes.")
 @click.option(

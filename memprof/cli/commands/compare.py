@@ -36,7 +36,7 @@ class _Column:
 @click.argument("inputs", type=RECORDING, nargs=-1, required=True, metavar="A B...")
 @output_options("compare", page="Write the HTML page to FILE.html.")
 @click.option("--label", "labels", multiple=True, metavar="TEXT", help="Name a run; give it once for each, in order.")
-@click.option("--capacity", metavar="NAME|SIZE", help="Say which runs fit a card, such as 4090 or 24GB.")
+@click.option("--capacity", metavar="NAME|SIZE", help="Report which runs fit a GPU, such as 4090 or 24GB.")
 @click.option(
     "--published", metavar="unsloth-2025", help="Add a published table's columns: unsloth-2025 (Unsloth against TRL)."
 )

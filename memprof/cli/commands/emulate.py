@@ -23,7 +23,7 @@ _LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.com
 @click.option("--setup", is_flag=True, help="Build the emulator for this environment's CUDA torch; then stop.")
 @click.option(
     "--gpu", metavar="GPU", default="H100", show_default=True,
-    help="Pretend to have this card: a name (4090) or a size (24GB).",
+    help="Emulate this GPU: a model (4090) or a memory size (24GB).",
 )  # fmt: skip
 @click.option(
     "--devices", type=click.IntRange(1, 16), default=1, show_default=True, metavar="N",
@@ -45,9 +45,9 @@ _LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.com
 @click.option("--copy-max", metavar="SIZE", help="Leave larger copies out: for models that are larger than RAM.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[], None] | None:
-    """Run COMMAND (such as `python train.py`) on an NVIDIA card that is not there, and report its memory. Experimental.
+    """Run COMMAND (such as `python train.py`) on an emulated NVIDIA GPU, and report its memory. Experimental.
 
-    torch's own CUDA allocator runs on host memory that is counted against the card: peaks, reserved memory and
+    torch's own CUDA allocator runs on host memory that is counted against the GPU's memory: peaks, reserved memory and
     out-of-memory errors are the real ones. Kernels do not run: small tensors' values are computed on the CPU, and
     no time is a GPU's. torchrun works too; the exit code is COMMAND's.
 
@@ -76,7 +76,7 @@ def _say_whose(arguments: tuple[str, ...], gpu: str) -> None:
     source = click.get_current_context().get_parameter_source("gpu")
     if "--gpu" in arguments and source is click.core.ParameterSource.DEFAULT:
         click.echo(
-            f"--gpu behind the command is the command's own; the card is {gpu}. Put it first to choose the card: "
+            f"--gpu after the command belongs to the command; the emulated GPU is {gpu}. Put --gpu first to choose it: "
             "memprof emulate --gpu 24GB -- python train.py.",
             err=True,
         )

@@ -31,7 +31,7 @@ _DEFAULT_TOP = 20
 )  # fmt: skip
 @click.option("--category", metavar="NAME", help="List this category only.")
 @click.option(
-    "--address", metavar="ADDRESS", help="List the allocation that holds this address (0x... or decimal) only."
+    "--address", metavar="ADDRESS", help="Show only the allocation that contains this address (0x... or decimal)."
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help=f"List the N largest; default: {_DEFAULT_TOP}.")
 @click.option("--all", "everything", is_flag=True, help="List every one.")

@@ -16,7 +16,7 @@ from memprof.files import refuse_special
 @click.option("--largest", default="4GiB", show_default=True, metavar="SIZE", help="Read no file larger than this.")
 @click.option(
     "--seconds", type=click.FloatRange(min=1), default=300.0, show_default=True, metavar="S",
-    help="End a command that takes longer.",
+    help="Stop a command after this many seconds.",
 )  # fmt: skip
 @click.option(
     "--characters", type=click.IntRange(min=1000), default=24_000, show_default=True, metavar="N",

@@ -46,7 +46,7 @@ def command(log: Path, explain_facts: bool, output: Output, redact: bool) -> Non
             "If a process was killed or an engine refused to start, paste the lines around that, not the last ones "
             "only."
         )
-        raise InputError(f"{name} holds no out-of-memory message. {what}")
+        raise InputError(f"{name} contains no out-of-memory message. {what}")
     shared = redacted(answer, redact)
     emit(Answer("oom", shared, lambda: shared), output)
 

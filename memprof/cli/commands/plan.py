@@ -54,7 +54,7 @@ _SHOWN = {"Required": "model gpu", **GROUPS, "Search": SEARCH}
 @executor_option
 @click.option(
     "--serve-beside", metavar="SIZE",
-    help="Plan a vLLM on this GPU instead, beside a trainer that holds SIZE: its share, context and sequences.",
+    help="Plan vLLM on this GPU next to a trainer that uses SIZE: its share, context and sequences.",
 )  # fmt: skip
 @click.option(
     "--max-model-len", type=click.IntRange(min=1), metavar="TOKENS", help="With --serve-beside: the longest sequence."
@@ -100,7 +100,7 @@ def command(
             f"-o {output.page}: a plan is written as a page; give a name that ends in .html, or use --json."
         )
     if serve_beside is None and (max_model_len, max_num_seqs) != (None, None):
-        raise UsageError("--max-model-len and --max-num-seqs are the engine's: add --serve-beside SIZE.")
+        raise UsageError("--max-model-len and --max-num-seqs require --serve-beside SIZE.")
     if maximize in ("num_generations", "batch") and (no_search or vary is not None):
         other = "--vary" if vary is not None else "--no-search"
         raise UsageError(f"--maximize {maximize} changes nothing without a search: drop it, or {other}.")

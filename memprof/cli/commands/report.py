@@ -38,20 +38,20 @@ _LISTED = 50
 )  # fmt: skip
 @click.option(
     "--capacity", metavar="NAME|SIZE",
-    help="Say how far the run was from out of memory on this card (4090, 24GB); default: its own.",
+    help="Report how far the run was from running out of memory on this GPU (4090, 24GB). Default: the recorded GPU.",
 )  # fmt: skip
 @click.option(
     "--role", metavar="NAME", help="Report this role of a folder (actor, reference, ...); default: who trains."
 )
 @options.executor_option
 @click.option(
-    "--keep-json", is_flag=True, help="Write each rank's report beside its snapshot; the next report reads it instead."
+    "--keep-json", is_flag=True, help="Save each rank's report next to its snapshot; the next report reads it instead."
 )
 @click.option(
     "--allocations", default=str(_LISTED), metavar="N|all", help="List the N largest allocations; default: 50."
 )
 @click.option("--advise", is_flag=True, help="Simulate the run with each change that could lower its peak.")
-@click.option("--gpu", metavar="NAME|SIZE", help="With --advise: find the changes that make the run fit this card.")
+@click.option("--gpu", metavar="NAME|SIZE", help="With --advise: find the changes that make the run fit this GPU.")
 @options.seconds_option
 @click.option(
     "--source", "source_folder", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
@@ -135,7 +135,7 @@ def _on_card(report: Report, n_bytes: int) -> Report:
 def _check_advice(advise: bool, gpu: str | None) -> None:
     if not advise:
         if gpu is not None:
-            raise UsageError("--gpu asks which changes make the run fit a card: add --advise.")
+            raise UsageError("--gpu requires --advise here: it finds the changes that make the run fit that GPU.")
         if click.get_current_context().get_parameter_source("seconds") is ParameterSource.COMMANDLINE:
             raise UsageError("--seconds is for simulating: add --advise.")
         return
@@ -180,7 +180,7 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
     if step is not None:
         raise UsageError("--step chooses among the recordings of a folder; this is one file.")
     if how.keep_json:
-        raise UsageError("--keep-json keeps the reports of several ranks; of one file --json FILE writes it.")
+        raise UsageError("--keep-json saves the reports of several ranks. For one file use --json FILE.")
     if how.executor is not None:
         raise UsageError(f"--executor {how.executor} shares out the ranks of a run; this is one file.")
     report = known_report(snapshots[0])
@@ -215,9 +215,9 @@ def _read_ranks(
 
     as_usual = how.device is None and how.rules is None
     if how.keep_json and any("://" in str(place) for place in places):
-        raise UsageError("--keep-json writes beside the snapshots, and what a URL names is only read.")
+        raise UsageError("--keep-json writes next to the snapshots, but a URL can only be read.")
     if how.keep_json and not as_usual:
-        raise UsageError("--keep-json keeps reports as they are made without --device and --rules; drop those.")
+        raise UsageError("--keep-json can't be combined with --device or --rules.")
     builder = ReportBuilder(how.device, how.rules, advice=how.keep_json)
     reader = RanksReader(builder, as_usual, write_answer if how.keep_json else None)
     with working("Reading the ranks"):

@@ -30,7 +30,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Write snapshots, JSON and page to DIR; default: <trainer's output_dir>/_memprof, or ./_memprof without a "
-    "trainer. Where an earlier run wrote there, to DIR-2, DIR-3, ...",
+    "trainer. If an earlier run wrote there, to DIR-2, DIR-3, ...",
 )  # fmt: skip
 @click.option(
     "--steps", type=_Steps(), metavar="N,...", help="Record these optimizer steps; default: one generation cycle."
@@ -38,12 +38,12 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Record at every Nth step instead.")
 @click.option(
     "--capacity", metavar="NAME|SIZE",
-    help="Pretend to have this card, such as 4090 or 24GB: a run that needs more runs out of memory.",
+    help="Emulate a GPU such as 4090 or 24GB: a run that needs more memory runs out of it.",
 )  # fmt: skip
 @click.option(
     "--rehearse", is_flag=True, help="With a trainer: run one worst-case step first, then put everything back."
 )
-@click.option("--max-entries", type=click.IntRange(min=1), metavar="N", help="Keep the N newest trace entries.")
+@click.option("--max-entries", type=click.IntRange(min=1), metavar="N", help="Record the N newest trace entries.")
 @click.option(
     "--stacks", type=click.Choice(["python", "all", "none"]), default="python", show_default=True,
     help="Record the frames of Python, of C++ too (all), or none.",
@@ -59,7 +59,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @redact_option
 @click.option("--no-report", is_flag=True, help="Write snapshots only.")
 @click.option("--no-table", is_flag=True, help="Print no table at the end.")
-@click.option("--no-scalars", is_flag=True, help="Log no memory/... beside the loss and keep no counters.")
+@click.option("--no-scalars", is_flag=True, help="Don't log memory/... metrics and don't record counters.")
 @click.option("--no-reset-peaks", is_flag=True, help="Leave CUDA's peak counters to the script.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")

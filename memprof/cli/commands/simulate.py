@@ -108,7 +108,7 @@ def command(
     gpu, given = with_gpu_count(gpu or given_settings(config_file, given).get("gpu"), config_file, given)
     if like is not None:
         if script is not None or completion_lengths is not None:
-            raise UsageError("--like takes everything from a recording; drop --script and --completion-lengths.")
+            raise UsageError("--like can't be combined with --script or --completion-lengths.")
         need_torch()
         from memprof.cli.simulate_like import changes_of, simulate_like
 
@@ -169,7 +169,7 @@ def _within(
     from memprof.plan.subprocess_runner import runner
 
     if budget.strip().lower() == "auto" and gpu is None:
-        raise UsageError("--memory-budget auto is a card's memory: say which one with --gpu.")
+        raise UsageError("--memory-budget auto requires --gpu.")
     if settings.device == "cpu":
         raise UsageError("--memory-budget is a GPU's; drop --device cpu.")
     auto = budget.strip().lower() == "auto"

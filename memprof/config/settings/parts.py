@@ -144,7 +144,7 @@ class ModelSettings(Part):
         if what is not None and self.load_in_4bit:
             raise UsageError(f"{what} with --load-in-4bit is not simulated: drop one of them.")
         if self.modules_to_save and (not self.has_adapter or kind == "PROMPT_TUNING"):
-            raise UsageError("--lora-modules-to-save names modules to train beside LoRA or IA3: add --lora-r 16.")
+            raise UsageError("--lora-modules-to-save requires LoRA or IA3: add --lora-r 16.")
         if (self.num_virtual_tokens is not None) != (kind == "PROMPT_TUNING"):
             raise UsageError("--peft-type prompt_tuning and --num-virtual-tokens N belong together: give both.")
         if self.adapter_options and not self.has_adapter:
@@ -243,7 +243,7 @@ class TrainerSettings(Part):
         full = self.trainer == "sft" and self.recipe == "trl-full-logits"
         if self.supervised and ((self.recipe != "trl" and not full) or self.reward_model is not None):
             raise UsageError(
-                f"--trainer {self.trainer} is TRL's own: drop --recipe (sft also takes trl-full-logits) and "
+                f"--trainer {self.trainer} is TRL's own: drop --recipe (sft also supports trl-full-logits) and "
                 "--reward-model."
             )
         if self.max_length is not None and self.max_length < 2:
@@ -255,7 +255,7 @@ class TrainerSettings(Part):
             raise UsageError("--images counts a prompt's images, and --image-size is their WIDTHxHEIGHT: above 0.")
         if self.trainer != "grpo" or self.recipe != "trl":
             raise UsageError(
-                "--images is simulated for TRL's GRPO step: drop --trainer and --recipe (the lean trainer takes TRL's "
+                "--images is simulated for TRL's GRPO step: drop --trainer and --recipe (the lean trainer uses TRL's "
                 "step for images)."
             )
 
@@ -310,11 +310,11 @@ class GenerationSettings(Part):
         super()._check()
         self._at_least_one("generation_batch")
         if not 0 < self.vllm_gpu_memory_utilization <= 1:
-            raise UsageError("--vllm-gpu-memory-utilization is a share of the card: above 0, at most 1.")
+            raise UsageError("--vllm-gpu-memory-utilization is a fraction of the GPU's memory: above 0, at most 1.")
         if self.cache_implementation != "dynamic" and self.generation != "hf":
             raise UsageError("--cache-implementation is of transformers' own generation: drop it or --generation.")
         if self.cache_dtype != "auto" and self.cache_implementation != "quantized":
-            raise UsageError("--cache-dtype is how a quantised cache is kept: add --cache-implementation quantized.")
+            raise UsageError("--cache-dtype requires --cache-implementation quantized.")
 
 
 @dataclass(frozen=True)

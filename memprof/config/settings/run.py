@@ -61,7 +61,7 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
             raise UsageError(
                 f"the generation batch ({batch} = per-device batch {self.per_device_train_batch_size} x "
                 f"{self.replicas} GPU(s) x {self.generation_steps} steps per generation) is not a multiple of "
-                f"--num-generations {self.num_generations}, which TRL refuses: make it one."
+                f"--num-generations {self.num_generations}, which TRL requires."
             )
 
     def _check_generation(self) -> None:
@@ -78,7 +78,7 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
             raise UsageError("--park-weights moves whole parameters: drop --sharding, or use --sharding ddp.")
         if self.generation == "vllm" and self.sharding in ("fsdp2", "tp"):
             raise UsageError(
-                f"--generation vllm beside --sharding {self.sharding} is not simulated yet; use --generation none."
+                f"--generation vllm with --sharding {self.sharding} is not simulated yet; use --generation none."
             )
         if self.generation == "vllm" and self.device == "cpu":
             raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
@@ -90,7 +90,7 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
         if self.dtype == "float16" and not self.has_adapter:
             raise UsageError("fp16 over float16 weights fails in a real run too: load them with --dtype float32.")
         if self.divided:
-            raise UsageError(f"fp16 beside --sharding {self.sharding} is not simulated: set bf16, or drop --sharding.")
+            raise UsageError(f"fp16 with --sharding {self.sharding} is not simulated: set bf16, or drop --sharding.")
         if self.device == "cpu":
             raise UsageError("fp16 scales losses on GPUs only: drop --device cpu, or set bf16.")
 
@@ -100,11 +100,11 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
             where = "on one GPU, with ddp and with fsdp2: use one of these"
             raise UsageError(f"--trainer {self.trainer} is simulated {where}.")
         if self.recipe == "liger" and self.sharding in ("fsdp2", "tp"):
-            raise UsageError(f"--recipe liger beside --sharding {self.sharding} is not simulated: use ddp, or zero2.")
+            raise UsageError(f"--recipe liger with --sharding {self.sharding} is not simulated: use ddp, or zero2.")
         if self.sharding == "fsdp2" and untorch:
             raise UsageError("--sharding fsdp2 is simulated on CUDA, with torch's own AdamW: use --optim adamw_torch.")
         if self.sharding == "fsdp2" and self.load_in_4bit:
-            raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
+            raise UsageError("--load-in-4bit with --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
         if self.sharding == "tp" and (untorch or self.has_adapter):
             raise UsageError(
                 "--sharding tp is simulated on CUDA for full fine-tuning with torch's own AdamW: drop --lora-r, and "

@@ -197,7 +197,7 @@ class RollingBatch:
     def _choose(self, logits: torch.Tensor, rows: list[Row]) -> list[int]:
         found: list[int] = self._chosen(logits, rows).tolist()
         if max(found) >= logits.shape[-1]:  # no sum of such probabilities passes a draw
-            raise RuntimeError("The probabilities of a next token hold inf or nan: the model's weights have diverged.")
+            raise RuntimeError("The next token's probabilities contain inf or nan: the model's weights have diverged.")
         return found
 
     def _chosen(self, logits: torch.Tensor, rows: list[Row]) -> torch.Tensor:

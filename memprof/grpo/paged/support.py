@@ -28,7 +28,7 @@ def why_not(model: Any, settings: Any, length: int, *, together: bool) -> str | 
     taken = inspect.signature(type(model).forward).parameters
     missing = [name for name in ("position_ids", "past_key_values", "attention_mask") if name not in taken]
     if missing:
-        return f"{type(model).__name__} takes no {missing[0]}"
+        return f"{type(model).__name__} does not accept {missing[0]}"
     try:
         shape = ModelShape.of(model.config)
     except InputError as error:

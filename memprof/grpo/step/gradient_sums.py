@@ -35,12 +35,12 @@ def gradient_sums(
         return nullcontext({})
     gib = f"{_bytes_of_sums(parameters) / 2**30:.2f} GiB"
     if sharded:
-        log.say("gradients of pieces are added up in bf16: FSDP and DeepSpeed hold parts of them")
+        log.say("gradients of chunks are added up in bf16: FSDP and DeepSpeed shard them")
         return nullcontext({})
     if not are_summed(wanted, model, pieces, sharded=sharded):
-        log.say(f"gradients of pieces are added up in bf16; gradient_sums='fp32' takes {gib} for as long as pieces run")
+        log.say(f"gradients of chunks are added up in bf16; gradient_sums='fp32' uses {gib} while chunks run")
         return nullcontext({})
-    log.say(f"gradients of pieces are added up in fp32: {gib} for as long as pieces run")
+    log.say(f"gradients of chunks are added up in fp32: {gib} while chunks run")
     return _summing(parameters)
 
 

@@ -154,7 +154,7 @@ class PiecewiseStep:
     def _with_the_rest(self, last: torch.Tensor, whole: Gradient, states: list[RandomState]) -> torch.Tensor:
         """Run every piece once more, with the part of the ``whole`` loss's gradient that it has not used; return the
         last piece's surrogate, in place of ``last``. ``states``: the random state before each piece."""
-        apart = f"{100 * self._used.distance(whole):.2g} % of its norm"
+        apart = f"{100 * self._used.distance(whole):.2g}% of its norm"
         found = f"the loss couples sequences: the gradient taken by sequence is {apart} from that of the micro-batch"
         if self._step.settings.exact_two_pass == "never":
             raise UsageError(f"The lean trainer: {found}. Set exact_two_pass='auto'.")
@@ -212,7 +212,7 @@ class PiecewiseStep:
             if not math.isclose(self._factors[0], self._factors[-1], rel_tol=1e-3):
                 raise UsageError(
                     "An overridden compute_loss (or loss_is_scaled_for_ga=False) changes the loss by a factor, but all "
-                    "pieces of the micro-batch except the last have had their backward: override _compute_loss "
+                    "all chunks of the micro-batch but the last have run their backward: override _compute_loss "
                     "instead, or set micro_splitting=False."
                 )
 

@@ -69,7 +69,7 @@ class SurvivingStep:
         except torch.OutOfMemoryError as error:
             name = type(self._optimizer).__name__
             raise end(str(error), f"in a step of {name}, which had begun to change weights: set optim="
-                                  "'adamw_torch_fused', which needs no room beside its state") from None  # fmt: skip
+                                  "'adamw_torch_fused', which needs no temporary memory") from None  # fmt: skip
 
     def _left_by_a_step(self, groups: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """Step as the optimizer does; return the groups of parameters that memory had no room to step."""
@@ -135,7 +135,7 @@ class SurvivingStep:
                 with _gradients_of(self._optimizer, [parameter]):
                     self._step()
             except torch.OutOfMemoryError as error:
-                raise end(str(error), "in the optimizer's step of a single parameter: take a larger card") from None
+                raise end(str(error), "in the optimizer's step of a single parameter: use a larger GPU") from None
             self._to_host(parameter)
 
     def _to_host(self, parameter: torch.Tensor) -> None:
@@ -148,7 +148,7 @@ class SurvivingStep:
 
 
 def _begun(error: BaseException) -> torch.OutOfMemoryError:
-    return end(str(error), "in an optimizer's step that had begun to change weights: take a larger card")
+    return end(str(error), "in an optimizer step that had begun to change weights: use a larger GPU")
 
 
 @contextmanager

@@ -75,8 +75,8 @@ def say_where(error: BaseException) -> None:
     frames = traceback.extract_tb(error.__traceback__)
     names = [frame.name for frame in frames if any(part in frame.filename for part in _LIBRARIES)]
     error.args = (
-        f"{said}\n{_OURS} outside of its pieces and its generation, in {names[-1] if names else 'the step'}, where "
-        "on_oom='adapt' does nothing: what is held all the time leaves too little room.",
+        f"{said}\n{_OURS} outside its chunks and generation, in {names[-1] if names else 'the step'}, where "
+        "on_oom='adapt' can't help: permanently allocated memory leaves too little.",
     )
 
 
@@ -142,34 +142,34 @@ def _instead(
     tokens = longest(rows or (piece.prompt.rows if piece.prompt else ()))
     adaptation.again += 1
     if not attempt.again:
-        adaptation.log.warn("out of memory in a piece: the cache was given back, and the piece runs again")
+        adaptation.log.warn("out of memory in a chunk: the cache was emptied, and the chunk runs again")
         return [_Attempt(piece, without, again=True)]
     if len(rows) > 1 and splits:
         half = -(-len(rows) // 2)
         width = max(row.completion if piece.prompt else row.length for row in rows)
         adaptation.most_tokens = adaptation.limit(half * width)
         adaptation.log.warn(
-            f"out of memory in a piece of {len(rows)} rows: it runs in halves, and pieces of several rows have at most "
+            f"out of memory in a chunk of {len(rows)} rows: it runs in halves, and chunks of several rows have at most "
             f"{adaptation.most_tokens} tokens from here on (max_tokens_per_piece={adaptation.most_tokens} spares the "
             "failed attempt)"
         )
         parts = [rows[half:], rows[:half]]
         return [_Attempt(Piece(part, piece.prompt), without, again=True) for part in parts]
     if (kind := adaptation.lighten(tokens * max(1, len(rows)))) is not None:
-        adaptation.log.warn(f"out of memory in a piece that cannot be halved: {kind} from here on, and it runs again")
+        adaptation.log.warn(f"out of memory in a chunk that cannot be halved: {kind} from here on, and it runs again")
         return [_Attempt(piece, without, again=True)]
     if adaptation.park():
         adaptation.clear()
         adaptation.log.warn(
-            "out of memory in a piece that cannot be smaller: the optimizer's state stays in host memory from here on, "
+            "out of memory in a chunk that cannot be smaller: the optimizer's state stays in host memory from here on, "
             "and passes over the device one parameter at a time in every step (optim='adamw_8bit' has a quarter of it)"
         )
         return [_Attempt(piece, without, again=True)]
     if len(rows) > 1:
         why = "that has dropout, whose halves would draw others, or a router's loss over it alone"
-        raise end(said, f"in a piece {why}: set a smaller max_tokens_per_piece")
-    least = f"in a piece of one sequence of {tokens} tokens, which is the least that can be trained"
-    raise end(said, f"{least}: shorten max_completion_length, or take a larger card")
+        raise end(said, f"in a chunk {why}: set a smaller max_tokens_per_piece")
+    least = f"in a chunk of one sequence of {tokens} tokens, the smallest that can be trained"
+    raise end(said, f"{least}: shorten max_completion_length, or use a larger GPU")
 
 
 def end(said: str, where: str) -> torch.OutOfMemoryError:

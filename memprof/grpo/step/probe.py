@@ -96,7 +96,7 @@ def _compared(step: StepContext, model: nn.Module, inputs: MicroBatch) -> Answer
         apart = max(_apart(one, meant) for one in found)
         if apart <= tolerance:
             return Answer(counts, adapter_inside=inside, draws=draws)
-    told = f"{100 * apart:.2g} % of their norm apart"
+    told = f"{100 * apart:.2g}% of their norm apart"
     return Answer(True, f"{_name(step)}'s results for a row depend on its padding or on longer rows: {told}")
 
 

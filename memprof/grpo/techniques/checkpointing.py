@@ -130,7 +130,7 @@ def _keep_attention(model: nn.Module) -> Any:
     implementation = ATTENTION_KIND.of(text_config(model))
     if implementation not in ("sdpa", "flash_attention_2"):
         raise UsageError(
-            "checkpointing='selective' keeps the output of torch's fused attention or flash-attn: load the model with "
+            "checkpointing='selective' saves the output of torch's fused attention or flash-attn: load the model with "
             f"attn_implementation='sdpa' (it has {implementation!r}), or use 'full'."
         )
     return partial(create_selective_checkpoint_contexts, _Policy())

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-_MISSING = "NVML is not there (pip install nvidia-ml-py): what is held outside torch is not known"
+_MISSING = "NVML is not available (pip install nvidia-ml-py): non-PyTorch memory is unknown"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DeviceMeter:
     """
 
     def __init__(self, uuid: str, visible: str | None = None, library: Any = None, silent: str = "") -> None:
-        self.reason = silent and f"{silent}: what is held outside torch is not known"
+        self.reason = silent and f"{silent}: non-PyTorch memory is unknown"
         self.mig: bool | None = None
         self._library = library
         self._handle: Any = None
@@ -54,7 +54,7 @@ class DeviceMeter:
         except Exception as error:
             self._handle = None if self.mig is None and self._handle is None else self._handle
             if self._handle is None:
-                self.reason = f"NVML refuses ({error}): what is held outside torch is not known"
+                self.reason = f"NVML reports an error ({error}): non-PyTorch memory is unknown"
 
     def _find(self, uuid: str, visible: str | None) -> Any:
         """Return the handle; the last name's error where none is known."""
@@ -77,7 +77,7 @@ class DeviceMeter:
             listed = self._library.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except Exception as error:
             self._handle = None
-            self.reason = f"NVML stopped answering ({error}): what is held outside torch is not known from then on"
+            self.reason = f"NVML stopped answering ({error}): non-PyTorch memory is unknown from then on"
             return None
         processes = tuple((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in listed)
         own, others = self._shares(processes)

@@ -15,7 +15,7 @@ from memprof.recording.guard import Door
 MOST_HERTZ = 10.0
 _MOVED = 1 << 20
 _AT_LEAST_EVERY_US = 5_000_000
-_LOST = "what the device held between the ends of phases"
+_LOST = "the device's memory between the ends of phases"
 
 Row = list["int | None"]
 

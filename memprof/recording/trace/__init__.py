@@ -1,1 +1,1 @@
-"""Record by tensor trace: a dispatch mode that sees every storage's birth and death."""
+"""Record from CPU recordings: a dispatch mode that sees every storage's birth and death."""

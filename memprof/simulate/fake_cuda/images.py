@@ -81,7 +81,7 @@ def images_of(settings: Settings, config: Any) -> Images | None:
     needed = found.number * (found.tokens + 1) + 1
     if settings.prompt_length < needed:
         raise UsageError(
-            f"--images {found.number} takes {found.tokens:,} tokens an image, which --prompt-length counts too: give "
+            f"--images {found.number} uses {found.tokens:,} tokens per image, which --prompt-length counts too: give "
             f"{needed} or more."
         )
     return found
@@ -108,7 +108,7 @@ def resized(width: int, height: int, factor: int, least: int, most: int) -> tupl
         UsageError: the processor refuses so long an image.
     """
     if max(width, height) > 200 * min(width, height):
-        raise UsageError(f"--image-size {width}x{height}: Qwen's processor refuses sides of more than 200 to 1.")
+        raise UsageError(f"--image-size {width}x{height}: Qwen's processor does not support aspect ratios above 200:1.")
     sides = [max(factor, round(side / factor) * factor) for side in (width, height)]
     if sides[0] * sides[1] > most:
         scale = math.sqrt(width * height / most)

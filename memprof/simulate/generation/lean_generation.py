@@ -44,7 +44,7 @@ def generate_lean(
 
     lean.run(step, prompts, generate, trainer.state.stateful_callbacks)
     if len(passes) > 1 and settings.generation_batch is None:
-        _note_how(session, f"{_BATCH}{passes[0]} of {count} sequences generate together, by the card's free memory")
+        _note_how(session, f"{_BATCH}{passes[0]} of {count} sequences generate together, by the GPU's free memory")
 
 
 def _as_on_ranks(step: Any, settings: ShardingSettings) -> Any:

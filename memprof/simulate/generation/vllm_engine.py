@@ -32,7 +32,7 @@ class ColocatedEngine:
     def __init__(self, settings: Settings, session: FakeSession, config: Any) -> None:
         total = session.recorder.device().total_bytes
         if total is None:
-            raise UsageError("--generation vllm takes a share of the card: say which one with --gpu.")
+            raise UsageError("--generation vllm uses a fraction of the GPU: it requires --gpu.")
         self._session, self._settings, self._config = session, settings, config
         self._bytes = int(total * settings.vllm_gpu_memory_utilization)
         self._host = HostPool(pin=True)  # kept from one time to the next

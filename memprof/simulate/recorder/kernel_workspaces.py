@@ -60,7 +60,7 @@ def _flash_forward(call: Kernel, card: Processors) -> _Groups:
 
 @lru_cache(maxsize=1024)
 def _flash_splits(blocks: int, parts: int, slots: int) -> int:
-    """Follow ``num_splits_heuristic``: the fewest splits that use 85 % of what the best number of them uses."""
+    """Follow ``num_splits_heuristic``: the fewest splits that use 85% of what the best number of them uses."""
     if blocks >= 0.8 * slots:
         return 1
     used: dict[int, float] = {}

@@ -122,7 +122,7 @@ class _Loading:
             self._note(f"{name}: no dtype was asked for; {str(kind).removeprefix('torch.')} is taken")
         attention = kwargs.get("attn_implementation") or "sdpa"
         if attention not in ("sdpa", "eager"):
-            self._note(f"{name}: {attention} is simulated as torch's own attention, which chooses flash where it can")
+            self._note(f"{name}: {attention} is simulated as torch's attention, which uses flash if possible")
             attention = "sdpa"
         with torch.device("meta"):
             auto = transformers_names.AUTO_FROM_CONFIG.of(cls)

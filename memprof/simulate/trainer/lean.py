@@ -49,7 +49,7 @@ def lean_arguments(given: Any, folder: str, notes: list[str], kind: str = "grpo"
     defaults = {f.name: f.default for f in fields(config) if f.default is not MISSING}
     others = not_kept(vars(arguments), defaults)
     if others:
-        notes.append(f"not among the settings kept, which have the trainer's defaults: {', '.join(others)}")
+        notes.append(f"not among the saved settings, so the trainer's defaults are used: {', '.join(others)}")
     return arguments
 
 

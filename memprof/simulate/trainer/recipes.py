@@ -81,11 +81,11 @@ def liger_note(settings: Settings, config: Any) -> str:
     text = config.get_text_config(decoder=True)
     width = getattr(text, "intermediate_size", None)
     if not isinstance(width, int):
-        return f"{words}: a real run with them keeps less for backward."
+        return f"{words}: a real run with them saves less for backward."
     layers = 1 if settings.gradient_checkpointing else int(text.num_hidden_layers)
     itemsize = 2 if settings.mixed_precision != "no" or settings.weights_dtype != "float32" else 4
     less = layers * itemsize * width * settings.per_device_train_batch_size * settings.sequence_length
-    return f"{words}: a real run with them keeps less for backward, by {format_gib(less)} GiB or more."
+    return f"{words}: a real run with them saves less for backward, by {format_gib(less)} GiB or more."
 
 
 def _logps_and_entropies(

@@ -126,10 +126,10 @@ def figures_table(maps: Sequence[SegmentMap]) -> Table | None:
     pending = any(m.pending_free_bytes for m in maps)
     columns = [
         Column("Moment"), Column("Reserved", right=True), Column("Allocated", right=True),
-        Column("Idle in whole segments", right=True), Column("Idle in pieces", right=True),
+        Column("Idle in whole segments", right=True), Column("Idle within segments", right=True),
         *([Column("Idle in private pools", right=True)] if pools else []),
         *([Column("Waiting for a stream", right=True)] if pending else []),
-        Column("Largest free piece", right=True, wide=True),
+        Column("Largest free block", right=True, wide=True),
         *([Column("Unmapped gaps", right=True, wide=True)] if unmapped else []),
     ]  # fmt: skip
     lines = []
@@ -151,10 +151,10 @@ def figures_words(found: SegmentMap) -> str:
     words = (
         f"{moment_words(found.moments)}: {amount(found.reserved_bytes)} reserved in "
         f"{thousands(len(found.layout))} segments, {amount(found.allocated_bytes)} allocated. "
-        f"Idle: {amount(idle.cached)} in whole segments, {amount(idle.inactive_split)} in pieces"
+        f"Idle: {amount(idle.cached)} in whole segments, {amount(idle.inactive_split)} within segments"
     )
     words += f", {amount(idle.private_pools)} in private pools" if found.pools else ""
-    words += f"; the largest free piece is {amount(found.largest_free_bytes)}."
+    words += f"; the largest free block is {amount(found.largest_free_bytes)}."
     if found.pending_free_bytes:
         words += f" {amount(found.pending_free_bytes)} are freed and wait for a stream."
     if found.pools:
@@ -234,7 +234,7 @@ def _colour(code: int) -> str:
 
 
 def _label(code: int) -> str:
-    names = {_FREE: "Idle in pieces", _EMPTY: "Idle, a whole segment"}
+    names = {_FREE: "Idle within segments", _EMPTY: "Idle, a whole segment"}
     return names.get(code) or CATEGORY_LABELS[_CATEGORIES[code]]
 
 

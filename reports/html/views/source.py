@@ -50,7 +50,7 @@ def _file(view: SourceView, scale: int, opened: bool, moment: str) -> Markup:
     summary = el("summary", el("b", breakable(name)), " ", el("span.muted", amount(view.bytes)))
     known = any(line.text is not None for line in _lines(view))
     head = el(
-        "tr", column("Share", extra="margin wide"), column(f"At the {moment}", True), column("Own peak", True, "wide"),
+        "tr", column("Share", extra="margin wide"), column(f"At the {moment}", True), column("Highest", True, "wide"),
         column("Category", extra="wide"), column("Line", True), column("Code" if known else "Function"),
     )  # fmt: skip
     rows: list[Markup] = []
@@ -99,4 +99,4 @@ def _categories(found: SourceLine) -> str:
 def _words(found: SourceLine) -> str:
     n = found.count
     count = f"{thousands(n)} allocation{'' if n == 1 else 's'}"
-    return f"{found.function}: {amount(found.bytes)} in {count}; own peak {amount(found.own_peak_bytes)}"
+    return f"{found.function}: {amount(found.bytes)} in {count}; peak of this line {amount(found.own_peak_bytes)}"

@@ -54,7 +54,7 @@ def test_every_case_was_run() -> None:
 
 def test_each_row_that_differs_from_the_real_allocator_has_a_reason() -> None:
     page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
-    explained = " ".join(page.split("## Beside the real allocator")[1].partition("\n## ")[0].split())
+    explained = " ".join(page.split("## Compared with the real allocator")[1].partition("\n## ")[0].split())
     for name, row in matrix.read().items():
         same = all(row["simulated"][kind] == row["measured"][kind] for kind in ("allocated_bytes", "reserved_bytes"))
         assert same or f"*{name}*" in explained, name
@@ -66,7 +66,7 @@ def test_decisions_are_what_the_results_give() -> None:
     measured = {name: row for name, row in found.items() if not name.startswith("the published table")}
     assert all(row["false_fits"] == 0 for row in measured.values())
     assert any(row["of_runs_that_do_not"] for row in measured.values())
-    named = [row for name, row in measured.items() if name.endswith("every named card")]
+    named = [row for name, row in measured.items() if name.endswith("every named GPU")]
     assert all(row["false_does_not_fit"] <= 0.05 * row["of_runs_that_fit"] for row in named)
 
 

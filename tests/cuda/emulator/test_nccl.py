@@ -1,4 +1,4 @@
-"""NCCL between two processes, each on its own emulated card."""
+"""NCCL between two processes, each on its own emulated GPU."""
 
 from __future__ import annotations
 

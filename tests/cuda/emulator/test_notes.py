@@ -65,4 +65,4 @@ def test_a_script_without_a_model_is_told_that_nothing_was_recorded(tmp_path: Pa
     (tmp_path / "x.py").write_text("import torch\ntorch.ones(8, device='cuda')\n")
     done = emulate("--", "python", "x.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "memprof emulate: nothing was recorded: no model's forward ran on the card.\n"
+    assert done.stderr == "memprof emulate: nothing was recorded: no model's forward ran on the GPU.\n"

@@ -1,4 +1,4 @@
-"""Train as settings say on the emulated card, and simulate the same; answer what both allocators held at most."""
+"""Train as settings say on the emulated GPU, and simulate the same; answer what both allocators held at most."""
 
 from __future__ import annotations
 

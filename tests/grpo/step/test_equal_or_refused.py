@@ -113,7 +113,7 @@ def test_a_hook_in_the_backward_runs_as_often_as_under_trl(
         hook(trainer)
     found = [loss_and_gradients(trainer, inputs)[1] for trainer in (theirs, ours)]
     assert worst(found[1], found[0]) <= TOLERANCE
-    assert "would run once for each piece" in caplog.text
+    assert "would run once for each chunk" in caplog.text
 
 
 def _by_position(_module: Any, _given: Any, out: torch.Tensor) -> torch.Tensor:

@@ -100,7 +100,7 @@ def test_one_piece_takes_one_pass(tokens: int, tmp_path: Path) -> None:
     loss_and_gradients(ours, inputs)
     assert sum(forwards) == (4 if tokens == 1000 else 8)
     scheme = "token" if tokens == 1000 else "two_pass"
-    assert any(line.startswith(f"pieces by the scheme '{scheme}'") for line in ours._once_log.said)
+    assert any(line.startswith(f"chunks by the scheme '{scheme}'") for line in ours._once_log.said)
 
 
 def test_rloo_has_it_too(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ GB = 10**9
 
 
 @pytest.mark.parametrize(
-    ("given", "parsed"), [("90%", 0.9), (" 12.5 % ", 0.125), ("20GB", 20 * GB), (7, 7), (None, None)]
+    ("given", "parsed"), [("90%", 0.9), (" 12.5% ", 0.125), ("20GB", 20 * GB), (7, 7), (None, None)]
 )
 def test_what_a_limit_may_be(given: Any, parsed: Any) -> None:
     assert parse_threshold(given) == parsed

@@ -89,7 +89,7 @@ def test_a_peak_that_moves_is_said() -> None:
 def test_the_simulators_own_error_is_said() -> None:
     entry = _entry("Halve the batch", 1.0, basis="simulated")
     unchanged = {"measured_bytes": 1000, "simulated_bytes": 1012, "assumed": []}
-    assert "1.2 % above what was measured" in advice_basis(report_of(_report(entry, unchanged=unchanged)))
+    assert "1.2% above what was measured" in advice_basis(report_of(_report(entry, unchanged=unchanged)))
 
 
 _TOGETHER = {

@@ -226,7 +226,7 @@ def test_growth_across_steps_in_words() -> None:
     assert found is not None
     assert growth_words(found) == (
         "Memory left when a step ends changes by +1.00 GiB a step; "
-        "the number of tokens explains 25 % of the difference between peaks."
+        "the number of tokens explains 25% of the difference between peaks."
     )
     assert call_site(found.left_behind[0].stack) == "a.py:1 keep"
 

@@ -116,7 +116,7 @@ def test_every_renderer_says_them() -> None:
             assert words in " ".join(rendered.split()), words
         assert "≈ 41.5 s" in rendered
         assert "fast" in rendered
-        assert "A step" in rendered.replace("A step takes", "")
+        assert "A step" in rendered.replace("Time per step", "")
     assert "<b>Card" not in render_html(document)
     assert 'class="verdict bad">Does not fit' in render_html(document)
     assert "<i>fast" not in render_html(document)
@@ -159,7 +159,7 @@ def test_the_expected_error_is_stated_of_the_class_of_the_run() -> None:
     assert (program.reserved.low, program.reserved.high) == (round(low, 4), round(high, 4))
     assert program.not_compared == ()
     trained = [expected_error(_known(recipe=recipe, lora_r=8)) for recipe in ("trl", "lean")]
-    kinds = ("TRL, LoRA, on an emulated card", "lean trainer on an emulated card")
+    kinds = ("TRL, LoRA, on an emulated GPU", "lean trainer on an emulated GPU")
     for found, kind in zip(trained, kinds, strict=True):
         assert [each.name for each in found.basis or ()] == [kind, program.name]
         assert found.name == kind
@@ -179,7 +179,7 @@ def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin(tmp_path
     ):  # fmt: skip
         assert margin_of(_known(**config)) == wide_margin(), config
     assert margin_of(_known(recipe="trl", left_out=["torch_compile"])) > wide_margin()
-    assert expected_error(_known(recipe="trl"), card=find_gpu("MI300X")).not_compared == ("AMD's cards",)
+    assert expected_error(_known(recipe="trl"), card=find_gpu("MI300X")).not_compared == ("AMD GPUs",)
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**find_config("Qwen/Qwen3-8B"), "kv_lora_rank": 512, "qk_rope_head_dim": 64}))
     latent = _known(recipe="trl", model=str(config))

@@ -44,7 +44,7 @@ def test_the_device_peak_and_what_was_left() -> None:
         "held": HELD, "cached": RESERVED - HELD, "non_torch": 480, "free": 24_210 - RESERVED - 480,
     }  # fmt: skip
     assert room is not None
-    assert room.sentence == "15.20 GiB left of 23.64 GiB (the card), 64 %."
+    assert room.sentence == "15.20 GiB left of 23.64 GiB (the card), 64%."
 
 
 def test_a_card_that_is_asked_about() -> None:
@@ -65,7 +65,7 @@ def test_little_room_on_a_card_that_is_asked_about_is_not_all_the_runs() -> None
     room = room_of(report)
     assert room is not None
     assert room.sentence.endswith(
-        "0.9 %. What is outside torch was not measured: a CUDA context takes about 0.6 GiB, more than that."
+        "0.9%. Non-PyTorch memory was not measured: a CUDA context uses about 0.6 GiB, more than that."
     )
     report["capacity"] = {"bytes": (RESERVED + 5000) * MIB, "from": "option"}
     room = room_of(report)
@@ -104,7 +104,7 @@ def test_a_tensor_trace_is_asked_about_a_card_and_says_what_it_lacks() -> None:
     assert machine is not None
     room = room_of({**report, "capacity": to_builtins(machine)})
     assert room is not None
-    assert room.sentence.startswith("1.03 GiB left of 7.81 GiB (this machine's memory), 13 %.")
+    assert room.sentence.startswith("1.03 GiB left of 7.81 GiB (this machine's memory), 13%.")
     room = room_of({**report, "capacity": {"bytes": 8000 * MIB, "from": "option"}})
     assert parts(room) == {"held": HELD, "free": 8000 - HELD}
     assert room is not None

@@ -30,15 +30,15 @@ def test_summary_says_the_peak_where_and_why(document: Document) -> None:
     assert summary.capacity_bytes == 25_386_352_640
     assert {p.id: p.bytes for p in summary.bar} == {c: n * MIB for c, n in PEAK.items()}
     cause = document.headline.cause
-    assert cause.startswith("2.73 GiB of weights (40 % of the peak) and 2.38 GiB of loss logits (35 %), ")
+    assert cause.startswith("2.73 GiB of weights (40% of the peak) and 2.38 GiB of loss logits (35%), ")
     assert " of the loss logits in " in cause
-    assert cause.endswith(" (chunked_logprob.py:88). Guessed: loss logits.")
+    assert cause.endswith(" (chunked_logprob.py:88). Inferred: loss logits.")
 
 
 def test_the_first_sentence_writes_small_sizes_in_small_units() -> None:
     report = sample()[0]
     report["peak"] |= {"categories": {"weights": 17 * MIB, "activations": 6 * 2**10}, "active_bytes": 17 * MIB}
-    assert headline_of(report)["cause"].startswith("17.0 MiB of weights (100 % of the peak)")
+    assert headline_of(report)["cause"].startswith("17.0 MiB of weights (100% of the peak)")
 
 
 def test_what_is_guessed_names_no_answer_of_a_few_bytes() -> None:

@@ -29,7 +29,7 @@ def test_signs() -> None:
 
 @pytest.mark.parametrize(
     ("part", "whole", "words"),
-    [(0, 5, "0 %"), (1, 0, "–"), (1, 100_000, "<0.1 %"), (1, 200, "0.5 %"), (999, 10_000, "10 %"), (5, 5, "100 %")],
+    [(0, 5, "0%"), (1, 0, "–"), (1, 100_000, "<0.1%"), (1, 200, "0.5%"), (999, 10_000, "10%"), (5, 5, "100%")],
 )
 def test_percent(part: int, whole: int, words: str) -> None:
     assert percent(part, whole) == words

@@ -142,7 +142,7 @@ def test_panel_shows_the_peak_and_follows_the_keyboard(page: Any) -> None:
     page.locator("#chart").focus()
     page.keyboard.press("Home")
     title, total, parts = panel(page)
-    assert (title, total) == ("Held here", 700 / 1024)
+    assert (title, total) == ("At this moment", 700 / 1024)
     page.keyboard.press("]")
     assert "Generate" in page.locator("#panel-where").inner_text()
     page.keyboard.press("[")
@@ -150,7 +150,7 @@ def test_panel_shows_the_peak_and_follows_the_keyboard(page: Any) -> None:
     page.keyboard.press("p")
     assert panel(page)[:2] == ("Peak", float(PEAK))
     page.keyboard.press("ArrowRight")
-    assert panel(page)[0] == "Held here"
+    assert panel(page)[0] == "At this moment"
     page.keyboard.press("Escape")
 
 
@@ -162,7 +162,7 @@ def test_panel_follows_the_mouse_and_a_click_holds_it(page: Any) -> None:
     page.mouse.down()
     page.mouse.up()
     held = panel(page)
-    assert held[0] == "Held here"
+    assert held[0] == "At this moment"
     page.mouse.move(box["x"] + box["width"] - 30, box["y"] + 200)
     assert panel(page) == held
 
@@ -520,7 +520,7 @@ def test_the_address_brings_back_instant_filter_and_category(browser: Any, file:
     page.fill("#filter", "chunked")
     page.click('.legend [data-category="weights"] .hide')
     held = panel(page)
-    assert held[0] == "Held here"
+    assert held[0] == "At this moment"
     address = page.url.partition("#")[2]
     with browser.new_context() as context:
         other = context.new_page()

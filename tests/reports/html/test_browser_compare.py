@@ -68,7 +68,7 @@ def test_opens_quietly_and_alone(browser: Any, pages: dict[str, Path]) -> None:
         assert page.problems == []
         assert page.requested == [pages["two"].as_uri()]
         assert page.locator(".total-gib").all_inner_texts() == ["6.78", "4.70"]
-        assert "31 % less" in page.locator("#summary").inner_text()
+        assert "31% less" in page.locator("#summary").inner_text()
 
 
 def test_the_switch_shows_each_runs_own_timeline_on_one_scale(page: Any) -> None:
@@ -97,7 +97,7 @@ def test_keyboard_alone(page: Any) -> None:
     while page.evaluate("document.activeElement.id") != "chart":
         page.keyboard.press("Tab")
     page.keyboard.press("Home")
-    assert page.locator("#panel-title").inner_text() == "Held here"
+    assert page.locator("#panel-title").inner_text() == "At this moment"
     page.keyboard.press("p")
     assert page.locator("#panel-title").inner_text() == "Peak"
     page.locator('tr[data-path="grpo_loss"] .toggle').focus()

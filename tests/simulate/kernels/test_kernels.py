@@ -1,6 +1,6 @@
 """What kernels ask for beside their results, and which attention is chosen, as torch's CUDA build does on each card.
 
-``recorded.json``: torch's own allocator on emulated cards (``python -m benchmarks.simulator emulated-kernels``).
+``recorded.json``: torch's own allocator on emulated GPUs (``python -m benchmarks.simulator emulated-kernels``).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_attention_is_chosen_as_torch_chooses_it_on_the_card(card: str) -> None:
     [
         ("T4", "compute capability 7.5 has no flash kernel, and the memory-efficient ones take no grouped heads"),
         ("V100-16GB", "compute capability 7.0 has no flash kernel"),
-        ("Arc B580", "a card of unknown capability has no flash kernel"),
+        ("Arc B580", "a GPU of unknown compute capability has no flash kernel"),
         *((name, None) for name in ("RTX 4090", "A100-80GB", "H100", "B200")),
     ],
 )

@@ -155,7 +155,7 @@ def test_generation_holds_what_the_card_has_room_for(
     if cache == "static":
         size = int(0.85 * free[-1]) // each
         assert size in (2, 3)  # 3.5, less what blocks round up
-        assert note == f"generation_batch: {size} of 8 sequences generate together, by the card's free memory"
+        assert note == f"generation_batch: {size} of 8 sequences generate together, by the GPU's free memory"
     else:
         words, _, rest = note.partition(" over a pool of ")
         assert words == "generation: sequences generate in a rolling batch"
