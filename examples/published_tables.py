@@ -245,7 +245,7 @@ def components_table(results: dict[str, Any]) -> str:
     """Markdown, GiB: the published sums, each group's own peak in ours, and the highest that is held at one instant."""
     groups = ("training", "grpo_loss", "inference", "kv_cache")
     lines = [
-        "| GiB, own peaks | training | GRPO loss | inference | keys and values | sum | held at once | reserved |",
+        "| GiB, per-category peaks | training | GRPO loss | inference | KV cache | sum | at once | reserved |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
         *(f"| {name}, published | {' | '.join(map(str, sizes))} | – | – |" for name, sizes in COMPONENTS.items()),
     ]

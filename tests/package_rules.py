@@ -25,9 +25,9 @@ PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "allocator": ("model the caching allocator: its rules and settings", ("_native",)),
     "timeline": ("rebuild lifetimes, block sizes and reserved memory", ("snapshot", "allocator")),
     "attribution": ("decide what each allocation is for: evidence and rules", ("timeline", "snapshot")),
-    "config": ("hold a run's settings, model shapes, GPUs, optimizers; say what fits", ("report",)),
+    "config": ("describe a run's settings, model shapes, GPUs and optimizers; decide what fits", ("report",)),
     "analysis": (
-        "say everything about a run as plain data",
+        "describe a run completely, as typed data",
         ("attribution", "config", "timeline", "allocator", "snapshot", "executors", "report"),
     ),
     "compat": ("name, check and patch what is private in other packages", ()),
