@@ -267,7 +267,7 @@ def _cause(report: Report, category: Category | None, places: Sequence[Place]) -
     parts[0] = f"{parts[0][:-1]} of {whole})"
     of_it = "" if len(named) == 1 else f" of the {_label(named[-1])}"
     made = f", {_places(places, of_it)}" if places else ""
-    more = f"; beside {'it' if len(named) < 2 else 'them'} {_and(parts[len(named) :])}" if beside else ""
+    more = f"; also {_and(parts[len(named) :])}" if beside else ""
     sentence = f"{_explained(report)}{_and(parts[: len(named)])}{made}{more}.{_known_beside(report, (*named, *beside))}"
     counted = peak.guessed
     told = [c for c in (*named, *beside) if c != Category.UNATTRIBUTED]

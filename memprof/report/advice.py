@@ -89,7 +89,7 @@ class Advice(Model, frozen=True, kw_only=True):
 
 
 class Unchanged(Model, frozen=True, kw_only=True):
-    """A recorded run beside its own simulation.
+    """A recorded run compared with its own simulation.
 
     Attributes:
         measured_bytes: allocated peak of the run.

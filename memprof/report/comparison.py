@@ -206,7 +206,7 @@ class Comparison(Model, tag_field="schema", tag="memprof.compare/1", frozen=True
         allocations_only_in: what one run allocates at its peak and another does not.
         notes: sentences.
         headline: the answer in sentences.
-        unchanged: with ``memprof simulate --like``, the recorded run beside its own simulation.
+        unchanged: with ``memprof simulate --like``, the recorded run compared with its own simulation.
     """
 
     runs: Annotated[tuple[ComparedRun, ...], msgspec.Meta(min_length=2)]

@@ -69,7 +69,7 @@ class TextFact(Model, frozen=True, kw_only=True):
 
 
 class UnreadFigure(Model, frozen=True, kw_only=True):
-    """A size beside the message that no part of the answer uses.
+    """A size next to the message that no part of the answer uses.
 
     Attributes:
         text: the figure as printed.

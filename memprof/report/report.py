@@ -39,7 +39,7 @@ class Report(Model, tag_field="schema", tag="memprof.report/1", frozen=True, kw_
         headline: the answer in sentences.
         recordings: the dumps of a folder that contains more than ``ranks``.
         across_ranks: the ranks compared.
-        unchanged: with simulated advice, the run beside its own simulation.
+        unchanged: with simulated advice, the run compared with its own simulation.
         combination: with ``memprof advise --gpu``.
         source_lines: lines of the program's own files, those that allocated most of the peak first, at most 300.
     """

@@ -207,8 +207,8 @@ class StillAhead(Model, frozen=True, kw_only=True):
         short = f", {format_bytes(self.short_bytes)} more than there was" if self.short_bytes else ""
         needed = format_bytes(self.needed_bytes)
         if self.moment in (Phase.FORWARD, Phase.BACKWARD) or kept <= 0:
-            return f"had still to make {parts}; the request that failed brings it to {needed} before{short}"
-        return f"had still to make {parts} beside {format_bytes(kept)} that it keeps: {needed} in all{short}"
+            return f"had still to allocate {parts}; the request that failed brings it to {needed} before{short}"
+        return f"had still to allocate {parts} in addition to {format_bytes(kept)}: {needed} in total{short}"
 
 
 class OutOfMemory(Model, frozen=True, kw_only=True):

@@ -92,7 +92,7 @@ def test_a_step_with_more_ahead_is_no_matter_of_fragments() -> None:
         in lines
     )
     assert (  # 0.83 + 4.17 are 5.00
-        "  the step   had still to make 850.00 MiB of optimizer state beside 4.17 GiB that it keeps: 5.00 GiB in all, "
+        "  the step   had still to allocate 850.00 MiB of optimizer state in addition to 4.17 GiB: 5.00 GiB in total, "
         "800.00 MiB more than there was" in lines
     )
     assert not any("expandable" in line for line in lines)

@@ -61,7 +61,7 @@ def command(
     """Put runs side by side and show what differs; the others are compared with the first.
 
     Each of A B... is a snapshot, a report's JSON, a folder (its recording with the highest peak) or a comparison's JSON
-    (each of its runs). One is enough beside --published.
+    (each of its runs). With --published, one run is enough.
     """
     from msgspec.structs import replace
 

@@ -145,7 +145,7 @@ def test_the_sentence_looks_ahead_and_names_the_piece() -> None:
     assert room is not None
     assert room.sentence.endswith("For the whole step 500.00 MiB were missing.")
     assert oom_sentence(found) == (
-        "Out of memory in backward, step 1: 8.31 MiB were asked for, which takes 20.00 MiB in one piece, 10.00 MiB "
-        "were free on the device. The step had still to make 850.00 MiB of optimizer state beside 6.01 GiB that it "
-        "keeps: 6.84 GiB in all, 500.00 MiB more than there was."
+        "Out of memory in backward, step 1: 8.31 MiB were asked for, which needs 20.00 MiB of contiguous memory, 10.00 "
+        "MiB were free on the device. The step had still to allocate 850.00 MiB of optimizer state in addition to "
+        "6.01 GiB: 6.84 GiB in total, 500.00 MiB more than there was."
     )
