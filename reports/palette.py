@@ -1,4 +1,4 @@
-"""Colours, patterns and letters of categories, phases and parts of a device: those of ``looks.toml``."""
+"""Colours, patterns and letters of categories, phases and parts of a device: those of ``theme.toml``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from memprof.files import read_toml
 
-#: The rows of ``looks.toml``, by kind of id.
-LOOKS = read_toml(Path(__file__).with_name("looks.toml"))
+#: The rows of ``theme.toml``, by kind of id.
+LOOKS = read_toml(Path(__file__).with_name("theme.toml"))
 FALLBACK = "#8c9196"
 
 

@@ -87,7 +87,7 @@ def test_wheel_holds_what_code_reads_at_run_time(wheel: Path) -> None:
         "memprof/analysis/published_tables.toml",
         "memprof/attribution/inferred.toml",
         "memprof/attribution/rules.toml",
-        "memprof/reports/looks.toml",
+        "memprof/reports/theme.toml",
         "memprof/oom/knowledge/host.toml",
         "memprof/packages.toml",
     )

@@ -7,7 +7,7 @@ is a fork from there, which trains to the end of two steps. The training's losse
 parameters must be those of a run without a callback, to the bit, and something must be said: a warning, a line on
 stderr or a note in what was written. Where a shortcut fails that another reader stands behind, nothing need be said if
 nothing is lost: the report is the one that is made of the same snapshot without the injection. Functions that *are*
-the door (``memprof/recording/guard.py``) and the dispatch mode's entry cannot stand behind it, and are left out.
+the guard (``memprof/recording/guard.py``) and the dispatch mode's entry cannot stand behind it, and are left out.
 
 With ``--keep`` each outcome is a line of that file, and what stands there is not tried again. Exit code 1: something
 broke, was silent, or more than a fifth of the injections were not reached.
@@ -41,7 +41,7 @@ import click
 
 from benchmarks.measure import write_result
 from benchmarks.tabling import read
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 
 # What may go wrong anywhere.
 EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
@@ -52,7 +52,7 @@ EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
     lambda: RuntimeError("injected"),
     lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "injected"),
 )
-# What torch calls without the door (it holds its own ``try``), and the import, before any run.
+# What torch calls without the guard (it holds its own ``try``), and the import, before any run.
 _ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__")
 # Shortcuts: the Python reader stands behind the scanner in C, and reads the same.
 _SHORTCUTS = ("memprof/_native/", "memprof/snapshot/rows.py:", "memprof/snapshot/packed.py:")
@@ -184,8 +184,8 @@ def called(folder: Path, report: bool = True) -> dict[types.CodeType, int]:
         threading.setprofile(None)
     functions = [c for c in seen if c.co_flags & inspect.CO_OPTIMIZED]  # a class's body is none
     ours = [c for c in functions if c.co_filename.startswith(folders) and not c.co_name.startswith("<")]
-    doors = ("recording/guard.py",)
-    return {c: seen[c] for c in ours if not name_of(c).endswith(_ENTRIES) and not c.co_filename.endswith(doors)}
+    guards = ("recording/guard.py",)
+    return {c: seen[c] for c in ours if not name_of(c).endswith(_ENTRIES) and not c.co_filename.endswith(guards)}
 
 
 @dataclass(frozen=True)
@@ -387,7 +387,7 @@ def injections(
 ) -> Iterator[Outcome]:
     """Prepare, and yield the outcome of each injection that is not ``done``."""
     prepare(folder)
-    Door.leave = _nothing  # type: ignore[method-assign]  # a fork made here stands for the run, and is no child of it
+    FailureGuard.leave = _nothing  # type: ignore[method-assign]  # a fork made here stands for the run, and is no child of it
     _callback()
     expected = train(folder, [])
     known = ways(folder)
@@ -430,7 +430,7 @@ def main(every: int, offset: int, sample: int | None, exceptions: int, keep: Pat
     sys.exit(bool(found["broken"] or found["silent"] or found["not called"] * 5 > len(outcomes)))
 
 
-def _nothing(door: Door) -> None:
+def _nothing(guard: FailureGuard) -> None:
     return
 
 

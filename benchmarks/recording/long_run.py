@@ -38,13 +38,13 @@ def count(steps: int, out: Path) -> list[dict[str, int]]:
     """Count alone, with as much of a trainer as counting looks at; return a row for every tenth of the way."""
     from memprof.integrations.trackers.step_logging import Tracking
 
-    from memprof.recording.guard import UNGUARDED, Seams
+    from memprof.recording.guard import NULL_GUARD, MethodPatcher
 
     state = SimpleNamespace(global_step=0, max_steps=steps, is_world_process_zero=True)
     handler = SimpleNamespace(callbacks=[])
     trainer = SimpleNamespace(state=state, accelerator=None, callback_handler=handler, log=lambda logs: None)
 
-    seams = Seams(UNGUARDED, lambda error: None)
+    seams = MethodPatcher(NULL_GUARD, lambda error: None)
     folder = out / "_memprof"
     rows: list[dict[str, int]] = []
     tracemalloc.start()

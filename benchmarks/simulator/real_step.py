@@ -35,7 +35,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     import torch
 
     from memprof.grpo.step.probe import Answer
-    from memprof.recording.guard import Seams
+    from memprof.recording.guard import MethodPatcher
     from memprof.recording.session import Session
     from memprof.recording.trace.tensor_trace import TensorTrace
     from memprof.recording.trainer_phases import TrainerPhases
@@ -51,7 +51,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     if settings.reward_model is not None:
         session.add_model(trainer.reward_funcs[0], "reward")
     session.start()
-    seams = Seams(session.door, lambda error: None)
+    seams = MethodPatcher(session.door, lambda error: None)
     phases = TrainerPhases(trainer, seams)
     phases.current = session
     trainer.add_callback(steps_callback(session, phases))

@@ -22,7 +22,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from memprof.compat import require
 from memprof.recording.api import switched_off
-from memprof.recording.guard import Door, constructor, meant, way_in
+from memprof.recording.guard import FailureGuard, constructor, guarded, mark_user_error
 from memprof.recording.session import Session
 
 
@@ -31,7 +31,7 @@ def _numbers(steps: int | Iterable[int] | None) -> int | tuple[int, ...] | None:
     try:
         return steps if steps is None or isinstance(steps, int) else tuple(steps)
     except Exception as error:
-        meant(error)
+        mark_user_error(error)
         raise
 
 
@@ -127,46 +127,46 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self.door, self.result = Door("training"), Result()
+        self.guard, self.result = FailureGuard("training"), Result()
 
     # -- what transformers calls -------------------------------------------------------------------------------
 
-    @way_in
+    @guarded
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the ring inside the trainer's construction: on CUDA the ring starts here, so that loading is in it."""
         if switched_off() or self._options is None:
             return
         trainer = self._found_trainer()
         if trainer is not None and self._early is None and uses_cuda(trainer, self._options):
-            self._early = (weakref.ref(trainer), load_session(trainer, self._options, self.door))
+            self._early = (weakref.ref(trainer), load_session(trainer, self._options, self.guard))
 
-    @way_in
+    @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if switched_off() or self._options is None:
             return
         if self._over:
-            self.door, self._over = Door("training"), False  # each training has its own
-        self.door(self._begin, self._options, state)
+            self.guard, self._over = FailureGuard("training"), False  # each training has its own
+        self.guard(self._begin, self._options, state)
         if self._options.rehearse and (run := self._following(state)) is not None:
             sentence = run.rehearse(kwargs.get("train_dataloader"))
             if sentence is not None and self._print:
                 run.recorder.say(sentence, self.stream)
 
-    @way_in
+    @guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._following(state)) is not None:
-            self.door(run.step_begin)
+            self.guard(run.step_begin)
 
-    @way_in
+    @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._following(state)) is not None:
-            self.door(run.step_end)
+            self.guard(run.step_end)
 
-    @way_in
+    @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._over = self._state is None or state is self._state
         run = self._following(state)
-        if run is not None and run.recorder.finish(lambda: self.door(run.end), self._finish):
+        if run is not None and run.recorder.finish(lambda: self.guard(run.end), self._finish):
             raise KeyboardInterrupt
 
     # -- our own -----------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 early = session
             else:
                 session.stop()
-        self._run = TrainingRun(trainer, options, early, self.door, self._finish)
+        self._run = TrainingRun(trainer, options, early, self.guard, self._finish)
         self._state = state
 
     def _found_trainer(self, state: Any = None) -> Any:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memprof.compat.torch_sharding import STORE
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 
 _T = TypeVar("_T")
 
@@ -125,7 +125,7 @@ class Gathering:
             with contextlib.suppress(RuntimeError, OSError):  # the store is gone with the rank that kept it
                 results.append(call())
 
-        run = Door("run", "what another rank told").hook(run)
+        run = FailureGuard("run", "what another rank told").hook(run)
         thread = threading.Thread(target=run, name="memprof-ranks", daemon=True)
         thread.start()
         thread.join(_STORE_SECONDS if seconds is None else seconds)

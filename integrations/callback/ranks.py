@@ -10,7 +10,7 @@ from memprof.integrations.callback.distributed import FAILED_SECONDS, MOST_TOLD,
 from memprof.integrations.run_recorder.output import Result
 
 from memprof.files import write_whole
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 
 if TYPE_CHECKING:
     from memprof.reports.document.model import Document
@@ -40,7 +40,7 @@ def put_ranks_together(result: Result, folder: Path, gathering: Gathering, faile
     """Wait on rank 0 for the others and write the merged JSON, page and table; elsewhere send summaries to it; only
     warn."""
     lost = f"the ranks put together; try `memprof report {folder}`"
-    Door("run", lost)(_tell_or_merge, result, folder, gathering, failed)
+    FailureGuard("run", lost)(_tell_or_merge, result, folder, gathering, failed)
 
 
 def _tell_or_merge(result: Result, folder: Path, gathering: Gathering, failed: bool) -> None:

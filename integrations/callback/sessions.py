@@ -10,7 +10,7 @@ from memprof.integrations.callback.schedule import Cycle
 
 from memprof.compat.trl import ITERATIONS, MICRO_STEP
 from memprof.recording.api import make_recorder
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 from memprof.recording.run_facts import collect_facts, collect_setup
 from memprof.recording.session import Session
 from memprof.recording.system.inference_engine import engine_of, server_note
@@ -31,7 +31,7 @@ def runs_always(trainer: Any, options: Options) -> bool:
     return uses_cuda(trainer, options) or options.capacity is not None
 
 
-def new_session(trainer: Any, options: Options, door: Door) -> Session:
+def new_session(trainer: Any, options: Options, guard: FailureGuard) -> Session:
     """Return a session for a trainer's device, not started."""
     ring = _RING if runs_always(trainer, options) and not uses_cuda(trainer, options) else None
     recorder = make_recorder(
@@ -48,14 +48,14 @@ def new_session(trainer: Any, options: Options, door: Door) -> Session:
         recorder,
         rank=int(getattr(accelerator, "process_index", 0)),
         world_size=int(getattr(accelerator, "num_processes", 1)),
-        door=door,
+        guard=guard,
         redact=options.redact,
     )
 
 
-def load_session(trainer: Any, options: Options, door: Door) -> Session:
+def load_session(trainer: Any, options: Options, guard: FailureGuard) -> Session:
     """Return a CUDA session that begins while the trainer is being built, in phase ``load``."""
-    session = new_session(trainer, options, door)
+    session = new_session(trainer, options, guard)
     session.add_model(trainer.model, "policy")
     session.start()
     session.enter_phase(Phase.LOAD.value)

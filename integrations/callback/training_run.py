@@ -25,7 +25,7 @@ from memprof.integrations.trackers.step_logging import Tracking
 from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat import missing
 from memprof.compat.trl import BUFFERED
-from memprof.recording.guard import Door, Seams, meant
+from memprof.recording.guard import FailureGuard, MethodPatcher, mark_user_error
 from memprof.recording.run_facts import collect_facts
 from memprof.recording.session import Session
 from memprof.recording.system.host import device_name, device_total
@@ -56,7 +56,12 @@ class TrainingRun:
     """
 
     def __init__(
-        self, trainer: Any, options: Options, early: Session | None, door: Door, on_error: Callable[[bool], None]
+        self,
+        trainer: Any,
+        options: Options,
+        early: Session | None,
+        guard: FailureGuard,
+        on_error: Callable[[bool], None],
     ) -> None:
         rank = int(getattr(trainer.accelerator, "process_index", 0))
         world_size = int(getattr(trainer.accelerator, "num_processes", 1))
@@ -65,7 +70,7 @@ class TrainingRun:
         self.folder = claim_folder(folder, world_size == 1, self.gathering.agree_on)
         self._trainer = weakref.ref(trainer)
         self._options = options
-        self._door = door
+        self._guard = guard
         self._on_error = on_error
         self._stage = Stage.FOLLOWING
         #: Whether an exception, a signal or a mistake of memprof's own ended it.
@@ -74,7 +79,7 @@ class TrainingRun:
         self._first_step = trainer.state.global_step + 1
         self._from_step: int | None = None  # first step of the recording in progress
         self._records = NewRecords(wanted=options.steps is None and options.every is None)
-        self._seams = Seams(door, self._error)
+        self._seams = MethodPatcher(guard, self._error)
         self._tracking: Tracking | None = None
         self._always = runs_always(trainer, options)
         self._on_cuda = uses_cuda(trainer, options)
@@ -93,8 +98,8 @@ class TrainingRun:
         except Exception:
             self._seams.restore()
             raise
-        door.stay_behind()
-        door.when_shut(self._undo)
+        guard.disable_in_forked_children()
+        guard.on_failure(self._undo)
 
     # -- events of the trainer ---------------------------------------------------------------------------------
 
@@ -157,14 +162,14 @@ class TrainingRun:
         except BaseException as error:
             if not isinstance(error, Exception) or ran_out_of_memory(error):
                 self._follow_again()
-                self._door(self._error, error)
-                meant(error)
+                self._guard(self._error, error)
+                mark_user_error(error)
                 raise
             self._forget_rehearsal(error)
             return None
         self._follow_again()
         self._records.recorded(peak)
-        self._door(self._finish_recording)
+        self._guard(self._finish_recording)
         self.recorder.step = trainer.state.global_step
         return f"memprof: rehearsed {worst.sentence}: peak {format_bytes(peak)}."
 
@@ -184,7 +189,7 @@ class TrainingRun:
         if self.over:
             return
         self._stage = Stage.ENDED
-        self._door.forget(self._undo)
+        self._guard.forget(self._undo)
         self._seams.restore()
         try:
             if self.recorder.session is not None:
@@ -201,7 +206,7 @@ class TrainingRun:
         self._stage, self.failed = Stage.ENDED, True
         tracking = [] if (followed := self._tracking) is None else [lambda: followed.end(True)]
         stops = (self.recorder.terminations.stop, self._seams.restore, self._phases.forget, self._stop_session)
-        self._door.tidy(*stops, *tracking, lambda: self.gathering.tell([]))
+        self._guard.run_all_cleanups(*stops, *tracking, lambda: self.gathering.tell([]))
 
     def _error(self, error: BaseException) -> None:
         """Write when an exception leaves the trainer: it is the last chance."""
@@ -233,7 +238,7 @@ class TrainingRun:
     # -- recordings --------------------------------------------------------------------------------------------
 
     def _follow_always(self, trainer: Any, early: Session | None) -> None:
-        session = early or new_session(trainer, self._options, self._door)
+        session = early or new_session(trainer, self._options, self._guard)
         self._introduce(session, trainer)
         self.recorder.begin(session)
         if early is not None:
@@ -249,7 +254,7 @@ class TrainingRun:
 
     def _begin_recording(self, trainer: Any, step: int) -> None:
         if self.recorder.session is None:
-            session = new_session(trainer, self._options, self._door)
+            session = new_session(trainer, self._options, self._guard)
             self._introduce(session, trainer)
             self.recorder.begin(session)
             if self.over:

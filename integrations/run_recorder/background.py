@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 
 
 class Background:
@@ -38,8 +38,8 @@ class Background:
 
         self._then = then
         # Not a daemon: a process that ends without waiting still writes what it began.
-        guarded = Door("training", "a recording").hook(run)
-        self._thread = threading.Thread(target=guarded, name="memprof-writing", daemon=False)
+        protected = FailureGuard("training", "a recording").hook(run)
+        self._thread = threading.Thread(target=protected, name="memprof-writing", daemon=False)
         self._thread.start()
 
     def look(self) -> None:

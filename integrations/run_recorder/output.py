@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
@@ -110,7 +110,9 @@ def summarise(
     result = done or Result()
     result.snapshots = list(snapshots)
     names = ", ".join(path.name for path in snapshots)
-    Door("run", f"the report of {names}; try `memprof report` on the file")(_summarise, result, folder, page, notes)
+    FailureGuard("run", f"the report of {names}; try `memprof report` on the file")(
+        _summarise, result, folder, page, notes
+    )
     return result
 
 
@@ -219,7 +221,7 @@ def say_oom(result: Result) -> None:
     newest = next((path for path in reversed(result.snapshots) if path in result.reports), None)
     if newest is None or result.reports[newest].oom is None:
         return
-    lines = Door("run", f"the lines on where memory ran out; see {newest}")(_oom_lines, result, newest)
+    lines = FailureGuard("run", f"the lines on where memory ran out; see {newest}")(_oom_lines, result, newest)
     if lines is None:
         return
     if LATER is None:

@@ -12,7 +12,7 @@ from memprof.integrations.run_recorder.writing import Writing
 
 from memprof.errors import one_line
 from memprof.recording import phases
-from memprof.recording.guard import Door, on_stderr
+from memprof.recording.guard import FailureGuard, on_stderr
 from memprof.recording.phases import PhaseMark
 from memprof.recording.recorder import FailedRequest
 from memprof.recording.session import Session
@@ -82,8 +82,10 @@ class RunRecorder:
         if session is None or self.failed_step == self.step:
             return
         self.failed_step, self._failure = self.step, session.recorder.oom()
-        door = Door("training", "the recording of the moment at which memory ran out, unless the next attempt succeeds")
-        if not door(self.writing.now, session, self.step):
+        guard = FailureGuard(
+            "training", "the recording of the moment at which memory ran out, unless the next attempt succeeds"
+        )
+        if not guard(self.writing.now, session, self.step):
             self.failed_step = self._failure = None  # tried again when the exception leaves the run
 
     def knows_failure(self, session: Session) -> bool:

@@ -23,7 +23,7 @@ from memprof.integrations.trackers.reporters import Reporters
 from msgspec.structs import replace
 
 from memprof.analysis.counters import MAX_BYTES, CountersFile, read_counters
-from memprof.recording.guard import Door, Seams
+from memprof.recording.guard import FailureGuard, MethodPatcher
 from memprof.recording.session import Session
 from memprof.recording.system.host import host_parts, pinned_bytes, rss_bytes
 from memprof.report.counters import CountersStart, RecordedPeak, StepCounters, TrainingEnd
@@ -62,7 +62,7 @@ class Tracking:
     def __init__(
         self,
         trainer: Any,
-        seams: Seams,
+        seams: MethodPatcher,
         folder: Path,
         about: CountersStart,
         on_device: bool,
@@ -72,7 +72,7 @@ class Tracking:
     ) -> None:
         self._alert = alert
         self.reporters = Reporters(trainer)
-        self._to_trackers = Door("training", "memory figures that a tracker was to get")
+        self._to_trackers = FailureGuard("training", "memory figures that a tracker was to get")
         self._trainer_state, self._trainer_control = trainer.state, weakref.ref(trainer.control)
         self._began = time.monotonic()
         self._spent = 0.0  # CPU seconds

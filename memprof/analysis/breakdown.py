@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memprof.analysis.peaks.counter_check import DETAIL, Unseen
+from memprof.analysis.peaks.counter_check import DETAIL, UnrecordedPeak
 from memprof.attribution.result import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
 from memprof.timeline.timeline import Timeline
@@ -54,7 +54,7 @@ class Breakdown:
         span: PhaseSpan | None = None,
         split: Callable[[int], dict[str, int]] | None = None,
         unmapped_bytes: int = 0,
-        unseen: Unseen | None = None,
+        unseen: UnrecordedPeak | None = None,
     ) -> None:
         self._timeline, self._attribution, self._split = timeline, attribution, split
         self._unseen = unseen

@@ -14,7 +14,7 @@ from memprof.analysis.allocations.stacks import ReadableStacks, outermost_calls
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
 from memprof.analysis.peaks.counter_check import (
-    Unseen,
+    UnrecordedPeak,
     counted_requested,
     counted_reserved,
     unseen_at_peak,
@@ -111,7 +111,7 @@ class Views:
         )
 
     @cached_property
-    def unseen(self) -> Unseen | None:
+    def unseen(self) -> UnrecordedPeak | None:
         """Return what the history does not show of the allocated peak; None where it shows all of it."""
         return unseen_at_peak(self.snapshot, self.timeline, self.attribution.track.spans)
 

@@ -1,7 +1,7 @@
 """Put functions of ours in place of other packages', and put everything back.
 
 One mechanism, :class:`Patches`, serves all: :func:`patching` for a ``with`` block over targets, :func:`replacing` over
-plain attributes, ``memprof.recording.guard.Seams`` for methods wrapped for as long as something is recorded.
+plain attributes, ``memprof.recording.guard.MethodPatcher`` for methods wrapped for as long as something is recorded.
 Whoever looked a method up before it was wrapped, as Ray does with an actor's, has the function of the class and never
 looks at the attribute again: :meth:`Patches.redirect` changes what that function does.
 """

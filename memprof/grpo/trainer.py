@@ -27,7 +27,7 @@ from memprof.grpo.reference import HostReference, load_reference, reference_plac
 from memprof.grpo.rows import Row, is_fake, rows_of
 from memprof.grpo.step.context import StepContext, base_model_of
 from memprof.grpo.step.micro_batch import PiecewiseStep
-from memprof.grpo.step.objective import Handover, Objective
+from memprof.grpo.step.objective import LogprobInjection, Objective
 from memprof.grpo.step.optimizer_step import SurvivingStep
 from memprof.grpo.step.out_of_memory import Adaptation, say_where
 from memprof.grpo.step.own_loss import StepLoss
@@ -70,7 +70,7 @@ class LeanTrainer(_Trainer):
         lean = self._config.of(args, f"{name.rstrip('/').split('/')[-1]}-{method}")
         given = inspect.signature(self._trained_as.__init__).bind(self, model, reward_funcs, lean, *rest, **options)
         chosen = {key: value for key, value in given.arguments.items() if key != "self"}
-        self._handover = Handover()
+        self._handover = LogprobInjection()
         self._once_log = OnceLog()
         self._generation = Generation()
         self._coupling: list[Any] = []  # losses that were seen to couple sequences

@@ -28,7 +28,7 @@ from memprof.instrument.training_method import TRAIN, TrainingPhases
 from memprof.integrations.run_recorder.output import write_report
 from memprof.integrations.run_recorder.recorder import RunRecorder
 from memprof.recording.api import device_of, make_recorder, switched_off
-from memprof.recording.guard import Door, Seams, as_warning, way_in
+from memprof.recording.guard import FailureGuard, MethodPatcher, as_warning, guarded
 from memprof.recording.owners import unwrap_optimizer
 from memprof.recording.phases import PhaseMark, phase_id
 from memprof.recording.session import Session
@@ -103,7 +103,7 @@ def attach(
         if recorder.kind is Kind.TRACE and max_entries is None:
             recorder = make_recorder(where, kind, max_entries=_RING, stacks=stacks)
         facts = {"role": role, **(config or {})}
-        session = Session(recorder, config=facts, rank=place[0], world_size=place[1], redact=redact, door=watch.door)
+        session = Session(recorder, config=facts, rank=place[0], world_size=place[1], redact=redact, guard=watch.guard)
         for one, what in ((model, _ROLES[role]), (reference_model, "reference")):
             if one is not None:
                 session.add_model(one, what)
@@ -116,7 +116,7 @@ def attach(
     except UsageError:
         raise
     except Exception as error:
-        watch.door.shut(error)
+        watch.guard.shut(error)
         return watch
     watch._given = (model, optimizer)
     _attached[role] = watch
@@ -143,10 +143,10 @@ class Attachment:
         self.role = role
         self.folder = folder
         self.rank = rank
-        self.door = Door("worker", "what the ring contains, from here on")
+        self.guard = FailureGuard("worker", "what the ring contains, from here on")
         self._recorder = RunRecorder(folder, rank)
         self._given: tuple[Any, Any] = (None, None)
-        self._seams: Seams | None = None
+        self._seams: MethodPatcher | None = None
         self._asked = 0.0
         self._dumping = threading.RLock()  # the driver, the worker and its out-of-memory hook may dump at once
 
@@ -159,16 +159,16 @@ class Attachment:
     @contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
         """Mark what the code inside does; record out of memory in it, and let the error pass on."""
-        mark = self.door(self._recorder.enter, phase_id(name), step)
+        mark = self.guard(self._recorder.enter, phase_id(name), step)
         try:
             yield
         except BaseException as error:
-            self.door(self._failed, error)
+            self.guard(self._failed, error)
             raise
         finally:
-            self.door(self._leave, mark)
+            self.guard(self._leave, mark)
 
-    @way_in
+    @guarded
     def step(self, number: int) -> None:
         """Set the training step that runs from now on."""
         self._recorder.step = number
@@ -192,7 +192,7 @@ class Attachment:
         if (session := self._recorder.session) is None:
             return []
         if self._seams is None:
-            self._seams = Seams(self.door, self._failed)
+            self._seams = MethodPatcher(self.guard, self._failed)
         wrapped = [m for m, phase in names.items() if self._wrap(worker, m, phase)]
         if missed := [method for method in names if method not in wrapped]:
             sentence = (
@@ -231,7 +231,7 @@ class Attachment:
 
         def update() -> None:
             make_optimizer_state(inner)
-            with TrainingPhases(model, self._recorder.enter, self._recorder.leave, self.door):
+            with TrainingPhases(model, self._recorder.enter, self._recorder.leave, self.guard):
                 step(*batch)
 
         try:
@@ -253,7 +253,7 @@ class Attachment:
             return writing.now(session, step)
 
         with self._dumping:
-            path: Path | None = Door("worker", str(writing.path_of(step)))(write)
+            path: Path | None = FailureGuard("worker", str(writing.path_of(step)))(write)
         return path
 
     def report(self, path: Path | None = None) -> dict[str, Any] | None:
@@ -261,10 +261,10 @@ class Attachment:
         path = path or (self.snapshots[-1] if self.snapshots else None)
         if path is None:
             return None
-        written = Door("worker", f"the report of {path}")(write_report, path)
+        written = FailureGuard("worker", f"the report of {path}")(write_report, path)
         return None if written is None else written.to_dict()
 
-    @way_in
+    @guarded
     def detach(self, dump: bool = True) -> Path | None:
         """Stop watching; write what the ring holds unless ``dump`` is false. Return the snapshot's path, if any."""
         if self._recorder.session is None:
@@ -302,7 +302,7 @@ class Attachment:
             return None
         mark = recorder.enter(Phase.OTHER.value)
         model = next((m for m, _ in recorder.session.owners.models), None)
-        return mark, TrainingPhases(model, recorder.enter, recorder.leave, self.door).__enter__()
+        return mark, TrainingPhases(model, recorder.enter, recorder.leave, self.guard).__enter__()
 
     def _trained(self, token: Any, *_: Any) -> None:
         if token is not None:

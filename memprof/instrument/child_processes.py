@@ -19,7 +19,7 @@ from typing import Any
 from memprof import emulate
 from memprof.instrument.import_hook import when_imported
 from memprof.recording.api import switched_off
-from memprof.recording.guard import Door, on_stderr
+from memprof.recording.guard import FailureGuard, on_stderr
 
 # The environment variables with what to call in a child, and with the callback's options and the file of
 # :class:`Children`, as JSON.
@@ -57,7 +57,7 @@ class Children:
 def record() -> None:
     """Record the trainers of this process, which a script under ``memprof run`` has started; torch is imported."""
     if not switched_off():
-        Door("script", "the trainers of this process", on_stderr)(_record, *json.loads(os.environ[_FOLLOWED]))
+        FailureGuard("script", "the trainers of this process", on_stderr)(_record, *json.loads(os.environ[_FOLLOWED]))
 
 
 def _record(options: dict[str, Any], file: str) -> None:

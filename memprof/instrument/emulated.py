@@ -13,7 +13,7 @@ from memprof.emulate.process_hooks import CALL
 from memprof.instrument.import_hook import when_imported
 from memprof.instrument.run import Attachment
 from memprof.recording.api import switched_off
-from memprof.recording.guard import Door, on_stderr
+from memprof.recording.guard import FailureGuard, on_stderr
 
 #: The environment variable with the callback's options, as JSON.
 OPTIONS = "MEMPROF_EMULATE_RECORD"
@@ -29,7 +29,7 @@ def record() -> None:
     if switched_off():
         return
     attachment = Attachment(json.loads(os.environ[OPTIONS]))
-    finish = Door("script", "the report of what it did on the emulated GPU", on_stderr).hook(_finish)
+    finish = FailureGuard("script", "the report of what it did on the emulated GPU", on_stderr).hook(_finish)
 
     def at_exit(torch: Any) -> None:
         atexit.register(finish, attachment, torch)

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from memprof.recording.guard import Door, on_stderr, way_in
+from memprof.recording.guard import FailureGuard, guarded, on_stderr
 
 Hook = Callable[[ModuleType], None]
 
@@ -21,9 +21,9 @@ class _Watcher(MetaPathFinder):
     def __init__(self) -> None:
         self.hooks: dict[str, list[Hook]] = {}
         self._asking: set[str] = set()
-        self.door = Door("script", "what it does from this import on", on_stderr)
+        self.guard = FailureGuard("script", "what it does from this import on", on_stderr)
 
-    @way_in
+    @guarded
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -38,19 +38,19 @@ class _Watcher(MetaPathFinder):
         if loader is None or not hasattr(loader, "exec_module"):
             return None
         try:
-            loader.exec_module = self.door.around(loader.exec_module, lambda args, _: args[0], self._executed)
+            loader.exec_module = self.guard.around(loader.exec_module, lambda args, _: args[0], self._executed)
         except AttributeError:
             return None  # a loader that takes no attributes; none is known
         return spec
 
     def _executed(self, module: ModuleType, _: Any, error: BaseException | None) -> None:
         for hook in () if error is not None else self.hooks.pop(module.__name__, ()):
-            _door(module.__name__)(hook, module)
+            _guard(module.__name__)(hook, module)
 
 
-def _door(name: str) -> Door:
-    """Make the door behind which a hook runs: its mistake must not make somebody's import fail."""
-    return Door("script", f"what the script does with {name}", on_stderr)
+def _guard(name: str) -> FailureGuard:
+    """Make the guard of an import hook: its failure must not make somebody's import fail."""
+    return FailureGuard("script", f"what the script does with {name}", on_stderr)
 
 
 _watcher = _Watcher()
@@ -59,7 +59,7 @@ _watcher = _Watcher()
 def when_imported(name: str, hook: Hook) -> None:
     """Call ``hook(module)`` as soon as the module of that name is there, once; now if it is already."""
     if (module := sys.modules.get(name)) is not None:
-        _door(name)(hook, module)
+        _guard(name)(hook, module)
         return
     _watcher.hooks.setdefault(name, []).append(hook)
     if _watcher not in sys.meta_path:

@@ -12,7 +12,7 @@ from memprof.compat import require
 from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.callback.options import Options
 from memprof.integrations.callback.trainer_lookup import find_trainer
-from memprof.recording.guard import Door, on_stderr
+from memprof.recording.guard import FailureGuard, on_stderr
 
 
 class LaunchedCallback(MemProfCallback):
@@ -76,7 +76,9 @@ def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callabl
         bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, **_options(options, built))]
         return bound.args, bound.kwargs
 
-    trainer.__init__ = Door("training", "all of it, in this trainer and later ones").changing(original, with_callback)
+    trainer.__init__ = FailureGuard("training", "all of it, in this trainer and later ones").changing(
+        original, with_callback
+    )
 
 
 def _options(options: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from memprof.compat import torch as torch_names
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
-from memprof.recording.guard import Door, on_stderr
+from memprof.recording.guard import FailureGuard, on_stderr
 from memprof.recording.session import Session
 from memprof.vocabulary import Kind, Phase
 
@@ -29,14 +29,14 @@ class LoadWatch:
         self._ran_out = ran_out
         self._session: Session | None = None
         self._over = False
-        self._door = Door("script", "what it allocates before its first forward", on_stderr)
-        self._door.when_shut(self.end)
+        self._guard = FailureGuard("script", "what it allocates before its first forward", on_stderr)
+        self._guard.on_failure(self.end)
 
     def begin(self) -> None:
         """Wait for CUDA; where it is never used nothing happens."""
         when_used = torch_names.WHEN_CUDA_IS_USED.find()
         if when_used and self._options.get("kind", "auto") != Kind.TRACE.value:
-            when_used(self._door.hook(self._start))
+            when_used(self._guard.hook(self._start))
 
     def end(self) -> None:
         """Stop, and forget what was recorded."""
@@ -61,10 +61,10 @@ class LoadWatch:
             stacks=self._options.get("stacks", "python"),
             reset_peaks=False,
         )
-        session = Session(recorder, redact=self._options.get("redact", False), door=self._door)
+        session = Session(recorder, redact=self._options.get("redact", False), guard=self._guard)
         session.on_oom(lambda: self._ran_out(session))
         if isinstance(recorder, CudaHistory):
-            recorder.on_switch = self._door.hook(self.end)
+            recorder.on_switch = self._guard.hook(self.end)
         session.start()
         session.enter_phase(Phase.LOAD.value)
         self._session = session

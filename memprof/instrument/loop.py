@@ -24,7 +24,7 @@ from memprof.instrument.loading import LoadWatch
 from memprof.integrations.run_recorder.recorder import RunRecorder
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
-from memprof.recording.guard import Door, on_stderr, way_in
+from memprof.recording.guard import FailureGuard, guarded, on_stderr
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.units import parse_size
@@ -60,8 +60,8 @@ class PlainLoop:
         self._patches = Patches()
         self._over = False
         self._left_to_script = False
-        self.door = Door("loop", lost="the steps being recorded", say=on_stderr)
-        self.door.when_shut(self._give_up)
+        self.guard = FailureGuard("loop", lost="the steps being recorded", say=on_stderr)
+        self.guard.on_failure(self._give_up)
         self._loading = LoadWatch(options, self._ran_out_while_loading)
         self._load_snapshot: Path | None = None
         self._unseen = torch_names.IS_COMPILING.get()
@@ -74,10 +74,10 @@ class PlainLoop:
 
         require("run")
         self._handles = [
-            torch_names.BEFORE_FORWARD.get()(self.door.hook(self._before_forward, self._unseen)),
-            torch_names.AFTER_FORWARD.get()(self.door.hook(self._after_forward, self._unseen), always_call=True),
-            torch_names.BEFORE_STEP.get()(self.door.hook(self._before_step, self._unseen)),
-            torch_names.AFTER_STEP.get()(self.door.hook(self._after_step, self._unseen)),
+            torch_names.BEFORE_FORWARD.get()(self.guard.hook(self._before_forward, self._unseen)),
+            torch_names.AFTER_FORWARD.get()(self.guard.hook(self._after_forward, self._unseen), always_call=True),
+            torch_names.BEFORE_STEP.get()(self.guard.hook(self._before_step, self._unseen)),
+            torch_names.AFTER_STEP.get()(self.guard.hook(self._after_step, self._unseen)),
         ]
         # Optional ones: what is missing is noted in the recording.
         self._wrap(torch.autograd, torch_names.BACKWARD.name, Phase.BACKWARD)
@@ -97,10 +97,10 @@ class PlainLoop:
         if not self._over:
             self._wrap(mixin, GENERATE.name, Phase.GENERATE)
 
-    @way_in
+    @guarded
     def end(self) -> None:
         """Write what is recorded, put everything back, report."""
-        self.door.settle()
+        self.guard.run_pending_undo()
         if self._over:
             return
         self._recorder.finish(self._finish, lambda waited_for: self._report() if waited_for else None)
@@ -113,7 +113,7 @@ class PlainLoop:
     @property
     def untouched(self) -> bool:
         """Tell whether nothing was recorded, though nothing failed and the script recorded nothing itself."""
-        return not (self.recorded or self._left_to_script or self.door.failure)
+        return not (self.recorded or self._left_to_script or self.guard.failure)
 
     def _finish(self) -> None:
         self._over = True
@@ -191,7 +191,7 @@ class PlainLoop:
             return self._enter(phase)
 
         leave = lambda mark, *_: self._recorder.leave(mark)  # noqa: E731
-        self._patches.put(owner, name, self.door.around(original, before, leave, self._unseen))
+        self._patches.put(owner, name, self.guard.around(original, before, leave, self._unseen))
 
     def _before_generation(self, args: tuple[Any, ...]) -> None:
         if not self._depth and args:
@@ -223,7 +223,7 @@ class PlainLoop:
             hidden=[_HIDDEN],
             reset_peaks=options.get("reset_peaks", True),
         )
-        session = Session(recorder, config=_facts(module), door=self.door, redact=options.get("redact", False))
+        session = Session(recorder, config=_facts(module), guard=self.guard, redact=options.get("redact", False))
         session.notes += missing("run")
         self._recorder.step = self._step
         self._recorder.writing.rank = session.rank  # known by now, where the script sets RANK itself
@@ -309,7 +309,7 @@ class PlainLoop:
         """Undo everything after a failure of memprof's own."""
         self._over = True
         recorder = self._recorder
-        self.door.tidy(self._loading.end, self._unhook, recorder.terminations.stop, recorder.stop)
+        self.guard.run_all_cleanups(self._loading.end, self._unhook, recorder.terminations.stop, recorder.stop)
 
 
 def _phase_of_forward(module: Any, role: str) -> Phase | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 from memprof.vocabulary import Phase
 
 #: What such a method is called where phases are given by method; no phase itself.
@@ -20,9 +20,11 @@ class TrainingPhases:
     ``enter`` opens a phase and returns its mark, which ``leave`` closes. Everything hooked is taken back at the end.
     """
 
-    def __init__(self, model: Any, enter: Callable[[str], Any], leave: Callable[[Any], None], door: Door) -> None:
+    def __init__(
+        self, model: Any, enter: Callable[[str], Any], leave: Callable[[Any], None], guard: FailureGuard
+    ) -> None:
         self._model = model
-        self._door = door
+        self._guard = guard
         self._enter = enter
         self._leave = leave
         self._graph_task = torch_names.GRAPH_TASK.get()
@@ -32,17 +34,17 @@ class TrainingPhases:
         self._step: list[Any] = []
 
     def __enter__(self) -> TrainingPhases:
-        door, unseen = self._door, torch_names.IS_COMPILING.get()
+        guard, unseen = self._guard, torch_names.IS_COMPILING.get()
         if hasattr(self._model, "register_forward_pre_hook"):
-            begin = door.hook(lambda *_: self._open(self._forward, Phase.FORWARD), unseen)
-            end = door.hook(lambda *_: self._close(self._forward), unseen)
+            begin = guard.hook(lambda *_: self._open(self._forward, Phase.FORWARD), unseen)
+            end = guard.hook(lambda *_: self._close(self._forward), unseen)
             self._handles += [
                 self._model.register_forward_pre_hook(begin),
                 self._model.register_forward_hook(end, always_call=True),
             ]
         self._handles += [
-            torch_names.BEFORE_STEP.get()(door.hook(lambda *_: self._open(self._step, Phase.OPTIMIZER_STEP))),
-            torch_names.AFTER_STEP.get()(door.hook(lambda *_: self._close(self._step))),
+            torch_names.BEFORE_STEP.get()(guard.hook(lambda *_: self._open(self._step, Phase.OPTIMIZER_STEP))),
+            torch_names.AFTER_STEP.get()(guard.hook(lambda *_: self._close(self._step))),
         ]
         self._watch_backward()
         return self
@@ -61,7 +63,7 @@ class TrainingPhases:
             return  # a note of the recording says so
 
         enter, leave = (lambda *_: self._enter(Phase.BACKWARD.value)), (lambda mark, *_: self._leave(mark))
-        self._patches.put(*torch_names.BACKWARD.place(), self._door.around(original, enter, leave))
+        self._patches.put(*torch_names.BACKWARD.place(), self._guard.around(original, enter, leave))
 
     def _open(self, marks: list[Any], phase: Phase) -> None:
         # A forward run again by checkpointing belongs to the backward that runs it.

@@ -12,7 +12,7 @@ from memprof.compat import missing, require
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import InputError, UsageError, import_for
 from memprof.recording import phases
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 from memprof.recording.recorder import Recorder
 from memprof.recording.session import Session
 from memprof.vocabulary import Kind
@@ -136,14 +136,14 @@ def record(
     try:
         session.start()
     except Exception as error:
-        session.door.shut(error)
+        session.guard.shut(error)
         yield session
         return
     try:
         yield session
     finally:
-        write = [] if session.door.forked else [lambda: session.write(target)]
-        Door(lost=str(target)).tidy(session.stop, *write)
+        write = [] if session.guard.forked else [lambda: session.write(target)]
+        FailureGuard(lost=str(target)).run_all_cleanups(session.stop, *write)
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:

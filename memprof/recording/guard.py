@@ -1,8 +1,8 @@
-"""Guard a run against memprof's own failures: everything that a run calls of memprof goes through one door.
+"""Guard a run against memprof's own failures: everything that a run calls of memprof goes through a guard.
 
-A run never hears of a mistake of memprof's. Whatever fails behind the door shuts it: one warning says what is lost,
-what was hooked is taken back, and every later call through it does nothing. The run's own results and exceptions
-pass unchanged. ``tests/recording/guard`` refuses a way in that does not go through here.
+A failure of memprof never reaches the run. It closes the guard: one warning says what is lost, hooks are removed, and
+every later call through the guard does nothing. The run's own results and exceptions pass unchanged.
+``tests/recording/guard`` fails if a run can call something of memprof's that is not guarded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Leave = Callable[[Any, Any, "BaseException | None"], None]
 
 _ABSENT = object()
-# What shuts the doors of a child that the run forks.
+# Closes the guards of a child that the run forks.
 _FORKED = RuntimeError("this process was forked from the run, whose recording is the parent's")
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Error = TypeVar("_Error", bound=BaseException)
 
 
-def meant(error: _Error) -> _Error:
+def mark_user_error(error: _Error) -> _Error:
     """Mark an exception that is the run's, not memprof's: its pretended device is full."""
     error._memprof_meant = True  # type: ignore[attr-defined]
     return error
@@ -79,11 +79,11 @@ def _raised_by_a_signal(error: BaseException) -> bool:
     return step is not None
 
 
-class Door:
-    """Hold one recording, or one piece of work for it, apart from the run.
+class FailureGuard:
+    """Separate one recording, or one piece of its work, from the run.
 
     ``run`` (``training``, ``run``, ``loop``) and ``lost`` stand in the warning, which ``say`` takes; ``failure`` is
-    what shut the door, None while it is open.
+    the failure that closed the guard, None while it is open.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Door:
         self._unsaid = False
         self._thread = threading.get_ident()
 
-    def stay_behind(self) -> None:
+    def disable_in_forked_children(self) -> None:
         """Record nothing in children that the run forks from now on: the run, and what is recorded of it, are the
         parent's. A child has nothing to lose, so it is told nothing, and what it inherited is undone nowhere."""
         _leave_children_alone()
-        _DOORS.add(self)
+        _GUARDS.add(self)
 
     @property
     def forked(self) -> bool:
@@ -113,8 +113,8 @@ class Door:
         """Shut in a child."""
         self.failure, self._undo, self._unsaid = _FORKED, [], False
 
-    def when_shut(self, undo: Callable[[], Any]) -> None:
-        """Call ``undo`` when the door has shut, on the thread that made it and outside operators; last first."""
+    def on_failure(self, undo: Callable[[], Any]) -> None:
+        """Call ``undo`` when the guard has closed, on the thread that made it and outside operators; last first."""
         if undo not in self._undo:
             self._undo.append(undo)
 
@@ -124,15 +124,15 @@ class Door:
             self._undo.remove(undo)
 
     def __call__(self, step: Callable[..., Any] | None, *arguments: Any) -> Any:
-        """Return what ``step(*arguments)`` returns; None where it fails or the door is shut."""
+        """Return what ``step(*arguments)`` returns; None where it fails or the guard is closed."""
         if step is None or self.failure is not None:
-            self.settle()
+            self.run_pending_undo()
             return None
         try:
             return step(*arguments)
         except Exception as error:
             self.shut(error)
-            self.settle()
+            self.run_pending_undo()
             return None
 
     def hook(self, step: Callable[..., Any], unseen: Callable[[], bool] | None = None) -> Callable[..., Any]:
@@ -208,7 +208,7 @@ class Door:
         """Shut after a mistake of memprof's own, and say so once.
 
         Raises:
-            BaseException: ``error``, where it is one that the run is to see: :func:`meant`, or of its signal's handler.
+            BaseException: ``error``, if the run is to see it (:func:`mark_user_error`) or its signal handler raised it.
         """
         if _is_of_the_run(error):
             raise error
@@ -218,7 +218,7 @@ class Door:
         try:
             self._tell(error)
         except RecursionError:
-            return  # :meth:`settle` tells it, from where the run has called less
+            return  # :meth:`run_pending_undo` tells it, from where the run has called less
 
     def _tell(self, error: BaseException) -> None:
         try:
@@ -229,8 +229,8 @@ class Door:
             on_stderr(f"memprof failed and stopped watching ({type(error).__name__}).")
         self._unsaid = False
 
-    def tidy(self, *steps: Callable[[], Any]) -> None:
-        """Run every step of an end, whether or not others fail and whether or not the door is shut."""
+    def run_all_cleanups(self, *steps: Callable[[], Any]) -> None:
+        """Run every step of an end, whether or not others fail and whether or not the guard is closed."""
         theirs: list[BaseException] = []
         for step in steps:
             try:
@@ -243,15 +243,15 @@ class Door:
         if theirs:
             raise theirs[0]
 
-    def settle(self) -> None:
-        """Undo what was wrapped, once the door is shut, on the door's own thread; not in a hook, where torch is going
+    def run_pending_undo(self) -> None:
+        """Undo what was wrapped, once the guard is closed, on its own thread; not in a hook, where torch is going
         through a list of hooks."""
         if self._unsaid and self.failure is not None:
             with suppress(RecursionError):
                 self._tell(self.failure)
         if self._undo and self.failure is not None and threading.get_ident() == self._thread:
             undo, self._undo = self._undo, []
-            self.tidy(*reversed(undo))
+            self.run_all_cleanups(*reversed(undo))
 
     def _sentence(self, error: BaseException) -> str:
         if isinstance(error, MemprofError):
@@ -261,62 +261,62 @@ class Door:
         return f"memprof failed and stopped watching ({what}); {run} goes on. Lost: {self._lost}."
 
 
-_DOORS: weakref.WeakSet[Door] = weakref.WeakSet()
+_GUARDS: weakref.WeakSet[FailureGuard] = weakref.WeakSet()
 
 
 @functools.cache
 def _leave_children_alone() -> None:
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=Door().hook(_leave))
+        os.register_at_fork(after_in_child=FailureGuard().hook(_leave))
 
 
 def _leave() -> None:
-    for door in _DOORS:
-        door.leave()
+    for guard in _GUARDS:
+        guard.leave()
 
 
-class _Unguarded(Door):
+class _Unguarded(FailureGuard):
     """Raise every failure: a simulation has no run to protect."""
 
     def shut(self, error: BaseException) -> None:
         raise error
 
-    def when_shut(self, undo: Callable[[], Any]) -> None:
+    def on_failure(self, undo: Callable[[], Any]) -> None:
         pass
 
     def hook(self, step: Callable[..., Any], unseen: Callable[[], bool] | None = None) -> Callable[..., Any]:
         return step
 
 
-UNGUARDED: Door = _Unguarded()
+NULL_GUARD: FailureGuard = _Unguarded()
 
 
-def way_in(method: _F) -> _F:
-    """Make a method one that a run may call: what fails in it shuts ``self.door``, and None is returned."""
+def guarded(method: _F) -> _F:
+    """Make a method one that a run may call: a failure in it closes ``self.guard``, and None is returned."""
 
     @functools.wraps(method)
     def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.door.forked:
+        if self.guard.forked:
             return None
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            self.door.shut(error)
-            self.door.settle()
+            self.guard.shut(error)
+            self.guard.run_pending_undo()
             return None
 
     return entered  # type: ignore[return-value]
 
 
 def constructor(run: str) -> Callable[[_F], _F]:
-    """Make ``__init__`` one that a script may call before its ``run``: what fails in it shuts ``self.door``, which is
+    """Make ``__init__`` one that a script may call before its ``run``: a failure in it closes ``self.guard``, which is
     made here, and leaves the attributes that the class has. A user's mistake (:class:`MemprofError`, arguments that
     it does not take) is raised."""
 
-    def guarded(init: _F) -> _F:
+    def wrapped(init: _F) -> _F:
         @functools.wraps(init)
         def made(self: Any, *args: Any, **kwargs: Any) -> None:
-            self.door = Door(run)
+            self.guard = FailureGuard(run)
             try:
                 init(self, *args, **kwargs)
             except MemprofError:
@@ -324,23 +324,23 @@ def constructor(run: str) -> Callable[[_F], _F]:
             except Exception as error:
                 if error.__traceback__ is None or error.__traceback__.tb_next is None:
                     raise  # nothing ran: these are not its arguments
-                self.door.shut(error)
+                self.guard.shut(error)
 
         return made  # type: ignore[return-value]
 
-    return guarded
+    return wrapped
 
 
-class Seams:
+class MethodPatcher:
     """Hold the methods that are wrapped now.
 
     A wrapper calls ``enter(args, kwargs)`` before and ``leave(token, result, error)`` after the original (``error``
-    is what it raised, or None), both behind the door. ``on_error`` hears of an exception that leaves the outermost
+    is what it raised, or None), both guarded. ``on_error`` hears of an exception that leaves the outermost
     wrapped method: the run is ending by it.
     """
 
-    def __init__(self, door: Door, on_error: Callable[[BaseException], None]) -> None:
-        self._door = door
+    def __init__(self, guard: FailureGuard, on_error: Callable[[BaseException], None]) -> None:
+        self._guard = guard
         self._on_error = on_error
         self._patches = Patches()
         self._active = True
@@ -354,7 +354,8 @@ class Seams:
         leave: Leave | None = None,
         unseen: Callable[[], bool] | None = None,
     ) -> bool:
-        """Wrap ``owner``'s method if it has one of that name; tell whether it has. ``unseen`` as for :meth:`Door.hook`:
+        """Wrap ``owner``'s method if it has one of that name, and return whether it has. ``unseen`` as for
+        :meth:`FailureGuard.hook`:
         of calls for which it is true nothing is heard, exceptions included."""
         name = name if isinstance(name, str) else name.name
         original = getattr(owner, name, None)
@@ -404,7 +405,7 @@ class Seams:
             if error is not None and self._depth == 0 and self._active:
                 self._on_error(error)
 
-        return self._door.around(original, before, after, unseen)
+        return self._guard.around(original, before, after, unseen)
 
     def _interrupted(self, error: BaseException) -> None:
         """Tell ``on_error`` of a Ctrl-C, or another exception of the run's, that comes while memprof works."""

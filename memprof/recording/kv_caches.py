@@ -8,8 +8,8 @@ from typing import Any
 from memprof.compat import transformers as names
 from memprof.compat.patching import Patches
 from memprof.compat.torch import IS_COMPILING
-from memprof.recording.guard import UNGUARDED, Door
-from memprof.recording.owners import OwnerBook
+from memprof.recording.guard import NULL_GUARD, FailureGuard
+from memprof.recording.owners import OwnershipRegistry
 from memprof.vocabulary import Category
 
 _PARTS = (
@@ -29,10 +29,10 @@ class CacheWatch:
     """
 
     def __init__(
-        self, owners: OwnerBook, on_token: Callable[[int], bool] | None = None, door: Door = UNGUARDED
+        self, owners: OwnershipRegistry, on_token: Callable[[int], bool] | None = None, guard: FailureGuard = NULL_GUARD
     ) -> None:
         self._owners = owners
-        self._door = door
+        self._guard = guard
         self._on_token = on_token
         self._patches = Patches()
         self._recorded = True
@@ -47,7 +47,7 @@ class CacheWatch:
         for kind in _with_subclasses(base):
             original = vars(kind).get(name)
             if callable(original):
-                around = self._door.around(original, self._before, self._after, IS_COMPILING.get())
+                around = self._guard.around(original, self._before, self._after, IS_COMPILING.get())
                 self._patches.put(kind, name, around)
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memprof.recording import sharded_owners
-from memprof.recording.guard import UNGUARDED, Door
+from memprof.recording.guard import NULL_GUARD, FailureGuard
 from memprof.recording.sharded_owners import SHARDED, UNSHARDED, is_sharded, zero_tensors
 from memprof.recording.storages import storage_key, storages_of
 from memprof.recording.system.inference_engine import engine_parts, runner_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["OwnerBook", "storages_of"]
+__all__ = ["OwnershipRegistry", "storages_of"]
 
 # Roles a model can have, and what its parameters are then.
 _ROLE_CATEGORY = {
@@ -48,16 +48,18 @@ _DEPTH = 4
 _WHOLE = 1.25
 
 
-class OwnerBook:
+class OwnershipRegistry:
     """Collect owner rows ``[address, time_us, category, detail, name]``.
 
-    ``watches`` tells whether storages on a device of this type are recorded; ``door`` stands between the autograd
+    ``watches`` tells whether storages on a device of this type are recorded; ``guard`` stands between the autograd
     engine and claims of gradients.
     """
 
-    def __init__(self, now_us: Callable[[], int], watches: Callable[[str], bool], door: Door = UNGUARDED) -> None:
+    def __init__(
+        self, now_us: Callable[[], int], watches: Callable[[str], bool], guard: FailureGuard = NULL_GUARD
+    ) -> None:
         self._now = now_us
-        self._door = door
+        self._guard = guard
         self._watches = watches
         self._rows: deque[tuple[int, int, str, str | None, str | None]] = deque(maxlen=_KEEP)
         self._claimed: dict[int, weakref.ref[Any]] = {}
@@ -142,7 +144,7 @@ class OwnerBook:
     def _watch_whole_gradient(self, parameter: Any, name: str) -> None:
         if id(parameter) not in self._hooks:
             self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(
-                self._door.hook(lambda p: self._claim_whole(p.grad, name))
+                self._guard.hook(lambda p: self._claim_whole(p.grad, name))
             )
 
     def _claim_whole(self, gradient: Any, name: str) -> None:

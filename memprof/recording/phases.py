@@ -15,7 +15,7 @@ from operator import index
 from typing import Any, TypedDict, TypeVar
 
 from memprof.errors import UsageError
-from memprof.recording.guard import Door, way_in
+from memprof.recording.guard import FailureGuard, guarded
 from memprof.vocabulary import Phase
 
 # Enclosing phases a nested span names in its ``within``.
@@ -206,7 +206,7 @@ class phase(ContextDecorator):
         self._step = None if step is None else step_number(step)
         self._detail = detail
         self._marks: dict[object, list[list[tuple[Any, PhaseMark]]]] = {}  # by thread or task
-        self.door = Door(lost=f"the mark of a phase, {self._id}")
+        self.guard = FailureGuard(lost=f"the mark of a phase, {self._id}")
 
     def _recreate_cm(self) -> phase:
         """Return a mark of its own for each call of a decorated function, which several threads may call at once."""
@@ -225,13 +225,13 @@ class phase(ContextDecorator):
 
         return marked  # type: ignore[return-value]
 
-    @way_in
+    @guarded
     def __enter__(self) -> phase:
         marks = [(s, m) for s in list(ACTIVE) if (m := s.enter_phase(self._id, self._step, self._detail))]
         self._marks.setdefault(_flow(), []).append(marks)
         return self
 
-    @way_in
+    @guarded
     def __exit__(self, *exc: object) -> None:
         flow = _flow()
         if flow not in self._marks:  # a generator that another thread closes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
 from memprof.recording.frames import Stack
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 from memprof.vocabulary import History, Kind
 
 
@@ -177,7 +177,7 @@ class Recorder(Protocol):
     kind: Kind
     notes: list[str]
     bounded: bool  # whether old entries may be lost
-    door: Door  # between the run and what this hooks into
+    guard: FailureGuard  # between the run and what this hooks into
 
     def start(self) -> None: ...
 

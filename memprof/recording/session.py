@@ -17,9 +17,9 @@ from memprof.compat.torch import AFTER_STEP, BEFORE_STEP
 from memprof.errors import UsageError
 from memprof.frame_paths import own_folders
 from memprof.recording import phases
-from memprof.recording.guard import Door, as_warning, way_in
+from memprof.recording.guard import FailureGuard, as_warning, guarded
 from memprof.recording.kv_caches import CacheWatch
-from memprof.recording.owners import OwnerBook
+from memprof.recording.owners import OwnershipRegistry
 from memprof.recording.phase_peaks import PhasePeaks
 from memprof.recording.phases import PhaseLog, PhaseMark, step_number
 from memprof.recording.recorder import (
@@ -74,8 +74,8 @@ class _Failure:
 class Session:
     """Run a recorder, and collect what only memprof knows.
 
-    Nothing in here raises into the run: a mistake of ours shuts the door, which ends the recording. ``config`` are flat
-    facts about the run, written as they are; ``setup`` is plain data that it takes to simulate the run again (see
+    Nothing in here raises into the run: a failure of memprof closes the guard, which ends the recording. ``config`` are
+    flat facts about the run, written as they are; ``setup`` is plain data that it takes to simulate the run again (see
     ``memprof/recording/run_facts.py``); ``redact`` leaves this machine's paths out of what is written.
     """
 
@@ -86,14 +86,14 @@ class Session:
         config: Mapping[str, Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        door: Door | None = None,
+        guard: FailureGuard | None = None,
         redact: bool = False,
     ) -> None:
         self.recorder = recorder
-        self.door = recorder.door = Door() if door is None else door
-        self.owners = OwnerBook(recorder.now_us, recorder.watches, self.door)
+        self.guard = recorder.guard = FailureGuard() if guard is None else guard
+        self.owners = OwnershipRegistry(recorder.now_us, recorder.watches, self.guard)
         self.phases = PhaseLog(recorder.now_us)
-        self.caches = CacheWatch(self.owners, getattr(recorder, "on_token", None), self.door)
+        self.caches = CacheWatch(self.owners, getattr(recorder, "on_token", None), self.guard)
         self.config: dict[str, Any] = dict(config or {})
         self.rank = int(os.environ.get("RANK", 0)) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size
@@ -137,8 +137,8 @@ class Session:
     def start(self) -> None:
         """Begin to record. Raise what goes wrong, with everything undone: nothing runs yet."""
         self._started, self._ended, self._host = True, None, None
-        self.door.stay_behind()
-        self.door.when_shut(self.stop)
+        self.guard.disable_in_forked_children()
+        self.guard.on_failure(self.stop)
         try:
             self.recorder.start()
             phases.ACTIVE.append(self)
@@ -162,7 +162,7 @@ class Session:
         self._guarded(self._look_last)
         self._unhook()
         self._ended = datetime.now(timezone.utc)
-        self.door.forget(self.stop)
+        self.guard.forget(self.stop)
 
     def _look_last(self) -> None:
         self._renew()
@@ -180,7 +180,9 @@ class Session:
         sampler = [] if self._sampler is None else [self._sampler.stop]
         active = [lambda: phases.ACTIVE.remove(self)] if self in phases.ACTIVE else []
         removes = [handle.remove for handle in handles]
-        self.door.tidy(*sampler, *active, *removes, self.owners.unhook, self.caches.stop, self.recorder.stop)
+        self.guard.run_all_cleanups(
+            *sampler, *active, *removes, self.owners.unhook, self.caches.stop, self.recorder.stop
+        )
 
     def on_oom(self, tell: Callable[[], object]) -> None:
         """Set the function to call at once when an allocation runs out of memory (CUDA only)."""
@@ -203,7 +205,7 @@ class Session:
         """Return the highest bytes since the last call (or the start), in phases and between them; None while a phase
         is open, when the recording is over or has failed."""
         with self._lock:
-            if not self._started or self.door.failure is not None or self.phases.depth:
+            if not self._started or self.guard.failure is not None or self.phases.depth:
                 return None
             return self._peaks.since_last()
 
@@ -221,7 +223,7 @@ class Session:
 
     # -- phases ------------------------------------------------------------------------------------------------
 
-    @way_in
+    @guarded
     def set_step(self, step: int | None) -> None:
         """Set the optimizer step that runs from now on; a value that is no step is a warning, and no step."""
         with self._lock:
@@ -263,7 +265,7 @@ class Session:
         if self._ended is None:
             self._lengths.extend([self._step, prompt, completion] for prompt, completion in lengths)
 
-    @way_in
+    @guarded
     def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
         """Open a phase; None if memprof failed."""
         mark: PhaseMark | None = self._guarded(self._enter, name, step, detail)
@@ -277,13 +279,13 @@ class Session:
         self._tag()
         return mark
 
-    @way_in
+    @guarded
     def exit_phase(self, mark: PhaseMark) -> None:
         """Close a phase, and look at what it left: gradients, optimizer state, the allocator's peaks."""
         if self._ended is None:
             self._guarded(self._exit, mark)
         else:
-            self.door(self._tag)  # the recording has closed it, and this thread's tag goes
+            self.guard(self._tag)  # the recording has closed it, and this thread's tag goes
 
     def _exit(self, mark: PhaseMark) -> None:
         if mark.phase in _AFTER_GRADIENTS:
@@ -366,7 +368,7 @@ class Session:
             self._timed(self.owners.add_optimizer, optimizer)
             self._timed(self.owners.claim_optimizer, optimizer)
 
-        self._handles += [BEFORE_STEP.get()(self.door.hook(before)), AFTER_STEP.get()(self.door.hook(after))]
+        self._handles += [BEFORE_STEP.get()(self.guard.hook(before)), AFTER_STEP.get()(self.guard.hook(after))]
 
     def _sample(self) -> None:
         self._samples.append(self._look())
@@ -386,7 +388,7 @@ class Session:
             self._sampler.start()
 
     def _guarded(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        return None if self._ended is not None else self.door(self._timed, step, *arguments)
+        return None if self._ended is not None else self.guard(self._timed, step, *arguments)
 
     def _timed(self, step: Callable[..., Any], *arguments: Any) -> Any:
         with self._lock:
@@ -447,7 +449,7 @@ class Session:
             return raw
 
     def _all_notes(self) -> list[str]:
-        error = self.door.failure
+        error = self.guard.failure
         cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
         return [*cut, *self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
 
@@ -480,7 +482,7 @@ class Session:
 
     def _unfinished(self) -> list[PhaseCount]:
         """Return the counters so far of what is open."""
-        if not self._started or self.door.failure is not None:
+        if not self._started or self.guard.failure is not None:
             return []
         now, rows = self.recorder.now_us(), []
         for mark, peaks in self._peaks.open():

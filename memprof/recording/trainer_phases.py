@@ -12,7 +12,7 @@ from memprof.compat import accelerate as accelerate_names
 from memprof.compat import peft as peft_names
 from memprof.compat import transformers as hf_names
 from memprof.compat import trl as trl_names
-from memprof.recording.guard import Enter, Leave, Seams
+from memprof.recording.guard import Enter, Leave, MethodPatcher
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.recording.system.inference_engine import engine_of
@@ -48,7 +48,7 @@ _SLEEP_METHODS = (("sleep", Phase.SLEEP), ("wake_up", Phase.WAKE))
 class TrainerPhases:
     """Mark phases in the session that runs (``current`` is None between recordings)."""
 
-    def __init__(self, trainer: Any, seams: Seams) -> None:
+    def __init__(self, trainer: Any, seams: MethodPatcher) -> None:
         self.current: Session | None = None
         self._trainer = trainer
         self._optimizer_step: PhaseMark | None = None
@@ -73,7 +73,7 @@ class TrainerPhases:
         """Wrap a method that is a phase; between recordings, when there is nothing to mark, it is only called."""
         self._seams.wrap(owner, name, enter, leave, lambda: self.current is None)
 
-    def _watch_for_errors(self, seams: Seams) -> None:
+    def _watch_for_errors(self, seams: MethodPatcher) -> None:
         """Wrap the methods whose exceptions end the run."""
         for method in _WATCHED:
             seams.wrap(self._trainer, method)

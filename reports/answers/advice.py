@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from memprof.reports.document.advice import NOTHING_KNOWN, advice_basis, advice_words
-from memprof.reports.document.blocks import Block, Code, Column, Line, Notes, Said, Sheet, Table, Words, table
+from memprof.reports.document.blocks import (
+    Block,
+    Code,
+    Column,
+    Line,
+    Notes,
+    Paragraph,
+    ReportLayout,
+    Table,
+    TextCell,
+    table,
+)
 from memprof.reports.document.model import Document
 from memprof.reports.document.page_title import subtitle_of
 
@@ -12,11 +23,13 @@ from memprof.report.advice import Advice
 from memprof.units import gib
 
 
-def advice(document: Document) -> Sheet:
+def advice(document: Document) -> ReportLayout:
     """Show the headline and the changes, and nothing else of the report."""
     *sections, last = advice_sections(document.report, "tm", nothing="tm")
     notes = Notes(document.notes) if document.notes else None
-    return Sheet(((), *sections, (*last, notes)), document.title, subtitle_of(document.report), document.headline)
+    return ReportLayout(
+        ((), *sections, (*last, notes)), document.title, subtitle_of(document.report), document.headline
+    )
 
 
 _COLUMNS = (Column("Saves", right=True), "Basis", "What would lower the peak", "Setting", "Same gradients", "Costs")
@@ -29,26 +42,30 @@ def advice_sections(report: Report, on: str, nothing: str) -> tuple[tuple[Block 
     if together is not None:
         settings = tuple(change.setting for change in together.changes)
         code = (Code(settings, indent=2, on=on),) if settings else ()
-        first = (Said(together.sentence, tone="strong", on=on), *code)
+        first = (Paragraph(together.sentence, tone="strong", on=on), *code)
     if not report.advice:
-        return first, (Said(NOTHING_KNOWN, on=nothing),)
+        return first, (Paragraph(NOTHING_KNOWN, on=nothing),)
     basis = advice_basis(report)
     columns = Column("", right=True), Column(f"What would lower the peak, {basis}", wraps=True)
     lines = tuple(line for change in report.advice for line in _listed(change))
     listed = Table(columns, lines, on=on.replace("m", ""))
     rows = table(_COLUMNS, [_row(change) for change in report.advice], on=on.replace("t", ""))
-    return first, (listed, rows, Said(f"{basis[:1].upper()}{basis[1:]}.", on=on.replace("t", "")))
+    return first, (listed, rows, Paragraph(f"{basis[:1].upper()}{basis[1:]}.", on=on.replace("t", "")))
 
 
 def _listed(change: Advice) -> list[Line]:
     """List a change for a terminal: what it is, what to set, what it costs."""
     exact = ", same gradients" if change.exact else ""
-    name = Words(f"{change.action} ({change.basis}{exact})", "strong")
+    name = TextCell(f"{change.action} ({change.basis}{exact})", "strong")
     setting = [Line(("", change.setting))] if change.setting else []
-    return [Line((f"{gib(change.saves_bytes)} GiB", name)), *setting, Line(("", Words(advice_words(change), "muted")))]
+    return [
+        Line((f"{gib(change.saves_bytes)} GiB", name)),
+        *setting,
+        Line(("", TextCell(advice_words(change), "muted"))),
+    ]
 
 
 def _row(change: Advice) -> Line:
-    setting = Words(change.setting, "code") if change.setting else ""
+    setting = TextCell(change.setting, "code") if change.setting else ""
     exact = "yes" if change.exact else "no"
     return Line((change.saves_bytes, change.basis, change.action, setting, exact, advice_words(change)))

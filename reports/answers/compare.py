@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memprof.reports.document.blocks import Bars, Block, Notes, Said, Sheet
+from memprof.reports.document.blocks import Bars, Block, Notes, Paragraph, ReportLayout
 from memprof.reports.document.comparison import ComparisonDocument, OnlyInTable
 
 from memprof.units import gib
@@ -13,13 +13,13 @@ from memprof.units import gib
 _FEW_SETTINGS, _FEW_BLOCKS, _FEWER_BLOCKS, _BLOCKS_IN_MARKDOWN = 6, 6, 3, 8
 
 
-def comparison(found: ComparisonDocument) -> Sheet:
+def comparison(found: ComparisonDocument) -> ReportLayout:
     """Show settings, bars, rooms, rows, and the largest allocations that one run has and the other has not."""
     rooms = [(column.label, column.room) for column in found.columns if column.room is not None]
     far = "how far from out of memory"
     listed = Notes(tuple(f"{label}, {far}: {room.sentence}" for label, room in rooms), on="m")
     sections = (
-        (Said(found.unchanged) if found.unchanged else None,),
+        (Paragraph(found.unchanged) if found.unchanged else None,),
         _settings(found),
         _bars(found),
         _rooms(found),
@@ -27,7 +27,7 @@ def comparison(found: ComparisonDocument) -> Sheet:
         *(_only_in(entry, _FEW_BLOCKS if len(found.columns) == 2 else _FEWER_BLOCKS) for entry in found.only_in),
         (Notes(found.notes) if found.notes else None,),
     )
-    return Sheet(sections, found.title, headline=found.headline)
+    return ReportLayout(sections, found.title, headline=found.headline)
 
 
 def _settings(found: ComparisonDocument) -> tuple[Block | None, ...]:
@@ -40,7 +40,7 @@ def _settings(found: ComparisonDocument) -> tuple[Block | None, ...]:
     folded = f"{len(others.lines)} other settings differ" if others else ""
     return (
         replace(shown, on="t") if shown else None,
-        Said(f"{words}, see --json or the page", tone="muted", on="t") if rest > 0 else None,
+        Paragraph(f"{words}, see --json or the page", tone="muted", on="t") if rest > 0 else None,
         replace(found.settings, on="m") if found.settings else None,
         replace(others, on="m", folded=folded) if others else None,
     )
@@ -52,7 +52,7 @@ def _bars(found: ComparisonDocument) -> tuple[Block | None, ...]:
         (column.label, column.parts, "–" if total is None else gib(total))
         for column, total in zip(found.columns, found.totals, strict=True)
     ]
-    end = Said(f"¦ {gib(capacity)} GiB, the device", tone="muted", on="t") if capacity else None
+    end = Paragraph(f"¦ {gib(capacity)} GiB, the device", tone="muted", on="t") if capacity else None
     return Bars(tuple(bars), max(found.scale_bytes, capacity or 0), capacity), end
 
 
@@ -63,11 +63,11 @@ def _rooms(found: ComparisonDocument) -> tuple[Block | None, ...]:
         return ()
     bars = tuple((label, room.parts, "") for label, room in rooms)
     scale, ends = max(room.scale_bytes for _, room in rooms), tuple(room.capacity_bytes for _, room in rooms)
-    said = (Said(f"{label}: {room.sentence}", on="t") for label, room in rooms)
-    return Said("", lead="How far from out of memory", on="t"), Bars(bars, scale, ends=ends), *said
+    said = (Paragraph(f"{label}: {room.sentence}", on="t") for label, room in rooms)
+    return Paragraph("", lead="How far from out of memory", on="t"), Bars(bars, scale, ends=ends), *said
 
 
 def _only_in(entry: OnlyInTable, most: int) -> tuple[Block, ...]:
     listed = entry.allocations
     first, more = replace(listed.part(0, most), on="t"), replace(listed.part(0, _BLOCKS_IN_MARKDOWN), on="m")
-    return Said("", lead=entry.title, after=f"  {entry.note}"), first, more
+    return Paragraph("", lead=entry.title, after=f"  {entry.note}"), first, more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memprof.reports.document.blocks import Block, Code, Said, Sheet
+from memprof.reports.document.blocks import Block, Code, Paragraph, ReportLayout
 from memprof.reports.document.model import AllocationRow
 from memprof.reports.document.tables import fold_shared
 from memprof.reports.document.text import size, thousands
@@ -12,11 +12,11 @@ from memprof.reports.document.text import size, thousands
 from memprof.units import gib
 
 
-def explained(allocations: Sequence[AllocationRow]) -> Sheet:
+def explained(allocations: Sequence[AllocationRow]) -> ReportLayout:
     """Show every allocation with its evidence and its stack; frames that all stacks share stand once, above."""
     shared, rest = fold_shared(allocations)
-    above = (Said("All share:"), Code(shared, indent=6, paths=True)) if shared else ()
-    return Sheet(((*above, *(block for allocation in rest for block in _allocation(allocation))),))
+    above = (Paragraph("All share:"), Code(shared, indent=6, paths=True)) if shared else ()
+    return ReportLayout(((*above, *(block for allocation in rest for block in _allocation(allocation))),))
 
 
 def _allocation(a: AllocationRow) -> Iterator[Block]:
@@ -27,11 +27,11 @@ def _allocation(a: AllocationRow) -> Iterator[Block]:
         if a.phase_label
         else f"{a.address}, alive {a.lifetime}"
     )
-    yield Said(f"{many}  {label} at {where}", lead=f"{gib(a.bytes)} GiB", category=a.category)
+    yield Paragraph(f"{many}  {label} at {where}", lead=f"{gib(a.bytes)} GiB", category=a.category)
     if what := "  ".join(words for words in (a.name, a.shape) if words):
-        yield Said(what, tone="code", indent=4)
+        yield Paragraph(what, tone="code", indent=4)
     kept = "; outlives the step or phase that made it" if a.group.retained else ""
     kept += f"; owned by {', '.join(a.group.held_by)}" if a.group.held_by else ""
-    yield Said(f"{a.group.evidence}: {a.why}{kept}", tone="muted", indent=4)
+    yield Paragraph(f"{a.group.evidence}: {a.why}{kept}", tone="muted", indent=4)
     if a.stack:
         yield Code(a.stack, indent=6, paths=True)

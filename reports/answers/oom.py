@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.blocks import Block, Column, Headline, Line, Notes, Said, Sheet, Words, table
+from memprof.reports.document.blocks import (
+    Block,
+    Column,
+    Headline,
+    Line,
+    Notes,
+    Paragraph,
+    ReportLayout,
+    TextCell,
+    table,
+)
 from memprof.reports.document.text import plain
 
 from memprof.report.oom import ExplainedFailure, ExplainedText
@@ -14,10 +24,10 @@ _TRIED = "", Column("Then, in this order", wraps=True), Column("Why", on="m")
 _EVIDENCE = Column("Fact"), Column("Value", wraps=True), Column("What it is"), Column("Line", right=True)
 
 
-def failures(answer: ExplainedText) -> Sheet:
+def failures(answer: ExplainedText) -> ReportLayout:
     """Show every failure, then the notes."""
     notes = tuple(plain(note) for note in answer.notes)
-    return Sheet((*map(_failure, answer.failures), (Notes(notes) if notes else None,)))
+    return ReportLayout((*map(_failure, answer.failures), (Notes(notes) if notes else None,)))
 
 
 def _failure(failure: ExplainedFailure) -> tuple[Block | None, ...]:
@@ -25,15 +35,15 @@ def _failure(failure: ExplainedFailure) -> tuple[Block | None, ...]:
     numbers = [Line((row.name, format_bytes(row.bytes), plain(row.meaning))) for row in failure.numbers]
     tried: list[Line] = []
     for i, row in list(enumerate(failure.suggestions, 1))[1:]:
-        action, why = Words(plain(row.action), "code"), plain(row.why)
-        tried += [Line((f"{i}.", action, ""), on="t"), Line(("", Words(why, "muted"), ""), on="t")]
+        action, why = TextCell(plain(row.action), "code"), plain(row.why)
+        tried += [Line((f"{i}.", action, ""), on="t"), Line(("", TextCell(why, "muted"), ""), on="t")]
         tried.append(Line((f"{i}.", action, why), on="m"))
     return (
         Headline(plain(found.verdict), plain(found.cause), plain(found.action)),
         table(_NUMBERS, [*numbers, *_processes(failure)]),
-        Said(f"{failure.sum}.") if failure.sum else None,
-        *(Said(f"Contradiction: {plain(words)}.") for words in failure.contradictions),
-        Said(f"Not used by this answer: {_unread(failure)}.") if failure.unread else None,
+        Paragraph(f"{failure.sum}.") if failure.sum else None,
+        *(Paragraph(f"Contradiction: {plain(words)}.") for words in failure.contradictions),
+        Paragraph(f"Not used by this answer: {_unread(failure)}.") if failure.unread else None,
         table(_TRIED, tried),
         table(_EVIDENCE, _evidence(failure)),
     )

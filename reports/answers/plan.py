@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.blocks import Bars, Code, Notes, Said, Sheet
+from memprof.reports.document.blocks import Bars, Code, Notes, Paragraph, ReportLayout
 from memprof.reports.document.plan import PlanDocument, parts_of, verdict_of
 
 from memprof.units import gib
 
 
-def plan(found: PlanDocument) -> Sheet:
+def plan(found: PlanDocument) -> ReportLayout:
     """Show the headline, the table, the bars, the settings to paste, the notes and how far off figures may be."""
     bars = tuple(
         (row.method, parts_of(row), f"{gib(row.device_peak_bytes)} {verdict_of(row)}") for row in found.plan.rows
@@ -18,23 +18,23 @@ def plan(found: PlanDocument) -> Sheet:
     front = "* on the front: no other row is both faster (estimated) and needs less memory."
     sections = (
         (),
-        (Said(found.varied) if found.varied else None,),
-        (found.table, Said(front) if any(row.on_front for row in found.plan.rows) else None),
+        (Paragraph(found.varied) if found.varied else None,),
+        (found.table, Paragraph(front) if any(row.on_front for row in found.plan.rows) else None),
         (
             Bars(bars, found.scale_bytes, limit),
-            Said(f"¦ {gib(limit)} GiB may be used", tone="muted", on="t"),
+            Paragraph(f"¦ {gib(limit)} GiB may be used", tone="muted", on="t"),
         ),
         (
-            Said(found.room) if found.room else None,
-            *((Said(f"Ready to paste, {found.best}:"), _code(found.plan.code)) if found.plan.code else ()),
+            Paragraph(found.room) if found.room else None,
+            *((Paragraph(f"Ready to paste, {found.best}:"), _code(found.plan.code)) if found.plan.code else ()),
         ),
-        (Said(found.fastest_sentence),),
+        (Paragraph(found.fastest_sentence),),
         (_code(found.fastest_code) if found.fastest_code else None,),
         (Notes(told) if told else None,),
-        (Said(found.plan.expected_error.sentence),),
+        (Paragraph(found.plan.expected_error.sentence),),
         (_code(found.yaml, "yaml") if found.yaml else None,),
     )
-    return Sheet(sections, found.title, headline=found.headline)
+    return ReportLayout(sections, found.title, headline=found.headline)
 
 
 def _code(lines: str, language: str = "python") -> Code:

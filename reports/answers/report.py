@@ -14,11 +14,11 @@ from memprof.reports.document.blocks import (
     Facts,
     Line,
     Notes,
+    Paragraph,
     Part,
-    Said,
-    Sheet,
+    ReportLayout,
     Table,
-    Words,
+    TextCell,
     table,
 )  # fmt: skip
 from memprof.reports.document.build import growth_words, has_trend, oom_sentence
@@ -42,17 +42,17 @@ _MOST_ALLOCATIONS = 10
 Section = tuple["Block | None", ...]
 
 
-def report(document: Document) -> Sheet:
+def report(document: Document) -> ReportLayout:
     """Show everything but the changes, of which the headline names the first; Markdown lists them too."""
     return _sheet(document, "m")
 
 
-def report_and_changes(document: Document) -> Sheet:
+def report_and_changes(document: Document) -> ReportLayout:
     """Show everything, the changes last."""
     return _sheet(document, "tm")
 
 
-def short_report(document: Document) -> Sheet:
+def short_report(document: Document) -> ReportLayout:
     """Show the peak, its bar and the rows: what a training run ends with."""
     return _headed(document, (*_summary(document, facts=False), _components(document)))
 
@@ -60,10 +60,10 @@ def short_report(document: Document) -> Sheet:
 def _components(document: Document) -> Section:
     unused = unused_words(document.rows)
     rows = component_table(document.rows, document.summary.moment)
-    return rows, Said(unused, tone="muted") if unused else None
+    return rows, Paragraph(unused, tone="muted") if unused else None
 
 
-def _sheet(document: Document, changes: str) -> Sheet:
+def _sheet(document: Document, changes: str) -> ReportLayout:
     found, moment = document.report, document.summary.moment
     sections = [*_summary(document), *_prediction(found), _components(document)]
     listed = largest(document.allocations, moment)
@@ -73,8 +73,8 @@ def _sheet(document: Document, changes: str) -> Sheet:
     return _headed(document, (*sections, *closing))
 
 
-def _headed(document: Document, sections: tuple[Section, ...]) -> Sheet:
-    return Sheet(sections, document.title, subtitle_of(document.report), document.headline)
+def _headed(document: Document, sections: tuple[Section, ...]) -> ReportLayout:
+    return ReportLayout(sections, document.title, subtitle_of(document.report), document.headline)
 
 
 def _summary(document: Document, facts: bool = True) -> tuple[Section, ...]:
@@ -87,18 +87,18 @@ def _summary(document: Document, facts: bool = True) -> tuple[Section, ...]:
             f", {percent(summary.peak_bytes, summary.capacity_bytes)} of the device" if summary.capacity_bytes else ""
         )
         lead = f"{summary.peak_word}: {gib(summary.peak_bytes)} GiB"
-        blocks.append(Said(f" in {summary.where}{share}", lead=lead))
+        blocks.append(Paragraph(f" in {summary.where}{share}", lead=lead))
     blocks.append(Bars((("", parts, ""),), summary.scale_bytes, figures=True))
     blocks.append(Facts(guessed, on="t") if guessed else None)
     if room is not None:
-        blocks.append(Said(room.sentence, lead="How far from out of memory: "))
+        blocks.append(Paragraph(room.sentence, lead="How far from out of memory: "))
         blocks.append(_room_bar(room) if facts or failed else None)
     if facts:
         blocks += [Facts(summary.facts, on="t"), Facts((*summary.facts, *guessed), on="m")]
-    oom = Said(oom_sentence(failed), tone="quote") if failed else None
+    oom = Paragraph(oom_sentence(failed), tone="quote") if failed else None
     if document.ranks is None:
         return ((oom, *blocks),)
-    return ((oom,), _ranks(document.ranks), (Said("", lead=f"{document.ranks.in_full}:"), *blocks))
+    return ((oom,), _ranks(document.ranks), (Paragraph("", lead=f"{document.ranks.in_full}:"), *blocks))
 
 
 def _room_bar(room: Room) -> Bars:
@@ -110,8 +110,8 @@ def _prediction(report: Report) -> tuple[Section, ...]:
     fit, lengths, error = report.fit, report.lengths, report.expected_error
     if not (fit or lengths or error):
         return ()
-    said = (Said(lengths.sentence), lengths_table(lengths.points)) if lengths else ()
-    return (needs_table(fit),), (*said, Said(error.sentence, on="m") if error else None)
+    said = (Paragraph(lengths.sentence), lengths_table(lengths.points)) if lengths else ()
+    return (needs_table(fit),), (*said, Paragraph(error.sentence, on="m") if error else None)
 
 
 def _ranks(ranks: Ranks) -> Section:
@@ -125,20 +125,20 @@ def _ranks(ranks: Ranks) -> Section:
         for i, row in enumerate(ranks.rows)
     ]
     found = f"{ranks.finding[:1].upper()}{ranks.finding[1:]}. " if ranks.finding else ""
-    missing = Said(ranks.missing, tone="bad") if ranks.missing else None
-    blocks: list[Block | None] = [Said(ranks.sentence, lead=found), missing]
+    missing = Paragraph(ranks.missing, tone="bad") if ranks.missing else None
+    blocks: list[Block | None] = [Paragraph(ranks.sentence, lead=found), missing]
     blocks.append(Table(tuple(columns), tuple(lines), scale=scale or 1, units=False))
     if rest := ranks.rows[most:]:
         low, high = gib(min(r.peak_bytes for r in rest)), gib(max(r.peak_bytes for r in rest))
         words = f"{thousands(len(rest))} more, from {high} down to {low} GiB"
-        blocks += [Said(words, tone="muted", on="t"), *_strip(ranks)]
-    return (*blocks, *(Said(sentence) for sentence in ranks.differences))
+        blocks += [Paragraph(words, tone="muted", on="t"), *_strip(ranks)]
+    return (*blocks, *(Paragraph(sentence) for sentence in ranks.differences))
 
 
 def _rank(ranks: Ranks, row: RankRow, on: str) -> Line:
     named = zip(ranks.columns, row.cells, strict=True)
     bar = tuple(Part(c, label, cell.bytes) for (c, label), cell in named if cell.bytes)
-    name = Words(str(row.rank), badges=("out of memory",) if row.oom else ())
+    name = TextCell(str(row.rank), badges=("out of memory",) if row.oom else ())
     node = (row.node,) if ranks.several_nodes else ()
     return Line((name, *node, row.where, row.peak_bytes, bar, *(c.bytes for c in row.cells)), row.shown, on=on)
 
@@ -150,7 +150,10 @@ def _strip(ranks: Ranks) -> list[Block]:
     if set(shades.values()) == {"0"} or len(digits) > _STRIP * _DIGITS:
         return []
     lines = tuple(f"{first:>6} {digits[first : first + _DIGITS]}" for first in range(0, len(digits), _DIGITS))
-    return [Said("Peaks of all ranks in order: 1 is the lowest, 8 the highest, . missing", on="t"), Code(lines, on="t")]
+    return [
+        Paragraph("Peaks of all ranks in order: 1 is the lowest, 8 the highest, . missing", on="t"),
+        Code(lines, on="t"),
+    ]
 
 
 def _recordings(dumps: Table | None) -> Section:
@@ -160,7 +163,7 @@ def _recordings(dumps: Table | None) -> Section:
     rest = len(dumps.lines) - _MOST_RANKS
     more = f"{thousands(rest)} more dumps; -o FILE.html lists all"
     first = replace(dumps.part(0, _MOST_RANKS), on="t")
-    return first, Said(more, tone="muted", on="t") if rest > 0 else None, replace(dumps, on="m")
+    return first, Paragraph(more, tone="muted", on="t") if rest > 0 else None, replace(dumps, on="m")
 
 
 def largest(allocations: Sequence[AllocationRow], moment: str = "peak") -> Table | None:
@@ -179,9 +182,9 @@ def largest(allocations: Sequence[AllocationRow], moment: str = "peak") -> Table
 
 def _allocation(a: AllocationRow, sited: bool) -> Line:
     badges = ((f"×{thousands(a.count)}",) if a.count > 1 else ()) + (("?",) if a.guessed else ())
-    name = Words(a.name or a.shape or a.detail or a.label.lower(), "code", badges, a.category)
+    name = TextCell(a.name or a.shape or a.detail or a.label.lower(), "code", badges, a.category)
     place = (short_path(a.site, 1),) if sited else ()
-    made = Words(a.site, "code") if a.site else ""
+    made = TextCell(a.site, "code") if a.site else ""
     return Line((name, a.label, a.bytes, a.group.evidence, a.why, *place, made))
 
 
@@ -190,13 +193,17 @@ def _closing(document: Document) -> Section:
     whole = report.peak.active_bytes or 1
     known = ", ".join(f"{kind} {100 * n / whole:.1f}%" for kind, n in evidence_bytes(report.peak))
     wrong = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in document.checks if c.ok is False)
-    sums = Said(f"Does it add up? No: {wrong}.", tone="bad") if wrong else Said("Does it add up? Yes, to the byte.")
+    sums = (
+        Paragraph(f"Does it add up? No: {wrong}.", tone="bad")
+        if wrong
+        else Paragraph("Does it add up? Yes, to the byte.")
+    )
     facts = outside_facts(report.outside)
     outside = tuple(fact._replace(label=f"Outside torch, {fact.label.lower()}") for fact in facts)
     return (
-        Said(f"How it is known: {known}") if known else None,
+        Paragraph(f"How it is known: {known}") if known else None,
         sums,
-        Said(growth_words(growth)) if growth and has_trend(growth) else None,
+        Paragraph(growth_words(growth)) if growth and has_trend(growth) else None,
         Facts(outside) if outside else None,
         Notes(document.notes) if document.notes else None,
     )

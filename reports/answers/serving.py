@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.blocks import Column, Line, Notes, Sheet, Words, table
+from memprof.reports.document.blocks import Column, Line, Notes, ReportLayout, TextCell, table
 from memprof.reports.document.text import thousands
 
 from memprof.report.plan import Serving
 from memprof.units import format_bytes
 
 
-def serving(plan: Serving) -> Sheet:
+def serving(plan: Serving) -> ReportLayout:
     """Show each figure: its name, its value, what it means."""
     share = plan.gpu_memory_utilization
     pool = f"{thousands(plan.kv_tokens)} tokens of {thousands(plan.kv_bytes_per_token)} B"
@@ -24,7 +24,7 @@ def serving(plan: Serving) -> Sheet:
         ("trainer", format_bytes(plan.trainer_bytes), "what it uses when the engine starts"),
         ("card", format_bytes(plan.total_bytes), plan.gpu),
     ]
-    lines = [Line((Words(name, "code"), value, meaning)) for name, value, meaning in rows]
+    lines = [Line((TextCell(name, "code"), value, meaning)) for name, value, meaning in rows]
     columns = Column("Setting or part", whole=True), Column("Value", right=True, whole=True), Column("What", wraps=True)
     title = f"{plan.model}: vLLM next to the trainer (modelled)"
-    return Sheet(((), (table(columns, lines),), (Notes(plan.notes),)), title)
+    return ReportLayout(((), (table(columns, lines),), (Notes(plan.notes),)), title)

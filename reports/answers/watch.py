@@ -6,7 +6,18 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.blocks import Block, Column, Curve, Line, Part, Said, Sheet, Table, Words, table
+from memprof.reports.document.blocks import (
+    Block,
+    Column,
+    Curve,
+    Line,
+    Paragraph,
+    Part,
+    ReportLayout,
+    Table,
+    TextCell,
+    table,
+)
 from memprof.reports.document.text import category_label, phase_label
 
 from memprof.analysis.host.growth import host_growth
@@ -30,15 +41,15 @@ _OF_RANKS = (
 )  # fmt: skip
 
 
-def counters(ranks: Sequence[Counters]) -> Sheet:
+def counters(ranks: Sequence[Counters]) -> ReportLayout:
     """Show what is known now."""
     run = ranks[0]
-    first: tuple[Block, ...] = (Said("", lead=_title(run)), _state(ranks))
+    first: tuple[Block, ...] = (Paragraph("", lead=_title(run)), _state(ranks))
     if run.newest is None:
-        return Sheet(((*first, Said("No step has ended yet.")),))
+        return ReportLayout(((*first, Paragraph("No step has ended yet.")),))
     growth = host_growth(run.steps)
-    grown = Said(growth.sentence) if growth is not None else None
-    return Sheet((first, (_levels(run),), (_ranks(ranks),), (_phases(run),), (grown,), (_categories(run),)))
+    grown = Paragraph(growth.sentence) if growth is not None else None
+    return ReportLayout((first, (_levels(run),), (_ranks(ranks),), (_phases(run),), (grown,), (_categories(run),)))
 
 
 def _title(run: Counters) -> str:
@@ -49,17 +60,17 @@ def _title(run: Counters) -> str:
     return " · ".join(words) or str(run.path)
 
 
-def _state(ranks: Sequence[Counters]) -> Said:
+def _state(ranks: Sequence[Counters]) -> Paragraph:
     run = ranks[0]
     step, last = 0 if run.newest is None else run.newest.step, known(run.about.max_steps) or 0
     words = f"Step {step}" + (f" of {last}" if last > 0 else "")
     if run.ended is not None:
-        return Said(f"{words} · " + ("ended by an error" if known(run.ended.error) else "finished"))
+        return Paragraph(f"{words} · " + ("ended by an error" if known(run.ended.error) else "finished"))
     changed = max((_time(r) or known(r.about.started) or 0.0) for r in ranks)
     age = max(0, round(time.time() - changed))
     quiet = age >= max(_QUIET_SECONDS, 5 * _pace(run))
     stopped = "; it may have been stopped" if quiet else ""
-    return Said(f"{words} · last heard {_ago(age)} ago{stopped}", tone="strong" if quiet else "")
+    return Paragraph(f"{words} · last heard {_ago(age)} ago{stopped}", tone="strong" if quiet else "")
 
 
 def _pace(run: Counters) -> float:
@@ -109,7 +120,9 @@ def _categories(run: Counters) -> Table | None:
     step = None if row is None else known(row.step)
     total = sum(sizes.values())
     lines = [
-        Line((Words(category_label(c), category=c), n, percent(n, total), (Part(c, category_label(c), n),)), path=(c,))
+        Line(
+            (TextCell(category_label(c), category=c), n, percent(n, total), (Part(c, category_label(c), n),)), path=(c,)
+        )
         for c, n in sorted(sizes.items(), key=lambda item: -item[1])
     ]
     head = f"Category at the peak, step {'–' if step is None else step}"

@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Words:
+class TextCell:
     """A cell of words.
 
     ``category`` or ``phase`` is what a square before them has the colour of, ``badges`` stand behind them and are never
@@ -68,7 +68,7 @@ class Curve:
 
 
 #: Words, bytes (``None``: not known), a bar of parts on the table's scale, or a curve.
-Cell = Union[str, int, None, Words, Figure, Curve, "tuple[Part, ...]"]
+Cell = Union[str, int, None, TextCell, Figure, Curve, "tuple[Part, ...]"]
 
 
 # ---- blocks: ``on`` are the kinds of screens one is for: ``t``, ``m`` and ``p`` for terminal, Markdown and page ------
@@ -188,8 +188,8 @@ class Facts(NamedTuple):
     on: str = "tmp"
 
 
-class Said(NamedTuple):
-    """A paragraph of some ``tone`` (as of :class:`Words`): ``lead`` begins it in bold, ``after`` ends it muted.
+class Paragraph(NamedTuple):
+    """A paragraph of some ``tone`` (as of :class:`TextCell`): ``lead`` begins it in bold, ``after`` ends it muted.
 
     A terminal begins it with a category's square, and indents it.
     """
@@ -264,10 +264,10 @@ class Headline(NamedTuple):
         return " ".join(part for part in (verdict, self.cause, self.action, self.assumed) if part)
 
 
-Block = Headline | Said | Facts | Bars | Table | Code | Notes
+Block = Headline | Paragraph | Facts | Bars | Table | Code | Notes
 
 
-class Sheet(NamedTuple):
+class ReportLayout(NamedTuple):
     """An answer: headline, title, and sections of blocks, an empty line between two; None and empty ones are nothing.
 
     The first section stands right below the title.

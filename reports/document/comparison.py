@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-from memprof.reports.document.blocks import Cell, Column, Fact, Figure, Headline, Line, Part, Table, Words, table
+from memprof.reports.document.blocks import Cell, Column, Fact, Figure, Headline, Line, Part, Table, TextCell, table
 from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document, Room
 from memprof.reports.document.page_title import base_name, subtitle_of
@@ -301,7 +301,7 @@ class _Rows:
         figures = row.values if isinstance(row, ComparedLine) else row.at_peak
         own = row.own_peak if isinstance(row, (ComparedGroup, ComparedCategory)) else (None,) * len(self.runs)
         path, below = (*above, row.id), _below(row)
-        cells: list[Cell] = [Words(row.label, category=path[-1] if len(path) == 2 else "")]
+        cells: list[Cell] = [TextCell(row.label, category=path[-1] if len(path) == 2 else "")]
         for i, (column, n) in enumerate(zip(self.runs, figures, strict=True)):
             small = f"{_difference(figures, i)}, {_change(figures, own, i)}" if i and len(self.runs) > 2 else ""
             small = "" if small.endswith((", –", ", same")) else small
@@ -341,10 +341,10 @@ class _Rows:
     def _fits(self) -> Line:
         limit = self.capacity.bytes if self.capacity else 0
         small = "the dashed line" if limit <= self.scale else ""
-        cells: list[Cell] = [Words(f"Fits in {self.device}", small=small, short=f"Fits {gib(limit)}")]
+        cells: list[Cell] = [TextCell(f"Fits in {self.device}", small=small, short=f"Fits {gib(limit)}")]
         for column, (fits, words) in zip(self.runs, self.verdicts, strict=True):
             tone, short = ("ok", "yes") if fits else ("bad", "no")
-            cells += [Words(words, tone, short=short), *([""] if column.document else [])]
+            cells += [TextCell(words, tone, short=short), *([""] if column.document else [])]
         return Line((*cells, *[""] * (5 * (len(self.runs) - 1))), kind="fits")
 
 
@@ -400,8 +400,8 @@ def _settings(title: str, labels: Sequence[str], lines: Sequence[ChangedSetting]
 
 def _setting(line: ChangedSetting) -> Line:
     name = line.setting if line.of == "config" else f"{line.setting} ({line.of})"
-    values = [Words("–") if value is None else Words(str(value), "code") for value in line.values]
-    return Line((Words(name, "code"), *values))
+    values = [TextCell("–") if value is None else TextCell(str(value), "code") for value in line.values]
+    return Line((TextCell(name, "code"), *values))
 
 
 # ---- allocations -----------------------------------------------------------------------------------------------------
@@ -429,9 +429,9 @@ def _missing(surplus: Surplus) -> Line:
     if surplus.count_not_in:
         many += f" ({surplus.count_in} against {surplus.count_not_in})"
     detail = f", {humanise(surplus.detail)}" if surplus.detail else ""
-    category = Words(category_label(surplus.category) + detail, category=surplus.category)
+    category = TextCell(category_label(surplus.category) + detail, category=surplus.category)
     # Without a stack the tensor's name says where it was made; of several like it, with stars for the digits.
     name = re.sub(r"\d+", "*", surplus.name or "") if n_more > 1 else surplus.name or ""
     site = site_words(call_site(surplus.stack) or name, surplus.stack)
-    made = Words(site, "code", folded=shown_stack(surplus.stack))
+    made = TextCell(site, "code", folded=shown_stack(surplus.stack))
     return Line((surplus.bytes, many, category, short_path(site, 1), made))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Column, Fact, Line, Table, Words, table
+from memprof.reports.document.blocks import Column, Fact, Line, Table, TextCell, table
 from memprof.reports.document.text import phase_label, sentence_list, size
 
 from memprof.report.run import NonTorchMemory, Switch
@@ -65,7 +65,7 @@ def switches_table(switches: Sequence[Switch]) -> Table | None:
 
 
 def _switch(switch: Switch) -> Line:
-    name = Words(phase_label(switch.phase), phase=switch.phase)
+    name = TextCell(phase_label(switch.phase), phase=switch.phase)
     counted = switch.allocated_bytes if switch.reserved_bytes is None else switch.reserved_bytes
     step = "–" if switch.step is None else str(switch.step)
     return Line((name, step, counted, switch.unmapped_bytes, switch.resident_bytes, switch.device_used_bytes))

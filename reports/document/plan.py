@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from memprof.reports.document.blocks import Cell, Column, Headline, Line, Part, Table, Words
+from memprof.reports.document.blocks import Cell, Column, Headline, Line, Part, Table, TextCell
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import category_label, phase_label, sentence_list, thousands, time_taken
 
@@ -145,12 +145,12 @@ class PlanDocument:
 
     def _line(self, row: PlanRow) -> Line:
         searched, best = self.largest_title, row.method == self.best
-        name = Words(row.method, badges=("best",) if searched and best else (), short=row.method)
-        verdict = Words(verdict_of(row), "ok" if row.fits else "bad", short="fits" if row.fits else "OOM")
+        name = TextCell(row.method, badges=("best",) if searched and best else (), short=row.method)
+        verdict = TextCell(verdict_of(row), "ok" if row.fits else "bad", short="fits" if row.fits else "OOM")
         needs = row.largest.device_peak_bytes if row.largest else None
         largest: tuple[Cell, ...] = (self.largest(row), needs or None) if searched else ()
         took = time_taken(round(row.step_s * 1e6) if row.step_s else None, estimated=True)
-        times = (took + (" *" if row.on_front else "  "), Words(took, badges=("front",) if row.on_front else ()))
+        times = (took + (" *" if row.on_front else "  "), TextCell(took, badges=("front",) if row.on_front else ()))
         where = phase_label(row.phase), category_label(row.largest_category)
         sizes = (row.peak_bytes, row.host_bytes)
         cells = (name, verdict, row.device_peak_bytes, *largest, *sizes, *(times if self.timed else ()), *where)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Column, Fact, Line, Table, Words, table
+from memprof.reports.document.blocks import Column, Fact, Line, Table, TextCell, table
 from memprof.reports.document.text import duration, phase_label, thousands
 
 from memprof.report import Report
 from memprof.report.simulation import ErrorClass, ErrorRange, EstimatedTime, ExpectedError, Fit, HostNeed, LengthPoint
 from memprof.units import gib, percent
 
-_FITS = {True: Words("fits", "ok"), False: Words("does not fit", "bad"), None: Words("–", "muted")}
+_FITS = {True: TextCell("fits", "ok"), False: TextCell("does not fit", "bad"), None: TextCell("–", "muted")}
 
 
 def needs_table(fit: Fit | None) -> Table | None:
@@ -21,7 +21,7 @@ def needs_table(fit: Fit | None) -> Table | None:
         decides = ("decides",) if fit and need.phase == fit.phase else ()
         cached = fit and not need.fits and need.allocated_bytes <= fit.limit_bytes - fit.non_torch_bytes
         verdict = "It fits only if cached memory is released." if cached else _FITS[need.fits]
-        name = Words(phase_label(need.phase), badges=decides)
+        name = TextCell(phase_label(need.phase), badges=decides)
         lines.append(Line((name, need.allocated_bytes, need.needed_bytes, verdict)))
     columns = ("Does it fit?", Column("Held", right=True), Column("Needed", right=True), Column("Alone", wraps=True))
     return table(columns, lines)
@@ -32,7 +32,7 @@ def lengths_table(points: Sequence[LengthPoint]) -> Table | None:
     lines = [
         Line((
             ", ".join(x.names), thousands(x.length), percent(round(1e6 * x.share_below), 1_000_000), x.peak_bytes,
-            x.needed_bytes, _FITS[x.fits], Words("simulated" if x.executed else "interpolated", "muted"),
+            x.needed_bytes, _FITS[x.fits], TextCell("simulated" if x.executed else "interpolated", "muted"),
         ))
         for x in points
     ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from memprof.reports.document.blocks import Column, Line, Table, Words, table
+from memprof.reports.document.blocks import Column, Line, Table, TextCell, table
 from memprof.reports.document.model import RankCell, RankRow, Ranks
 from memprof.reports.document.text import STACK_ORDER, category_label, phase_label, size, where_words
 
@@ -92,7 +92,7 @@ def _recording(row: Recording) -> Line:
         role += " (by its contents)"
     process = f"process {row.pid}" if row.pid is not None else ""
     step = f"step {row.step}" if row.step is not None else ""
-    file = Words(row.file, "code", ("out of memory",) if row.out_of_memory else ())
+    file = TextCell(row.file, "code", ("out of memory",) if row.out_of_memory else ())
     who, when = ", ".join(filter(None, (role, process, row.label))), ", ".join(filter(None, (step, row.time)))
     rank = "–" if row.rank is None else str(row.rank)
     because = "shown" if row.shown else row.because or ""
@@ -194,7 +194,7 @@ def _difference(found: Difference) -> str:
 def _phase(spread: PhaseSpread) -> Line:
     alike = spread.highest_bytes == spread.lowest_bytes
     high, low = ("all" if alike else str(rank) for rank in (spread.highest_rank, spread.lowest_rank))
-    name = Words(phase_label(spread.phase), phase=spread.phase)
+    name = TextCell(phase_label(spread.phase), phase=spread.phase)
     figures = (spread.highest_bytes, high, spread.median_bytes, spread.lowest_bytes, low)
     return Line((name, *figures, f"{100 * spread.imbalance:.1f}%"))
 

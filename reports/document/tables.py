@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from memprof.reports.document.blocks import Column, Line, Part, Table, Words, table
+from memprof.reports.document.blocks import Column, Line, Part, Table, TextCell, table
 from memprof.reports.document.model import AllocationRow, Node, Row
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
@@ -141,7 +141,7 @@ def _component(row: Row, above: tuple[str, ...], whole: int) -> Iterator[Line]:
     colour = path[1] if len(path) > 2 else row.id
     bar: tuple[Part, ...] = (Part(colour, row.label, row.at_peak, row.guessed),)
     made = tuple(Part(c.id, c.label, c.at_peak, c.guessed) for c in row.children) if len(path) == 1 else ()
-    name = Words(row.marked, "" if above else "strong", category=row.id if len(path) == 2 else "")
+    name = TextCell(row.marked, "" if above else "strong", category=row.id if len(path) == 2 else "")
     drawn = bar if above or row.id == Group.UNATTRIBUTED else ()
     cells = (name, row.at_peak, drawn, made or bar, percent(row.at_peak, whole), row.own_peak)
     kind, parts = "total" if row.id == Group.TOTAL else "", tuple(child.id for child in row.children)
@@ -192,7 +192,7 @@ def _phase_line(name: str, runs: Sequence[PhasePeak], times: Mapping[str, int] |
         us = times.get(name)
         share = "" if us is None else f"{100 * us / (sum(times.values()) or 1):.0f}%"
         took = (time_taken(us, report.source.kind == Kind.SIMULATED), share)
-    title = Words(phase_label(name), badges=tuple(badges), phase=name)
+    title = TextCell(phase_label(name), badges=tuple(badges), phase=name)
     cells = (title, *took, low if amount(low) != amount(high) else "", high, category_parts(worst.categories))
     return Line(cells, holds_peak)
 

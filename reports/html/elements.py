@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Union
 
-from memprof.reports.document.blocks import Cell, Column, Curve, Fact, Figure, Line, Part, Table, Words
+from memprof.reports.document.blocks import Cell, Column, Curve, Fact, Figure, Line, Part, Table, TextCell
 from memprof.reports.document.model import AllocationRow
 from memprof.reports.document.text import CATEGORY_WORDS, plain, thousands
 from memprof.reports.palette import LOOKS, slug
@@ -193,7 +193,7 @@ def _cell(cell: Cell, line: Line, place: int, rows: Table) -> Markup:
     kind: dict[str, object] = {"class": f"{_kind(above)} {_word(above)}".strip() or None}
     tag = "td" if place else "th"
     kind = kind if place else {"scope": "row", **kind, "title": line.hint or None}
-    if isinstance(cell, Words):
+    if isinstance(cell, TextCell):
         return el(tag, kind, *_words(cell))
     if isinstance(cell, Figure):
         return _figure(cell, rows)
@@ -237,7 +237,7 @@ def _thin_bar(parts: Sequence[Part], scale: int, kind: str = "", cap: Markup | N
     return el("div", {"class": f"bar thin {kind}".strip()}, *segments, cap)
 
 
-def _words(words: Words) -> list[Child]:
+def _words(words: TextCell) -> list[Child]:
     shown: Child = words.text
     if words.tone == "code" and words.text != "–":
         shown = el("code", words.text)

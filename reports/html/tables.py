@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Column, Line, Table, Words, table
+from memprof.reports.document.blocks import Column, Line, Table, TextCell, table
 from memprof.reports.document.build import growth_words, has_trend, steps_table
 from memprof.reports.document.model import AllocationRow, Document, Row
 from memprof.reports.document.tables import call_site, component_table, shown_stack, site_words, unused_words
@@ -60,8 +60,8 @@ def steps_section(growth: StepGrowth | None, opened: Opened) -> Markup | None:
 def _left_behind(entry: LeftBehind, opened: Opened) -> Line:
     site = site_words(call_site(entry.stack), entry.stack)
     return Line((
-        Words(site, folded=shown_stack(entry.stack), opens=opened(entry)),
-        Words(category_label(entry.category), category=entry.category), str(entry.steps), entry.bytes,
+        TextCell(site, folded=shown_stack(entry.stack), opens=opened(entry)),
+        TextCell(category_label(entry.category), category=entry.category), str(entry.steps), entry.bytes,
         size(round(entry.bytes_per_step)), ", ".join(entry.held_by) or "not known",
     ))  # fmt: skip
 
@@ -149,7 +149,7 @@ def device_peak_table(document: Document, opened: Opened) -> Markup | None:
     lines = []
     for grown in document.grown_by[:12]:
         site = site_words(call_site(grown.stack), grown.stack)
-        name = Words(site, folded=shown_stack(grown.stack), opens=opened(grown))
+        name = TextCell(site, folded=shown_stack(grown.stack), opens=opened(grown))
         phase = phase_label(grown.phase) if grown.phase else ""
         lines.append(Line((name, phase, grown.bytes, percent(grown.bytes, reserved))))
     outside = f" + {amount(peak.non_torch_bytes)} outside torch" if peak.non_torch_bytes else ""

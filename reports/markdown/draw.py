@@ -15,10 +15,10 @@ from memprof.reports.document.blocks import (
     Figure,
     Headline,
     Line,
-    Said,
-    Sheet,
+    Paragraph,
+    ReportLayout,
     Table,
-    Words,
+    TextCell,
 )  # fmt: skip
 from memprof.reports.document.text import plain
 
@@ -41,7 +41,7 @@ def code(words: str) -> str:
     return f"{ticks}{pad}{words}{pad}{ticks}".replace("|", "\\|")
 
 
-def draw(sheet: Sheet) -> str:
+def draw(sheet: ReportLayout) -> str:
     """Draw an answer: title, headline, then block after block."""
     head = [f"### {text(sheet.title)}" if sheet.title else "", text(" · ".join(sheet.subtitle))]
     if (found := sheet.headline) is not None:
@@ -53,7 +53,7 @@ def draw(sheet: Sheet) -> str:
 def _block(block: Block) -> str:
     if isinstance(block, Headline):  # one of several answers
         return "\n\n".join(part for part in (f"### {text(block.verdict)}", _rest(block)) if part)
-    if isinstance(block, Said):
+    if isinstance(block, Paragraph):
         return _said(block)
     if isinstance(block, Facts):
         return "\n".join(
@@ -74,7 +74,7 @@ def _rest(found: Headline) -> str:
     return " ".join(text(part) for part in (found.cause, found.action, found.assumed) if part)
 
 
-def _said(block: Said) -> str:
+def _said(block: Paragraph) -> str:
     words = code(block.text) if block.tone == "code" else text(block.text.strip())
     words = f"**{words}**" if block.tone in ("strong", "bad") else words
     parts = [">" if block.tone == "quote" else "", f"**{text(block.lead.strip())}**" if block.lead else "", words]
@@ -100,7 +100,7 @@ def _table(shown: Table) -> str:
 def _cell(cell: Cell, line: Line, place: int) -> str:
     if isinstance(cell, Figure):
         cell = cell.bytes
-    if isinstance(cell, Words):
+    if isinstance(cell, TextCell):
         shown = code(cell.text) if cell.tone == "code" else text(cell.text)
         shown = f"**{shown}**" if cell.tone == "bad" else shown
         badges = [badge if badge[0] in "×?" else f"**{text(badge)}**" for badge in cell.badges]

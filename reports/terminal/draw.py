@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.blocks import Bars, Block, Code, Facts, Headline, Notes, Said, Sheet, Table
+from memprof.reports.document.blocks import Bars, Block, Code, Facts, Headline, Notes, Paragraph, ReportLayout, Table
 from memprof.reports.document.text import plain, short_path
 from memprof.reports.terminal.bars import bar_lines, swatch
 from memprof.reports.terminal.screen import console_of, text_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _STYLES = {"strong": "bold", "muted": "dim", "bad": "bold red"}
 
 
-def draw(sheet: Sheet, width: int = 100, colour: bool = False) -> str:
+def draw(sheet: ReportLayout, width: int = 100, colour: bool = False) -> str:
     """Draw an answer as text of at most ``width`` columns; code alone may be wider."""
     from rich.text import Text
 
@@ -53,7 +53,7 @@ def _block(block: Block, width: int, colour: bool) -> Iterator[RenderableType]:
             parts[:2] = parts[1::-1]
         for words, style in parts:
             yield from [Text(plain(words), style=style)] if words else []
-    elif isinstance(block, Said):
+    elif isinstance(block, Paragraph):
         yield _said(block, colour)
     elif isinstance(block, Facts):
         for fact in block.facts:
@@ -72,7 +72,7 @@ def _block(block: Block, width: int, colour: bool) -> Iterator[RenderableType]:
         yield from (Text(f"{block.word}{plain(note)}", style="dim") for note in block.notes)
 
 
-def _said(block: Said, colour: bool) -> RenderableType:
+def _said(block: Paragraph, colour: bool) -> RenderableType:
     from rich.padding import Padding
     from rich.text import Text
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.blocks import Cell, Column, Curve, Figure, Line, Words
+from memprof.reports.document.blocks import Cell, Column, Curve, Figure, Line, TextCell
 from memprof.reports.document.blocks import Table as Rows
 from memprof.reports.document.text import plain, sentence_list
 from memprof.reports.terminal.bars import draw_bar, short_labels, swatch
@@ -172,7 +172,7 @@ def _drawn_cell(cell: Cell, laid: _Laid, row: int, place: int, space: int, colou
 def _cell(cell: Cell, line: Line, colour: bool) -> Text:
     from rich.text import Text
 
-    if isinstance(cell, Words):
+    if isinstance(cell, TextCell):
         words = plain(cell.short or " ".join((cell.text, *cell.badges)))
         if cell.category:
             return Text.assemble("  " * (len(line.path) - 1), swatch(cell.category, colour), f" {words}")
@@ -192,7 +192,7 @@ def _fitted(text: Text, cell: Cell, column: Column, width: int) -> Text:
         first, _, rest = text.plain.partition(" ")
         room = width - len(first) - 2
         return type(text)(f"{first} {rest[:room]}…" if room > 3 else first)
-    if not (column.cut_left and isinstance(cell, Words)):
+    if not (column.cut_left and isinstance(cell, TextCell)):
         return text
     words = plain(cell.text)
     before = text.plain.index(words)

@@ -324,7 +324,7 @@ def test_several_threads_dump_while_the_worker_goes_on_and_detaches(tmp_path: Pa
     assert last in written
     assert {path.suffix for path in written} == {".pickle"}  # no part of a file stays
     assert all(analyze(path).peak.active_bytes for path in written)
-    assert worker.watch.door.failure is None
+    assert worker.watch.guard.failure is None
 
 
 def test_out_of_memory_is_written_and_passes_on(tmp_path: Path) -> None:

@@ -502,9 +502,9 @@ def test_running_out_of_memory_is_told(model: Path, tmp_path: Path) -> None:
 SEAMS = {
     "starting": ("memprof.recording.session.Session.start", None),
     "a phase": ("memprof.recording.phases.PhaseLog.enter", None),
-    "gradients": ("memprof.recording.owners.OwnerBook.claim_gradients", None),
+    "gradients": ("memprof.recording.owners.OwnershipRegistry.claim_gradients", None),
     "an operation": ("memprof.recording.trace.training_regions.Region.now", None),
-    "a cache": ("memprof.recording.owners.OwnerBook.claim", None),
+    "a cache": ("memprof.recording.owners.OwnershipRegistry.claim", None),
     "writing": ("memprof.recording.session.Session.write", None),
     "facts": ("memprof.integrations.callback.training_run.collect_facts", None),
     "the step": ("memprof.integrations.callback.training_run.TrainingRun.step_begin", None),

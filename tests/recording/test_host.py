@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 from memprof.recording.system import host
 from memprof.recording.system.host import pinned_bytes
 
@@ -49,7 +49,7 @@ def _proc_that_raises(error: OSError, monkeypatch: pytest.MonkeyPatch) -> list[s
         raise error
 
     monkeypatch.setattr(host, "_proc", fail)
-    monkeypatch.setattr(host, "_reading", Door(lost="the parts", say=said.append))
+    monkeypatch.setattr(host, "_reading", FailureGuard(lost="the parts", say=said.append))
     for _ in range(3):
         assert "host_anon" not in host.host_parts()
     return said

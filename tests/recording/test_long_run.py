@@ -39,7 +39,7 @@ def test_a_session_that_never_ends_keeps_the_newest(monkeypatch: pytest.MonkeyPa
         for step in range(first, last):
             session.set_step(step)
             mark = session.enter_phase("backward")
-            assert mark is not None, session.door.failure
+            assert mark is not None, session.guard.failure
             session.exit_phase(mark)
         allocator.calls = []  # the stand-in's own notes
         return tracemalloc.get_traced_memory()[0]
@@ -51,5 +51,5 @@ def test_a_session_that_never_ends_keeps_the_newest(monkeypatch: pytest.MonkeyPa
     finally:
         tracemalloc.stop()
         session.stop()
-    assert session.door.failure is None
+    assert session.guard.failure is None
     assert len(session._counters) == session._counters.maxlen

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from memprof.recording.kv_caches import CacheWatch
-from memprof.recording.owners import OwnerBook, storages_of
+from memprof.recording.owners import OwnershipRegistry, storages_of
 
 
-def book() -> OwnerBook:
-    return OwnerBook(count(1).__next__, lambda kind: kind == "cpu")
+def book() -> OwnershipRegistry:
+    return OwnershipRegistry(count(1).__next__, lambda kind: kind == "cpu")
 
 
-def bytes_by_category(owners: OwnerBook, tensors: list[torch.Tensor]) -> dict[str, int]:
+def bytes_by_category(owners: OwnershipRegistry, tensors: list[torch.Tensor]) -> dict[str, int]:
     """Bytes of ``tensors`` under the categories their addresses were claimed for."""
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     found: Counter[str] = Counter()
@@ -127,7 +127,7 @@ def test_other_devices_empty_and_meta_tensors_are_no_rows() -> None:
     owners = book()
     owners.claim_inputs([torch.empty(0), torch.empty(5, device="meta"), torch.ones(2).to_sparse()])
     assert owners.rows() == []
-    elsewhere = OwnerBook(count(1).__next__, lambda kind: kind == "cuda")
+    elsewhere = OwnershipRegistry(count(1).__next__, lambda kind: kind == "cuda")
     elsewhere.claim_inputs(torch.ones(3))
     assert elsewhere.rows() == []
 

@@ -213,7 +213,7 @@ def test_many_threads_mark_phases_while_one_writes(tmp_path: Path) -> None:
             torch.ones(1000)
     finally:
         sys.setswitchinterval(before)
-    assert session.door.failure is None
+    assert session.guard.failure is None
     raw = pickle.loads((tmp_path / "r.pickle").read_bytes())["memprof"]
     counted = Counter(span["phase"] for span in raw["phases"])
     assert (counted["reward"], counted["forward"]) == (1600, 1600)

@@ -150,7 +150,7 @@ def test_recordings_nest(tmp_path: Path) -> None:
 
 
 def test_a_mistake_of_ours_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memprof.recording.owners.OwnerBook.claim_gradients", lambda _: 1 / 0)
+    monkeypatch.setattr("memprof.recording.owners.OwnershipRegistry.claim_gradients", lambda _: 1 / 0)
     with pytest.warns(UserWarning, match="memprof failed and stopped watching") as caught:
         loop(tmp_path / "run.pickle")
     assert len([w for w in caught if "memprof" in str(w.message)]) == 1

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from memprof.reports.document.blocks import Code, Column, Line, Sheet, table
+from memprof.reports.document.blocks import Code, Column, Line, ReportLayout, table
 from memprof.reports.palette import LETTERS
 from memprof.reports.renderers import draw
 from memprof.reports.terminal.draw import draw as draw_sheet
@@ -123,7 +123,7 @@ def test_headings_and_names_stay_one_whole_line() -> None:
 
 def test_settings_to_paste_are_never_broken_and_a_frame_is_cut_at_its_beginning() -> None:
     setting, frame = f"args = GRPOConfig({'x' * 90})", f"/{'deep/' * 20}model.py:12 forward"
-    sheet = Sheet(((Code((setting,), "python"), Code((frame,), paths=True)),))
+    sheet = ReportLayout(((Code((setting,), "python"), Code((frame,), paths=True)),))
     first, second = draw_sheet(sheet, 60).splitlines()
     assert first == setting
     assert second.startswith("…/")

@@ -23,7 +23,7 @@ DETAIL = "not_in_history"
 
 
 @dataclass(frozen=True)
-class Unseen:
+class UnrecordedPeak:
     """Hold what a counter saw beyond the history.
 
     ``instant`` is where the history comes nearest to the peak, and ``bytes`` are missing there (``requested`` of them
@@ -36,7 +36,7 @@ class Unseen:
     span: PhaseSpan
 
 
-def unseen_at_peak(snapshot: Snapshot, timeline: Timeline, spans: Sequence[PhaseSpan]) -> Unseen | None:
+def unseen_at_peak(snapshot: Snapshot, timeline: Timeline, spans: Sequence[PhaseSpan]) -> UnrecordedPeak | None:
     """Return what the history does not show of the run's allocated peak; None where it shows all of it."""
     highest = max(_counted(snapshot, timeline), key=_peak, default=None)
     if highest is None or _peak(highest) <= int(timeline.allocated.max()):
@@ -44,13 +44,13 @@ def unseen_at_peak(snapshot: Snapshot, timeline: Timeline, spans: Sequence[Phase
     return _unseen(highest, timeline, spans)[0]
 
 
-def unseen_by_span(snapshot: Snapshot, timeline: Timeline, spans: Sequence[PhaseSpan]) -> dict[int, Unseen]:
+def unseen_by_span(snapshot: Snapshot, timeline: Timeline, spans: Sequence[PhaseSpan]) -> dict[int, UnrecordedPeak]:
     """Return by index of ``spans`` what the history does not show of phases' peaks.
 
     Only phases that the history may lack a part of are looked at: in a whole one the clock alone could put the last
     event of a phase into the next.
     """
-    found: dict[int, Unseen] = {}
+    found: dict[int, UnrecordedPeak] = {}
     for row in _counted(snapshot, timeline):
         if not _lacks_some(snapshot, timeline, row):
             continue
@@ -71,7 +71,7 @@ def counted_reserved(snapshot: Snapshot, timeline: Timeline) -> tuple[int, Phase
     return max(rows, key=lambda row: row[0], default=(0, Phase.OTHER, None))
 
 
-def unseen_note(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
+def unseen_note(unseen: UnrecordedPeak, snapshot: Snapshot, timeline: Timeline) -> str:
     """Say which part of the peak the history lacks, why, and what to change."""
     seen = int(timeline.allocated[unseen.instant])
     step = "" if unseen.span.step is None else f" of step {unseen.span.step}"
@@ -82,7 +82,7 @@ def unseen_note(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
     )
 
 
-def _reason(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
+def _reason(unseen: UnrecordedPeak, snapshot: Snapshot, timeline: Timeline) -> str:
     if _thinned(snapshot, unseen.span.start_us, unseen.span.end_us):
         return ": they came and went between decoded tokens that were left out."
     if _overflowed(snapshot, timeline):
@@ -109,7 +109,7 @@ def _window(row: PhaseCounters, timeline: Timeline) -> tuple[int, int]:
     return first, max(first, int(np.searchsorted(timeline.event_us, row.end_us, side="right")))
 
 
-def _unseen(row: PhaseCounters, timeline: Timeline, spans: Sequence[PhaseSpan]) -> tuple[Unseen, int | None]:
+def _unseen(row: PhaseCounters, timeline: Timeline, spans: Sequence[PhaseSpan]) -> tuple[UnrecordedPeak, int | None]:
     """Return what a counter saw beyond the history, and the span that comes nearest to it (None where all are lost)."""
     first, last = _window(row, timeline)
     instant, nearest = first, None
@@ -124,7 +124,7 @@ def _unseen(row: PhaseCounters, timeline: Timeline, spans: Sequence[PhaseSpan]) 
     requested = row.requested_peak
     asked = missing if requested is None else requested - int(timeline.requested_total[instant])
     span = PhaseSpan(row.phase, row.step, first, last, row.start_us, row.end_us)
-    return Unseen(missing, min(max(asked, 0), missing), instant, span), nearest
+    return UnrecordedPeak(missing, min(max(asked, 0), missing), instant, span), nearest
 
 
 def _lacks_some(snapshot: Snapshot, timeline: Timeline, row: PhaseCounters) -> bool:

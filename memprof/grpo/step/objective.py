@@ -49,7 +49,7 @@ _STATE = tuple(target.name for target in (trl.ENTROPY_WINDOW, trl.LAST_ENTROPY, 
 _METRICS = trl.METRICS.name
 
 
-class Handover:
+class LogprobInjection:
     """Values on their way to TRL's loss, which takes them in place of its own forward."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Objective:
     def __init__(
         self,
         trainer: Any,
-        handover: Handover,
+        handover: LogprobInjection,
         model: Any,
         inputs: MicroBatch,
         *,

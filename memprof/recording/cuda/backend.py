@@ -145,7 +145,7 @@ class TorchCuda:
         attach = names.OOM_OBSERVER.find()
         if attach and observer not in _observers:
             _observers.add(observer)
-            attach(observer)  # the recorder's, which is behind its door
+            attach(observer)  # the recorder's, which is guarded
 
     def limit(self, device: int, nbytes: int) -> Callable[[], None] | None:
         """Limit what this process may reserve of a device to ``nbytes``; return what restores the limit of before.

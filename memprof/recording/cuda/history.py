@@ -29,7 +29,7 @@ from memprof.recording.cuda.copying import copied
 from memprof.recording.cuda.history_gaps import BLOCK_EVENTS, Gap, block_changes
 from memprof.recording.cuda.ring import AllocationCount, Evidence, Judged, blocks_in_use, judge
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 from memprof.recording.recorder import (
     DeviceInfo,
     FailedRequest,
@@ -113,7 +113,7 @@ class CudaHistory:
         capacity: int | None = None,
         backend: Any = None,
     ) -> None:
-        self.door = Door()
+        self.guard = FailureGuard()
         self.notes: list[str] = emulation_notes()
         self._renewed: list[str] = []  # notes of the last dump, which the next one replaces
         self.on_oom: Callable[[], None] | None = None
@@ -167,7 +167,7 @@ class CudaHistory:
         else:
             self._switch([], clear=True)
         self._unwatch.append(
-            self._backend.watch_switches(lambda switch: self.door.around(switch, self._switching, self._switched))
+            self._backend.watch_switches(lambda switch: self.guard.around(switch, self._switching, self._switched))
         )
         self._counts = self._backend.counts()
         if self._capacity is not None:
@@ -451,17 +451,17 @@ class CudaHistory:
 
 def _tell_oom(device: int, requested: int, allowed: int, device_free: int) -> None:
     for recorder in list(_recording):
-        recorder.door.hook(recorder.failed)(device, requested, allowed, device_free)
+        recorder.guard.hook(recorder.failed)(device, requested, allowed, device_free)
 
 
 def _tell_reset(arguments: tuple[Any, ...], _named: dict[str, Any]) -> None:
     device = arguments[0] if arguments and isinstance(arguments[0], int) else None
     for recorder in list(_recording):
-        recorder.door.hook(recorder.peaks_are_reset)(device)
+        recorder.guard.hook(recorder.peaks_are_reset)(device)
 
 
-_resets = Door(lost="the peaks of phases in which the program resets torch's counters")
-_told_oom = Door(lost="what allocations failed").hook(_tell_oom)
+_resets = FailureGuard(lost="the peaks of phases in which the program resets torch's counters")
+_told_oom = FailureGuard(lost="what allocations failed").hook(_tell_oom)
 
 
 def _of(stats: Counted, name: str, which: str) -> int:

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from memprof._version import __version__
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 
 _PACKAGES = ("transformers", "trl", "peft", "accelerate", "bitsandbytes", "torchao", "deepspeed", "vllm")
 
@@ -49,7 +49,7 @@ def _proc(name: str) -> bytes:
 
 #: What a system without ``/proc``, or one that tells nothing there, raises; so does a process that has ended.
 _NOT_THERE = (FileNotFoundError, ProcessLookupError, PermissionError)
-_reading = Door(lost="what the process's host memory is made of")
+_reading = FailureGuard(lost="what the process's host memory is made of")
 #: Lines of ``/proc/self/status`` and the parts they are counted as.
 _STATUS = {b"RssAnon": "host_anon", b"RssFile": "host_files", b"RssShmem": "host_shared"}
 

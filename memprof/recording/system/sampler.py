@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 
 MOST_HERTZ = 10.0
 _MOVED = 1 << 20
@@ -40,7 +40,9 @@ class Sampler:
     def start(self) -> None:
         """Start the thread, as a daemon: it never delays the end of the process."""
         self._over.clear()
-        self._thread = threading.Thread(target=Door(lost=_LOST).hook(self._run), name="memprof-sampler", daemon=True)
+        self._thread = threading.Thread(
+            target=FailureGuard(lost=_LOST).hook(self._run), name="memprof-sampler", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from memprof.recording.guard import Door, way_in
+from memprof.recording.guard import FailureGuard, guarded
 
 # Handlers of memprof in this process, by signal: memprof's, and the one that was there before.
 _installed: dict[int, tuple[Any, Any]] = {}
@@ -46,15 +46,15 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.pending = False
-        self.door = Door(lost="nothing: a Ctrl-C is not delayed")
+        self.guard = FailureGuard(lost="nothing: a Ctrl-C is not delayed")
         self._handler: Any = None
 
-    @way_in
+    @guarded
     def __enter__(self) -> Interrupts:
         self._handler = _install(signal.SIGINT, self._delay, signal.default_int_handler)
         return self
 
-    @way_in
+    @guarded
     def __exit__(self, *_: object) -> None:
         _remove(signal.SIGINT, self._handler)
 
@@ -73,9 +73,9 @@ class Terminations:
 
     def __init__(self, save: Callable[[], None]) -> None:
         self.save = save
-        self.door = Door(lost="what was recorded until SIGTERM")
+        self.guard = FailureGuard(lost="what was recorded until SIGTERM")
 
-    @way_in
+    @guarded
     def start(self) -> None:
         """Call ``save`` on SIGTERM from now on."""
         if signal.SIGTERM not in _installed:
@@ -83,7 +83,7 @@ class Terminations:
         if signal.SIGTERM in _installed and self not in _saving:
             _saving.append(self)
 
-    @way_in
+    @guarded
     def stop(self) -> None:
         """Stop calling ``save``; the last one to stop puts the default action back."""
         if self in _saving:
@@ -138,8 +138,8 @@ def _save_and_die() -> None:
     saving, _saving[:] = list(reversed(_saving)), []
     try:
         for one in saving:
-            one.door.tidy(one.save)
-        Door(lost="what was not printed yet").tidy(sys.stdout.flush, sys.stderr.flush)
+            one.guard.run_all_cleanups(one.save)
+        FailureGuard(lost="what was not printed yet").run_all_cleanups(sys.stdout.flush, sys.stderr.flush)
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -153,7 +153,7 @@ def _install(number: int, step: Callable[[int, FrameType | None], None], previou
     if not _is_main_thread() or signal.getsignal(number) is not previous:
         return None
     _keep_from_children()
-    handler = Door().hook(step)
+    handler = FailureGuard().hook(step)
     _installed[number] = (handler, previous)
     signal.signal(number, handler)
     return handler
@@ -176,7 +176,9 @@ def _remove(number: int, handler: Any) -> None:
 def _keep_from_children() -> None:
     """Let every fork from now on leave memprof's handlers in the parent; hooks cannot be taken back."""
     if hasattr(os, "register_at_fork"):
-        before, parent, child = (Door().hook(step) for step in (_before_fork, _after_fork, _after_fork_in_child))
+        before, parent, child = (
+            FailureGuard().hook(step) for step in (_before_fork, _after_fork, _after_fork_in_child)
+        )
         os.register_at_fork(before=before, after_in_parent=parent, after_in_child=child)
 
 

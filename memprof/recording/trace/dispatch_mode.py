@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memprof.compat import torch as torch_names
-from memprof.recording.guard import Door, meant
+from memprof.recording.guard import FailureGuard, mark_user_error
 
 PLAIN: Any = torch_names.PLAIN_DISPATCH.get()
 STRIDED = torch.strided
@@ -37,7 +37,7 @@ class Watching(_DispatchMode):  # type: ignore[misc]
     def __init__(self, trace: Any) -> None:
         super().__init__()
         self._recording: _Recording | None = _Recording(
-            trace, trace.door.hook(self._kind), trace.door.hook(trace.failed)
+            trace, trace.guard.hook(self._kind), trace.guard.hook(trace.failed)
         )
         self._kinds: dict[tuple[type, ...], int] = {}
         self._thread = threading.get_ident()
@@ -55,7 +55,7 @@ class Watching(_DispatchMode):  # type: ignore[misc]
     def _leave_after_this(self) -> None:
         # The mode is not on the stack while it runs. A profile function is called once the operation has returned.
         if sys.getprofile() is None:
-            sys.setprofile(Door().hook(self._leave))
+            sys.setprofile(FailureGuard().hook(self._leave))
 
     def _leave(self, _frame: Any, _event: str, _argument: Any) -> None:
         modes = torch_names.MODE_STACK.get()()
@@ -92,15 +92,15 @@ class Watching(_DispatchMode):  # type: ignore[misc]
         except RuntimeError as error:
             failed(error)
             raise
-        if trace.door.failure is None and trace.is_watching:
+        if trace.guard.failure is None and trace.is_watching:
             try:
                 if requested := trace.too_much(out):
                     # The operation has run; dropping its result leaves things as if it had not.
                     out = None
-                    raise meant(trace.refusal(requested))
+                    raise mark_user_error(trace.refusal(requested))
                 trace.see(func, args, kwargs, out)
             except Exception as error:
-                trace.door.shut(error)  # a hook's door without its frame: this runs at every operation
+                trace.guard.shut(error)  # a hook's guard without its frame: this runs at every operation
         return out
 
     def _kind(self, kinds: tuple[type, ...]) -> int:

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memprof.compat.torch import AFTER_FORWARD, BEFORE_FORWARD, IS_COMPILING
-from memprof.recording.guard import UNGUARDED, Door
+from memprof.recording.guard import NULL_GUARD, FailureGuard
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,9 +43,9 @@ class ModuleScope:
         for name, module in root.named_modules():
             self._names.setdefault(id(module), (name or type(module).__name__, role))
 
-    def start(self, door: Door = UNGUARDED) -> None:
+    def start(self, guard: FailureGuard = NULL_GUARD) -> None:
         """Hook into every module's forward, except what torch.compile makes of it, which runs without hooks."""
-        enter, leave = (door.hook(step, IS_COMPILING.get()) for step in (self._enter, self._leave))
+        enter, leave = (guard.hook(step, IS_COMPILING.get()) for step in (self._enter, self._leave))
         self._handles = [BEFORE_FORWARD.get()(enter), AFTER_FORWARD.get()(leave, always_call=True)]
 
     def stop(self) -> None:

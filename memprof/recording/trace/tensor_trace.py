@@ -25,7 +25,7 @@ import torch
 from memprof.compat.patching import Patches
 from memprof.compat.torch import OPERATOR_SCHEMA, STORAGE_RESIZE
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
-from memprof.recording.guard import Door, meant
+from memprof.recording.guard import FailureGuard, mark_user_error
 from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
 from memprof.recording.storages import storage_key
 from memprof.recording.trace.clock import Clock
@@ -88,7 +88,7 @@ class TensorTrace:
         hidden: Iterable[str] = (),
     ) -> None:
         self.scope = ModuleScope()
-        self.door = Door()
+        self.guard = FailureGuard()
         self.notes: list[str] = []
         self.on_oom: Callable[[], None] | None = None
         # Distributed runs number their CPUs; tensors there do not.
@@ -110,7 +110,7 @@ class TensorTrace:
         self._peaks: list[int] = []
         self._mode: Watching | None = None
         self._patches = Patches()
-        self._threads = WorkerThreads(self.door, lambda: Watching(self) if self.is_watching else None)
+        self._threads = WorkerThreads(self.guard, lambda: Watching(self) if self.is_watching else None)
         self._making = threading.RLock()  # deaths are counted inside it, on the thread that has it
         self._adopted = False
         self._start_us = self._stop_us = 0
@@ -122,14 +122,14 @@ class TensorTrace:
     def start(self) -> None:
         """Record every live tensor as older than the recording, then watch operations."""
         self._start_us = self._clock.tick()
-        self._on_death = self.door.hook(self._died)
+        self._on_death = self.guard.hook(self._died)
         keep_compiler_off(self._on_death.__code__)
         for tensor in _visible_tensors():
             self._adopt(tensor)
         if _is_collector_frozen():
             self.notes.append(_FROZEN)
-        self.scope.start(self.door)
-        self._region.start(self.door)
+        self.scope.start(self.guard)
+        self._region.start(self.guard)
         self._watch_resize()
         self._threads.start()
         self._mode = Watching(self)
@@ -412,7 +412,7 @@ class TensorTrace:
 
     def _watch_resize(self) -> None:
         """``UntypedStorage.resize_`` frees and allocates without any operation (FSDP does it)."""
-        around = self.door.around(STORAGE_RESIZE.get(), self._before_resize, self._resized)
+        around = self.guard.around(STORAGE_RESIZE.get(), self._before_resize, self._resized)
         self._patches.put(*STORAGE_RESIZE.place(), around)
 
     def _before_resize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.UntypedStorage:
@@ -421,7 +421,7 @@ class TensorTrace:
             size = args[1] if len(args) > 1 else kwargs["size"]
             grown = size - storage.nbytes()
             if 0 < grown > self._capacity - self._allocated and self._ours(storage):
-                raise meant(self.refusal(size))
+                raise mark_user_error(self.refusal(size))
         return storage
 
     def _resized(self, storage: torch.UntypedStorage, _result: Any, _error: BaseException | None) -> None:

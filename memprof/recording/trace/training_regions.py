@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memprof.compat import torch as torch_names
-from memprof.recording.guard import UNGUARDED, Door
+from memprof.recording.guard import NULL_GUARD, FailureGuard
 from memprof.vocabulary import Phase
 
 _graph_task: Any = torch_names.GRAPH_TASK.get()
@@ -24,11 +24,11 @@ class Region:
         self._depth = 0
         self._handles: list[Any] = []
 
-    def start(self, door: Door = UNGUARDED) -> None:
+    def start(self, guard: FailureGuard = NULL_GUARD) -> None:
         """Hook into optimizers' steps."""
         self._handles = [
-            torch_names.BEFORE_STEP.get()(door.hook(self._enter)),
-            torch_names.AFTER_STEP.get()(door.hook(self._leave)),
+            torch_names.BEFORE_STEP.get()(guard.hook(self._enter)),
+            torch_names.AFTER_STEP.get()(guard.hook(self._leave)),
         ]
 
     def stop(self) -> None:

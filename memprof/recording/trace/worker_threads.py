@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from memprof.compat.optional_packages import RAW_THREAD_START, THREAD_START, THREAD_TARGET
 from memprof.compat.patching import Patches
-from memprof.recording.guard import Door
+from memprof.recording.guard import FailureGuard
 from memprof.recording.trace.dispatch_mode import Watching, remove_mode
 
 # Nanoseconds of CPU time: a helper that wakes up, looks and sleeps again uses less.
@@ -54,8 +54,8 @@ class WorkerThreads:
     Threads that ran before the recording can't be entered from another thread: :meth:`earlier` has those.
     """
 
-    def __init__(self, door: Door, make_mode: Callable[[], Watching | None]) -> None:
-        self._door = door
+    def __init__(self, guard: FailureGuard, make_mode: Callable[[], Watching | None]) -> None:
+        self._guard = guard
         self._make_mode = make_mode
         self._patches = Patches()
         self._earlier: list[_Earlier] = []
@@ -68,7 +68,7 @@ class WorkerThreads:
         self._earlier = [_Earlier(thread, _is_logger(thread), _cpu_ns(thread)) for thread in others]
         for target in (THREAD_START, RAW_THREAD_START):
             if starts := target.find():
-                self._patches.put(*target.place(), self._door.changing(starts, self._with_mode))
+                self._patches.put(*target.place(), self._guard.changing(starts, self._with_mode))
 
     def stop(self) -> None:
         self._patches.restore()
@@ -89,13 +89,13 @@ class WorkerThreads:
         if not args or not callable(args[0]):
             return args, kwargs
         # The thread may outlive the recording, and must not keep it alive.
-        threads, door = weakref.ref(self), Door(lost="what threads do that start while memprof records")
+        threads, guard = weakref.ref(self), FailureGuard(lost="what threads do that start while memprof records")
 
         def enter(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Watching | None:
             these = threads()
-            return None if these is None else these._door(these._enter)
+            return None if these is None else these._guard(these._enter)
 
-        return (door.around(args[0], enter, _leave), *args[1:]), kwargs
+        return (guard.around(args[0], enter, _leave), *args[1:]), kwargs
 
     def _enter(self) -> Watching | None:
         with self._entering:

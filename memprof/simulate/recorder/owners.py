@@ -11,7 +11,7 @@ import torch
 
 from memprof.compat import torch as torch_names
 from memprof.compat import torch_sharding as sharding_names
-from memprof.recording.owners import OwnerBook, storages_of
+from memprof.recording.owners import OwnershipRegistry, storages_of
 from memprof.simulate.recorder.decode_log import Rehearsal
 from memprof.vocabulary import Category
 
@@ -19,7 +19,7 @@ _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _SHARDED = {Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL}
 
 
-class FakeOwnerBook(OwnerBook):
+class FakeOwnerBook(OwnershipRegistry):
     """Keep the owners of fake storages; ``address_of`` returns 0 for one that has no address."""
 
     def __init__(

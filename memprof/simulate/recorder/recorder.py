@@ -16,7 +16,7 @@ import torch
 from memprof.allocator.model import CachingAllocator
 from memprof.compat import torch as torch_names
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
-from memprof.recording.guard import UNGUARDED
+from memprof.recording.guard import NULL_GUARD
 from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
 from memprof.simulate.recorder.autograd_accumulation import puts_in_place, sums_in_place
 from memprof.simulate.recorder.blocks import Blocks
@@ -54,7 +54,7 @@ class FakeRecorder:
         stacks: str | None = "python",
     ) -> None:
         self.kind = Kind.SIMULATED if cuda else Kind.TRACE
-        self.door = UNGUARDED
+        self.guard = NULL_GUARD
         self.notes: list[str] = []
         self.bounded = False
         self.allocator = allocator

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memprof.allocator.model import CachingAllocator
-from memprof.recording.guard import UNGUARDED
+from memprof.recording.guard import NULL_GUARD
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.session import Session
 from memprof.report.codec import to_builtins
@@ -28,7 +28,7 @@ class FakeSession(Session):
     """
 
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
-        super().__init__(recorder, config=config, rank=0, world_size=world_size, door=UNGUARDED)
+        super().__init__(recorder, config=config, rank=0, world_size=world_size, guard=NULL_GUARD)
         self.fake_recorder = recorder
         storages, blocks = recorder.storages, recorder.blocks
         self.owners = self.book = FakeOwnerBook(recorder.now_us, storages.address_of, lambda: blocks.rehearsal)

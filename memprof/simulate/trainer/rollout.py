@@ -101,7 +101,7 @@ def _decoding(decoding: Any, trainer: Any, model: Any, batch: int, settings: Set
     if batch not in known:
         try:
             known[batch] = decoding.learned(trainer, model, batch, settings, session.fake_recorder)
-        except decoding.NotAlike as reason:
+        except decoding.PatternMismatch as reason:
             known[batch] = None
             session.notes.append(
                 f"{_NOT_REPLAYED} ({reason}): what its growth makes the allocator reserve is not known"

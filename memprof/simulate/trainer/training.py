@@ -13,7 +13,7 @@ from torch import nn
 from memprof.config.model_shape import positions_of
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.config.trainer_fields import unsimulated_of
-from memprof.recording.guard import Seams
+from memprof.recording.guard import MethodPatcher
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
 from memprof.simulate.fake_cuda.images import shapes_unchecked
@@ -134,7 +134,7 @@ def watched(trainer: Any, session: FakeSession) -> Iterator[None]:
     """Mark the phases and steps of a trainer's training in the session, and let it print nothing, while open."""
     from transformers import PrinterCallback, ProgressCallback
 
-    seams = Seams(session.door, lambda error: None)
+    seams = MethodPatcher(session.guard, lambda error: None)
     try:
         phases = TrainerPhases(trainer, seams)
         phases.current = session

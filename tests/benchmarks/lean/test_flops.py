@@ -115,7 +115,7 @@ def test_an_offloaded_cache_is_moved_for_every_token(model: str, monkeypatch: py
     from memprof.simulate.shortcuts.decoding import learning
 
     def not_learned(*_: Any) -> Any:
-        raise learning.NotAlike("as the other")
+        raise learning.PatternMismatch("as the other")
 
     # What crosses cannot be repeated from a log; both are then reckoned from the first and the last tokens.
     monkeypatch.setattr(learning, "learned", not_learned)

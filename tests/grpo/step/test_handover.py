@@ -7,11 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from memprof.grpo.step.objective import Handover, Values  # noqa: E402
+from memprof.grpo.step.objective import LogprobInjection, Values  # noqa: E402
 
 
 def test_what_is_handed_over_is_there_inside_only() -> None:
-    handover, logps, entropies = Handover(), torch.zeros(1, 2), torch.ones(1, 2)
+    handover, logps, entropies = LogprobInjection(), torch.zeros(1, 2), torch.ones(1, 2)
     assert handover.take() is None
     with handover.of(Values(logps, entropies)):
         assert not handover.was_taken
@@ -27,7 +27,7 @@ def test_what_is_handed_over_is_there_inside_only() -> None:
 
 
 def test_an_error_inside_ends_the_handover() -> None:
-    handover = Handover()
+    handover = LogprobInjection()
     with pytest.raises(KeyError), handover.of(Values(torch.zeros(1), torch.zeros(1))):
         raise KeyError
     assert handover.take() is None
@@ -35,7 +35,7 @@ def test_an_error_inside_ends_the_handover() -> None:
 
 def test_constants_do_not_count_as_taken() -> None:
     """A loss that asks under ``no_grad`` gets the values, and none of the graph."""
-    handover, leaf = Handover(), torch.ones(1, 2, requires_grad=True)
+    handover, leaf = LogprobInjection(), torch.ones(1, 2, requires_grad=True)
     with handover.of(Values(leaf, leaf)):
         with torch.no_grad():
             constants = handover.take()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from memprof.recording.guard import UNGUARDED, Seams
+from memprof.recording.guard import NULL_GUARD, MethodPatcher
 from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.recording.trainer_phases import TrainerPhases
@@ -32,7 +32,7 @@ class SwiftTrainer:
 
 
 def test_ms_swifts_methods_are_phases() -> None:
-    trainer, seams = SwiftTrainer(), Seams(UNGUARDED, lambda error: None)
+    trainer, seams = SwiftTrainer(), MethodPatcher(NULL_GUARD, lambda error: None)
     phases = TrainerPhases(trainer, seams)
     session = Session(TensorTrace(torch.device("cpu")))
     session.start()

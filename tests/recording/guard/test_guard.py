@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memprof.recording.guard import Door, Seams
+from memprof.recording.guard import FailureGuard, MethodPatcher
 
 
 class Thing:
@@ -27,8 +27,8 @@ class Log:
         self.said: list[str] = []
         self.errors: list[BaseException] = []
         self.calls: list[Any] = []
-        self.door = Door(say=self.said.append)
-        self.seams = Seams(self.door, self.errors.append)
+        self.guard = FailureGuard(say=self.said.append)
+        self.seams = MethodPatcher(self.guard, self.errors.append)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         self.calls.append((args, kwargs))
@@ -74,7 +74,7 @@ def test_what_we_raise_never_reaches_the_user() -> None:
     thing, log = Thing(), Log()
     log.seams.wrap(thing, "work", lambda *_: 1 / 0, lambda *_: [][1])
     assert thing.work(1) == 2
-    assert isinstance(log.door.failure, ZeroDivisionError)
+    assert isinstance(log.guard.failure, ZeroDivisionError)
     assert thing.work(2) == 3
     assert len(log.said) == 1
     assert log.errors == []
@@ -104,11 +104,11 @@ def test_a_ctrl_c_while_memprof_works_is_told_at_the_outermost_seam(when: str, o
     with pytest.raises(KeyboardInterrupt) as caught:
         thing.work(1) if outermost else thing.outer()
     assert log.errors == [caught.value]
-    assert log.door.failure is None
+    assert log.guard.failure is None
 
 
 def test_what_failed_where_nothing_more_could_be_called_is_told_later() -> None:
-    door = Door("training", "all of it")
+    guard = FailureGuard("training", "all of it")
 
     def step(more: int = 5) -> None:
         if more:
@@ -118,14 +118,14 @@ def test_what_failed_where_nothing_more_could_be_called_is_told_later() -> None:
         hook()
         deeper()
 
-    hook = door.hook(step)
+    hook = guard.hook(step)
     with pytest.raises(RecursionError):
         deeper()
     with pytest.warns(UserWarning, match=r"RecursionError.*training goes on\. Lost: all of it\."):
-        door(None)
+        guard(None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        door(None)
+        guard(None)
 
 
 def test_every_recording_that_fails_is_told_of(capfd: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ def test_every_recording_that_fails_is_told_of(capfd: pytest.CaptureFixture[str]
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_: print(message)
         for _ in range(2):
-            Door()(lambda: 1 / 0)
+            FailureGuard()(lambda: 1 / 0)
     assert capfd.readouterr().out.count("Lost: ") == 2
 
 
@@ -151,26 +151,30 @@ class Handler:
 
 @pytest.mark.parametrize("handler", [Handler(), Handler().method], ids=["object", "method"])
 def test_what_a_signals_handler_raises_is_the_runs(handler: Any) -> None:
-    door, done = Door(), []
+    guard, done = FailureGuard(), []
 
     def interrupted() -> None:
         signal.raise_signal(signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        for way in (door, lambda step: door.hook(step)(), lambda step: door.tidy(step, lambda: done.append(1))):
+        for way in (
+            guard,
+            lambda step: guard.hook(step)(),
+            lambda step: guard.run_all_cleanups(step, lambda: done.append(1)),
+        ):
             with pytest.raises(OutOfTime):
                 way(interrupted)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert door.failure is None
+    assert guard.failure is None
     assert done == [1]
 
 
 def test_a_mistake_under_a_handler_of_ours_is_ours() -> None:
-    before = signal.signal(signal.SIGUSR1, Door().hook(lambda *_: None))
+    before = signal.signal(signal.SIGUSR1, FailureGuard().hook(lambda *_: None))
     try:
         with pytest.warns(UserWarning, match="ValueError"):
-            Door().hook(lambda: signal.Signals(-1))()
+            FailureGuard().hook(lambda: signal.Signals(-1))()
     finally:
         signal.signal(signal.SIGUSR1, before)

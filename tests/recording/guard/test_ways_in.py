@@ -1,4 +1,4 @@
-"""Everything that a run calls of memprof's is behind the door: by the sources, and by breaking it."""
+"""Everything that a run calls of memprof's is guarded: by the sources, and by breaking it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAIN = {
 }  # fmt: skip
 # What others call by its name, in a class of ours.
 CALLED = {"find_spec", "__torch_dispatch__", "__torch_function__"}
-#: Torch calls it at every operation: it holds the door's ``try`` itself.
+#: Torch calls it at every operation: it has the guard's ``try`` itself.
 OWN_TRY = {"memprof/recording/trace/dispatch_mode.py:Watching.__torch_dispatch__"}
 
 
@@ -44,7 +44,7 @@ def files() -> Iterator[Path]:
 
 
 class Source:
-    """One file: the names in it that stand for others, its functions, and what it assigns from a door."""
+    """One file: the names in it that stand for others, its functions, and what it assigns from a guard."""
 
     def __init__(self, text: str) -> None:
         self.tree = ast.parse(text)
@@ -69,7 +69,7 @@ class Source:
     @staticmethod
     def _is_behind(kind: ast.ClassDef) -> bool:
         called = [f for f in kind.body if isinstance(f, ast.FunctionDef) and f.name in CALLED]
-        return bool(called) and all("way_in" in map(ast.unparse, f.decorator_list) for f in called)
+        return bool(called) and all("guarded" in map(ast.unparse, f.decorator_list) for f in called)
 
     def is_guarded(self, value: ast.AST) -> bool:
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in GUARDS:
@@ -142,7 +142,7 @@ def test_every_way_in_is_behind_the_door() -> None:
             events = called.startswith("on_") and arguments == ["args", "state", "control"]
             if events or called in CALLED:
                 found += 1
-                behind = any(ast.unparse(d) == "way_in" for d in method.decorator_list)
+                behind = any(ast.unparse(d) == "guarded" for d in method.decorator_list)
                 if not behind and f"{where}:{name}" not in OWN_TRY:
                     open_ways.append(f"{where}:{name}")
     assert not open_ways
@@ -166,9 +166,9 @@ REFUSED = {
     "def mine(): ...\nmodel.__dict__['forward'] = partial(mine)": "partial(mine)",
 }
 ACCEPTED = (
-    "BEFORE_STEP.get()(door.hook(step))", "kept = door.hook(f)\npatches.put(owner, 'name', kept)",
-    "put = setattr\nput(model, 'forward', door.around(f))", "self.on_oom = mine", "model.training = was",
-    "class Finder:\n    @way_in\n    def find_spec(self): ...\nmine = Finder()\nsys.meta_path.insert(0, mine)",
+    "BEFORE_STEP.get()(guard.hook(step))", "kept = guard.hook(f)\npatches.put(owner, 'name', kept)",
+    "put = setattr\nput(model, 'forward', guard.around(f))", "self.on_oom = mine", "model.training = was",
+    "class Finder:\n    @guarded\n    def find_spec(self): ...\nmine = Finder()\nsys.meta_path.insert(0, mine)",
 )  # fmt: skip
 
 

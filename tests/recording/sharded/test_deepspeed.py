@@ -15,7 +15,7 @@ from accelerate import Accelerator, DistributedType
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from memprof.analysis.analysis import analyze
-from memprof.recording.guard import UNGUARDED, Seams
+from memprof.recording.guard import NULL_GUARD, MethodPatcher
 from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.recording.trainer_phases import TrainerPhases
@@ -48,7 +48,7 @@ def test_the_step_inside_backward_is_the_optimizers(tmp_path: Path, monkeypatch:
     model = torch.nn.Linear(64, 64)
     accelerator = Accelerator(cpu=True)
     monkeypatch.setitem(vars(accelerator.state), "distributed_type", DistributedType.DEEPSPEED)
-    seams = Seams(UNGUARDED, failed)
+    seams = MethodPatcher(NULL_GUARD, failed)
     trainer_phases = TrainerPhases(SimpleNamespace(accelerator=accelerator, model=model), seams)
     # The trainer prepares its engine after the callback has come.
     monkeypatch.setattr(accelerator, "deepspeed_engine_wrapped", DeepSpeedEngineWrapper(Engine(model)), raising=False)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from memprof import Analysis, analyze
-from memprof.recording.owners import OwnerBook
+from memprof.recording.owners import OwnershipRegistry
 from memprof.vocabulary import Category, Evidence, Phase
 from tests.forked import found_by_two_ranks
 from tests.recording.sharded.sharded_run import WIDTHS
@@ -150,7 +150,7 @@ class _Zero3:
         self.optimizer = torch.optim.Adam(self.fp32_partitioned_groups_flat)
 
 
-def _owned(book: OwnerBook) -> dict[tuple[str, str | None], int]:
+def _owned(book: OwnershipRegistry) -> dict[tuple[str, str | None], int]:
     found: dict[tuple[str, str | None], int] = {}
     for _, _, category, detail, _ in book.rows():
         found[category, detail] = found.get((category, detail), 0) + 1
@@ -158,7 +158,7 @@ def _owned(book: OwnerBook) -> dict[tuple[str, str | None], int]:
 
 
 def test_zero_1_and_2() -> None:
-    book, optimizer = OwnerBook(lambda: 1, lambda _: True), _Zero12()
+    book, optimizer = OwnershipRegistry(lambda: 1, lambda _: True), _Zero12()
     book.add_optimizer(SimpleNamespace(optimizer=optimizer))  # accelerate's wrapper around DeepSpeed's
     book.claim_shards()
     weights, state, gradients, staging = "weights", "optimizer_state", "gradients", "communication"
@@ -166,7 +166,7 @@ def test_zero_1_and_2() -> None:
 
 
 def test_zero_3_and_its_partitioned_parameters() -> None:
-    book, optimizer = OwnerBook(lambda: 1, lambda _: True), _Zero3()
+    book, optimizer = OwnershipRegistry(lambda: 1, lambda _: True), _Zero3()
     book.add_optimizer(optimizer)
     model = torch.nn.Linear(4, 4, bias=False)
     partition: Any = model.weight
@@ -182,7 +182,7 @@ def test_zero_3_and_its_partitioned_parameters() -> None:
 
 
 def test_a_model_without_an_engine_has_nothing_of_the_kind() -> None:
-    book = OwnerBook(lambda: 1, lambda _: True)
+    book = OwnershipRegistry(lambda: 1, lambda _: True)
     book.add_model(torch.nn.Linear(3, 3), "policy")
     book.add_wrapper(None)
     book.claim_shards()
@@ -193,7 +193,7 @@ def test_a_model_without_an_engine_has_nothing_of_the_kind() -> None:
 
 def test_what_lies_elsewhere_is_counted_apart() -> None:
     """A model whose parameters are on the host while a device is recorded, as with CPU offload."""
-    book = OwnerBook(lambda: 1, lambda kind: kind == "cuda")
+    book = OwnershipRegistry(lambda: 1, lambda kind: kind == "cuda")
     model = torch.nn.Linear(8, 4)
     model(torch.randn(2, 8)).sum().backward()
     optimizer = torch.optim.Adam(model.parameters())
@@ -205,4 +205,4 @@ def test_what_lies_elsewhere_is_counted_apart() -> None:
     assert book.elsewhere() == {"weights": whole, "gradients": whole, "optimizer_state": 2 * whole + counters}
     book.claim_models()
     assert book.rows() == []
-    assert OwnerBook(lambda: 1, lambda _: True).elsewhere() == {}
+    assert OwnershipRegistry(lambda: 1, lambda _: True).elsewhere() == {}

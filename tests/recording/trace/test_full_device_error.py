@@ -77,7 +77,7 @@ def test_a_capacity_holds_inside_backward_and_under_checkpointing(small: TensorT
     with pytest.raises(torch.OutOfMemoryError):
         loss.backward()
     assert where == ["backward" if reentrant is None else "recomputed"]
-    assert small.door.failure is None
+    assert small.guard.failure is None
 
 
 def test_a_batch_halved_after_an_error_fits(small: TensorTrace) -> None:

@@ -43,7 +43,7 @@ def trace(work: Callable[[], Any], **options: Any) -> dict[str, Any]:
         recorder.stop()
     raw, recorded = recorder.dump()
     raw["recorded"] = recorded
-    assert recorder.door.failure is None
+    assert recorder.guard.failure is None
     del kept
     return raw
 
@@ -415,7 +415,7 @@ def test_a_thread_that_outlives_the_recording_is_recorded_no_more_and_keeps_noth
     pool.submit(torch.ones, 5).result()
     recorder.stop()
     count, left = recorder._count, weakref.ref(recorder)
-    assert recorder.door.failure is None
+    assert recorder.guard.failure is None
     del recorder
     gc.collect()
     assert left() is None, "while both threads still run"
@@ -565,7 +565,7 @@ def test_a_mistake_of_ours_stops_the_trace_and_not_the_run(monkeypatch: pytest.M
     recorder.stop()
     assert results == [2.0] * 5
     assert len([w for w in caught if "stopped watching" in str(w.message)]) == 1
-    assert isinstance(recorder.door.failure, ZeroDivisionError)
+    assert isinstance(recorder.guard.failure, ZeroDivisionError)
 
 
 def test_a_failed_allocation_is_told_with_its_stack() -> None:

@@ -16,7 +16,7 @@ from memprof.simulate.recorder.reductions import Processors
 OWN, BEFORE, KEPT = 0, 1, 2
 
 
-class NotAlike(Exception):
+class PatternMismatch(Exception):
     """Steps do not repeat one another; the message says what does not."""
 
 
@@ -140,7 +140,7 @@ class Between(NamedTuple):
         if type(one) is int:
             grown, odd = divmod(other - one, self.after - self.before)
             if odd:
-                raise NotAlike(f"a size goes from {one} to {other} in {self.after - self.before} tokens")
+                raise PatternMismatch(f"a size goes from {one} to {other} in {self.after - self.before} tokens")
             return one + grown * (step - self.before)
         if isinstance(one, Taken):
             born = one.born
@@ -153,7 +153,7 @@ class Between(NamedTuple):
             return Meta(self.at(step, one.shape, other.shape), self.at(step, one.strides, other.strides), one.dtype)
         if type(one) is tuple:
             if len(one) != len(other):
-                raise NotAlike("a kernel has other arguments")
+                raise PatternMismatch("a kernel has other arguments")
             return tuple(self.at(step, a, b) for a, b in zip(one, other, strict=True))
         return one
 
@@ -220,7 +220,7 @@ class Steps:
             self.taken.append(tuple(row))
         elif isinstance(one, Given):
             if one.part not in (OWN, BEFORE, KEPT):
-                raise NotAlike("a step gives back what the first ones made")
+                raise PatternMismatch("a step gives back what the first ones made")
             place = one.place + (self._kept if one.part == BEFORE else 0)
             self._order.append(Operation(DROP if one.part == OWN else DROP_OLD, place))
         elif isinstance(one, Kernel):
@@ -294,6 +294,6 @@ def _shared(one: Any, other: Any) -> Any:
     """Return ``other`` with what is equal in ``one`` taken from there: it need not be read off at every step."""
     if type(one) is tuple:
         if len(one) != len(other):
-            raise NotAlike("a kernel has other arguments")
+            raise PatternMismatch("a kernel has other arguments")
         return tuple(_shared(a, b) for a, b in zip(one, other, strict=True))
     return one if plain(one) == plain(other) else other

@@ -18,7 +18,16 @@ from memprof.allocator.model import CachingAllocator
 from memprof.simulate.recorder.decode_log import Claim, Given, Kernel, Logged, Rehearsal, Taken, Workspace
 from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.shortcuts.decoding.alike_steps import BEFORE, KEPT, OWN, Jumps, NotAlike, Periods, Span, kind
+from memprof.simulate.shortcuts.decoding.alike_steps import (
+    BEFORE,
+    KEPT,
+    OWN,
+    Jumps,
+    PatternMismatch,
+    Periods,
+    Span,
+    kind,
+)
 from memprof.simulate.shortcuts.decoding.repeated_steps import repeat_periods, repeat_span
 
 #: Steps around a jump that are executed: the one after it finds nothing unquantised, the third is like all others.
@@ -76,7 +85,7 @@ def learn(runs: Sequence[Run], tokens: int, jumps: Jumps | None = None) -> Decod
     ``jumps``: the steps that keep something for all steps up to the next of them.
 
     Raises:
-        NotAlike: the steps between two runs cannot be read off these.
+        PatternMismatch: the steps between two runs cannot be read off these.
     """
     prompt = runs[0].prompt
     logs: dict[int, list[Logged]] = {}
@@ -84,9 +93,9 @@ def learn(runs: Sequence[Run], tokens: int, jumps: Jumps | None = None) -> Decod
     places: dict[int, dict[int, int]] = {}
     for run in runs:
         if not run.rehearsal.usable:
-            raise NotAlike("it does more than take and give back memory")
+            raise PatternMismatch("it does more than take and give back memory")
         if run.rehearsal.alive:
-            raise NotAlike("something that it made outlives it")
+            raise PatternMismatch("something that it made outlives it")
         offset = run.prompt - prompt
         places = _kept(run.rehearsal, {number - offset for number in jumps.numbers} if jumps is not None else set())
         kept |= {part + offset: list(found) for part, found in places.items() if part}
@@ -128,7 +137,7 @@ def _alike(first: Rehearsal, other: Rehearsal, places: dict[int, int]) -> list[i
     taken = [entry for entry in first.parts[0] if isinstance(entry, Taken)]
     found = [place for place in sorted(left) if looks(taken[place]) in wanted]
     if [looks(taken[place]) for place in found] != wanted:
-        raise NotAlike("what the prompt's forward leaves behind cannot be told apart")
+        raise PatternMismatch("what the prompt's forward leaves behind cannot be told apart")
     return found
 
 
@@ -155,7 +164,7 @@ def _placed(log: list[Logged], part: int, first: bool, kept: dict[int, dict[int,
                 whose, entry = KEPT, entry._replace(place=number)
             elif whose not in (OWN, BEFORE):
                 if entry.part > 1 or not first:
-                    raise NotAlike("what a step makes outlives the step after it")
+                    raise PatternMismatch("what a step makes outlives the step after it")
                 whose = -1 - entry.part
             entry = entry._replace(part=whose)
         found.append(entry)
@@ -165,13 +174,13 @@ def _placed(log: list[Logged], part: int, first: bool, kept: dict[int, dict[int,
 def _span(logs: dict[int, list[Logged]], before: int, after: int) -> Span:
     span = Span(before + 1, after - 1, logs[before], logs[after])
     if [kind(entry) for entry in span.before] != [kind(entry) for entry in span.after]:
-        raise NotAlike(f"token {before} and token {after} are not made in the same way")
+        raise PatternMismatch(f"token {before} and token {after} are not made in the same way")
     for row in span.rows:
         span.read(before, row)
     for known in (before - 1, after + 1):
         mine = [span.read(known, row) for row in span.rows if isinstance(row[0], Taken)]
         if known in logs and [entry.born.nbytes for entry in mine] != _sizes(logs[known]):
-            raise NotAlike(f"tensors do not grow evenly from token {before} to token {after}")
+            raise PatternMismatch(f"tensors do not grow evenly from token {before} to token {after}")
     return span
 
 
@@ -187,7 +196,7 @@ def _periods(logs: dict[int, list[Logged]], jumps: Jumps) -> Periods | None:
     first, last = ({offset: logs[number + offset] for offset in AROUND} for number in (whole[0], whole[-1]))
     alike = [(first[offset], last[offset]) for offset in AROUND] + [(first[AROUND[0]], first[AROUND[-1]])]
     if any([kind(entry) for entry in one] != [kind(entry) for entry in other] for one, other in alike):
-        raise NotAlike(f"token {whole[0]} and token {whole[-1]} are not made in the same way")
+        raise PatternMismatch(f"token {whole[0]} and token {whole[-1]} are not made in the same way")
     periods = Periods(between, first, last)
     for offset in AROUND:
         for row in periods.rows(offset):
@@ -195,7 +204,7 @@ def _periods(logs: dict[int, list[Logged]], jumps: Jumps) -> Periods | None:
     for number in (whole[0] + AROUND[-1] - 1, whole[-1] + AROUND[0] + 1):
         mine = [periods.read_inner(number, row) for row in periods.inner_rows if isinstance(row[0], Taken)]
         if [entry.born.nbytes for entry in mine] != _sizes(logs[number]):
-            raise NotAlike(f"tensors do not grow evenly from token {whole[0]} to token {whole[-1]}")
+            raise PatternMismatch(f"tensors do not grow evenly from token {whole[0]} to token {whole[-1]}")
     return periods
 
 

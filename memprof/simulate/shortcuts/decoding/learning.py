@@ -9,12 +9,12 @@ from memprof.compat import transformers as transformers_names
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.grpo.techniques.apply import TILE_TOKENS
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.shortcuts.decoding.alike_steps import Jumps, NotAlike
+from memprof.simulate.shortcuts.decoding.alike_steps import Jumps, PatternMismatch
 from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Player, Run, learn
 from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
 from memprof.simulate.trainer.rollout import some_tokens
 
-__all__ = ["NotAlike", "Player", "learned", "pieces_to_execute"]
+__all__ = ["PatternMismatch", "Player", "learned", "pieces_to_execute"]
 
 # Tokens executed after the prompt and at the end, where the steps between them are repeated from logs.
 _FIRST_TOKENS, _LAST_TOKENS = 3, 4
@@ -24,7 +24,7 @@ _MANY_TILES = 4
 
 def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
     if settings.divided:
-        raise NotAlike(f"the model is divided by {settings.sharding}")
+        raise PatternMismatch(f"the model is divided by {settings.sharding}")
     jumps, windows = _jumps(model, trainer, settings), _windows(model, settings)
     shapes: list[LayerShape] = []
     if jumps is not None or (not windows and _tiles(settings)):
@@ -49,7 +49,7 @@ def _jumps(model: Any, trainer: Any, settings: TrainerSettings) -> Jumps | None:
     if every is None:
         return None
     if every < _SHORTEST_PERIOD:
-        raise NotAlike(f"the cache is quantised anew every {every} tokens")
+        raise PatternMismatch(f"the cache is quantised anew every {every} tokens")
     return Jumps(every + 1, every, (settings.completion_length - 1) // every)
 
 
