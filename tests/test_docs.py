@@ -154,7 +154,7 @@ def test_the_index_leads_to_every_page() -> None:
 ANSWERS = {
     "Why does nvidia-smi show more than the report?": ("faq.md", "for the whole device every process on it"),
     "What does fits include?": ("simulating.md#does-it-fit", "(600 MiB unless it was recorded)"),
-    "How far off is a prediction?": ("accuracy.md#predictions", "No run of TRL on a GPU was compared"),
+    "How far off is a prediction?": ("accuracy.md#predictions", "**One run of TRL on a GPU was compared"),
     "Does it change my run?": ("recording.md#what-it-costs", "the same to the bit"),
     "How much does recording cost?": ("recording.md#what-it-costs", "what it costs on a GPU is not measured"),
     "Which TRL versions?": ("recording.md#what-it-works-with", "TRL 0.19 to 1.16"),
