@@ -336,7 +336,7 @@ def _load(processes: int) -> Iterator[None]:
 @click.command(help=__doc__)
 @click.option("--rounds", default=50, show_default=True)
 @click.option("--load", default=2, show_default=True, help="Processes that only compute meanwhile.")
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="Default: all.")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), metavar="KIND", help="Default: all.")
 @click.option("--json", "path", type=click.Path(path_type=Path))
 def main(rounds: int, load: int, kinds: tuple[str, ...], path: Path | None) -> None:
     found: dict[str, dict[str, int]] = {}

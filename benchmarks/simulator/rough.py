@@ -118,7 +118,7 @@ def compared(row: dict[str, Any]) -> list[tuple[str, int, int]]:
 def table(results: dict[str, Any]) -> str:
     """Make a Markdown table, GiB: on paper, executed."""
     names = ["weights", "adapters", "gradients", "optimizer_state", "reference_model", "weight_casts", "kv_cache"]
-    lines = ["| GiB on paper / executed | " + " | ".join(name.replace("_", " ") for name in names) + " | peak |"]
+    lines = ["| GiB: formula / simulated | " + " | ".join(name.replace("_", " ") for name in names) + " | peak |"]
     lines.append("|---|" + "--:|" * (len(names) + 1))
     for run, row in results.items():
         cells = {name: f"{paper / 2**30:.2f} / {there / 2**30:.2f}" for name, paper, there in compared(row)}

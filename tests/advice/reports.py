@@ -1,4 +1,4 @@
-"""Reports of runs that are easily reckoned: a model of round sizes, and what each phase holds at its peak."""
+"""Reports of runs that are easily reckoned: a model of round sizes, and what each phase allocates at its peak."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_run_that_cannot_be_simulated_keeps_its_estimates_and_says_why(snapsho
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpu", "24GB"], "add --advise"),
+        (["--gpu", "24GB"], "requires --advise"),
         (["--seconds", "5"], "add --advise"),
         (["--advise", "--gpu", "huge"], "give its memory, such as 24GB"),
     ],

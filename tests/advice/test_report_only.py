@@ -205,8 +205,8 @@ def test_segments_that_grow_have_their_caveat_beside_a_sleeping_engine() -> None
         found = foreign({"generate": held}, made("weights", 8 * GIB, *stack), reserved_bytes=12 * GIB)
         return next(c.costs for c in candidates_for(run_of(found)) if c.id == "expandable_segments")
 
-    assert "refuse it" in costs(VLLM)
-    assert "refuse it" not in costs("/home/me/load.py:3 load")
+    assert "torch_memory_saver" in costs(VLLM)
+    assert "torch_memory_saver" not in costs("/home/me/load.py:3 load")
 
 
 def test_with_an_engine_that_sleeps_it_is_not_advised() -> None:

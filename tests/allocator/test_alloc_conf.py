@@ -150,7 +150,7 @@ def test_of_several_variables_the_first_that_is_set_counts_as_in_torch() -> None
 
 
 def test_an_option_that_torch_does_not_have_is_refused_where_a_user_gives_it() -> None:
-    with pytest.raises(UsageError, match="torch has no allocator setting foo, and refuses it"):
+    with pytest.raises(UsageError, match="torch has no allocator setting foo and raises an error"):
         parse_settings("foo:1")
     assert parse_alloc_conf("foo:1,max_split_size_mb:64", skip_unknown=True) == AllocConf(
         max_split_size=64 * MIB, unknown=["foo"]

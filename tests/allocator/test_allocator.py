@@ -242,7 +242,7 @@ def test_settings_strings() -> None:
 
 
 def test_a_setting_that_torch_does_not_have_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"torch has no allocator setting banana, and refuses it: drop it\."):
+    with pytest.raises(UsageError, match=r"torch has no allocator setting banana and raises an error: remove it\."):
         parse_settings("banana:1")
     with pytest.raises(UsageError, match="near it: max_split_size_mb"):
         parse_settings("max_split_size:128")

@@ -151,11 +151,11 @@ SAID = {
     "cs336-2.7b-fullstep-ctx512-t26": ("27.87 GiB of activations (42% of these 66.73 GiB)", "checkpointing"),
     "cs336-2.7b-fwd-ctx256-amp-t26": ("6.75 GiB of activations (26%) and 6.80 GiB of weight casts (26%)",
                                       "autocast without its cache", "saves 12.19 GiB", "cache_enabled=False"),
-    "SYNTHETIC-mosaic-output": ("What 2.10 GiB (100%) are for is not known",),
+    "SYNTHETIC-mosaic-output": ("The purpose of 2.10 GiB (100%) is unknown",),
     "sketchkv-llama-kvcache-t24": ("2.71 GiB of KV cache (18%), ", " of it in ", "(cache_utils_V2.py:"),
     "tomi-opt-toy-t23": ("17.2 MiB of workspace (100% of the peak)", "Nothing to change"),
-    "linear-grad-t24": ("1.12 GiB of activations (27%), made at profile_grad.py:11 with what they hold, are left",
-                        "How: del the name"),
+    "linear-grad-t24": ("1.12 GiB of activations (27%), allocated at profile_grad.py:11 with what they hold, are left",
+                        "How: del the variable"),
 }  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def test_places_follow_the_category_of_a_new_first_change(shared: Path) -> None:
 def test_categories_are_named_until_half_is(shared: Path) -> None:
     """A quarter of the peak is no cause: what holds as much beside it is named too."""
     found = analyze(shared / "snapshots" / "resnet50-pytorchblog-t22.pickle").to_dict()
-    shares = [float(n) for n in re.findall(r"\((\d+(?:\.\d+)?) %", found["headline"]["cause"])]
+    shares = [float(n) for n in re.findall(r"\((\d+(?:\.\d+)?)%", found["headline"]["cause"])]
     assert len(shares) > 1
     assert 50 <= sum(shares) <= 100
 

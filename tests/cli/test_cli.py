@@ -186,8 +186,8 @@ def test_report_says_how_far_from_out_of_memory_on_a_card_asked_about(snapshot: 
     page = tmp_path / "page.html"
     done = call("report", snapshot, "--capacity", "4090", "--json", tmp_path / "r.json", "-o", page)
     assert done.exit_code == 0
-    assert "of 23.52 GiB (the card asked about)" in done.stdout
-    assert "of 23.52 GiB (the card asked about)" in page.read_text(encoding="utf-8")
+    assert "of 23.52 GiB (the GPU given)" in done.stdout
+    assert "of 23.52 GiB (the GPU given)" in page.read_text(encoding="utf-8")
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     validate(report)
     assert report["capacity"] == {"bytes": 24080 * MIB, "from": "option"}

@@ -109,7 +109,7 @@ def test_what_is_in_one_and_not_in_the_other(files: dict[str, Path]) -> None:
 def test_labels_and_capacity(files: dict[str, Path]) -> None:
     arguments = (files["report"], files["lean"], "--label", "before", "--label", "after", "--capacity", "7GiB")
     result = call("compare", *arguments)
-    assert "after holds at its peak 4.70 GiB, 31% less than before" in result.stdout
+    assert "after allocates at its peak 4.70 GiB, 31% less than before" in result.stdout
     assert re.search(r"^Fits 7\.00 +no +yes", result.stdout, re.MULTILINE)
     data = compared(*arguments, "--published", "unsloth-2025")
     assert [r["label"] for r in data["runs"]][:2] == ["before", "after"]

@@ -122,7 +122,7 @@ def test_a_card_named_behind_the_command_is_said_to_be_the_commands(tmp_path: Pa
     for before, said in (([], True), (["--gpu", "24GB"], False)):
         command = [*before, "--", "python", "train.py", "--gpu", "24GB"]
         done = emulate(*command, path=tmp_path, MEMPROF_EMULATOR=str(tmp_path))
-        assert ("--gpu behind the command is the command's own; the card is H100" in done.stderr) is said
+        assert ("--gpu after the command belongs to the command; the emulated GPU is H100" in done.stderr) is said
 
 
 def test_a_card_of_another_maker_is_refused() -> None:

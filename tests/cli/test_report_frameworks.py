@@ -245,7 +245,7 @@ def test_roles_that_paths_do_not_name_are_told_by_what_they_hold(shared: Path, t
     assert (rows[11]["role"], rows[11]["role_from"], rows[11]["shown"]) == ("actor", "content", True)
     assert rows[10]["shown"] is False
     assert rows[10]["peak_bytes"] > 0  # it was read, and its figure stands beside the other's
-    assert any("by what they hold" in note for note in report["notes"])
+    assert any("by their contents" in note for note in report["notes"])
     assert call("report", folder, "--role", "critic").exit_code == 2
 
 

@@ -50,7 +50,7 @@ def test_a_folder_is_merged_and_the_missing_rank_named(folder: Path, tmp_path: P
     assert "No readable recording of rank 2." in result.stdout
     html = page.read_text(encoding="utf-8")
     assert "<h1>run: 3 of 4 ranks</h1>" in html  # the run's page, one rank of it a click away
-    assert re.search(r'<a href="#in-full">Rank 1, the fullest, in full</a>', html)
+    assert re.search(r'<a href="#in-full">Rank 1, which uses the most memory, in full</a>', html)
     assert html.index('id="ranks"') < html.index('id="in-full"')
     report = report_of(folder)
     assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
@@ -101,7 +101,7 @@ def test_reports_kept_beside_any_frameworks_dumps_are_read_instead(tmp_path: Pat
     reports[2].write_text(reports[2].read_text()[:999])
     again = report_of(tmp_path)
     assert again["ranks"] == plain["ranks"]
-    for path, why in zip(reports, ("older than", "not made of", "damaged"), strict=True):
+    for path, why in zip(reports, ("older than", "not made from", "damaged"), strict=True):
         assert any(path.name in note and why in note for note in again["notes"]), why
     grown = record(files[0], 20, node="gpu-7")  # another file, of another size, as old as the report
     os.utime(grown, (1, 1))
@@ -119,7 +119,7 @@ def test_keeping_reports_touches_nobody_elses_files_and_loses_no_rank(tmp_path: 
     assert [r["rank"] for r in report["ranks"]] == [0, 1]
     assert (tmp_path / "mem_rank_0.json").read_text() == '{"mine": 1}'
     assert any("mem_rank_0.json is not a report" in note for note in report["notes"])
-    assert any("mem_rank_1.json" in note and "Not kept" in note for note in report["notes"])
+    assert any("mem_rank_1.json" in note and "Not saved" in note for note in report["notes"])
 
 
 def test_what_was_told_to_rank_0_stands_in_for_files(folder: Path, tmp_path: Path) -> None:

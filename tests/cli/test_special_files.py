@@ -17,7 +17,8 @@ from tests.cli.test_cli import call
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 # What reads a file or a folder, by command and parameter; {} is the file.
 READING = {
-    ("report", "snapshots"): "{}", ("report", "rules"): "{good} --rules {}",
+    ("report", "snapshots"): "{}", ("report", "source_folder"): "{good} -o page.html --source {}",
+    ("report", "rules"): "{good} --rules {}",
     ("compare", "inputs"): "{good} {}", ("compare", "rules"): "{good} {good} --rules {}",
     ("explain", "snapshot"): "{}", ("explain", "rules"): "{good} --rules {}",
     ("advise", "source"): "{} --estimate", ("oom", "log"): "{}", ("watch", "folder"): "{} --once",

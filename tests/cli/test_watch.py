@@ -69,7 +69,7 @@ def test_one_frame_says_it_all(tmp_path: Path) -> None:
     assert lines["Peak allocated"][2:4] == ["3.50", "3.50"]
     assert lines["Backward"][1:3] == ["3.50", "3.50"]
     assert lines["Generate"][1:3] == ["1.50", "1.50"]
-    assert lines["L Loss logits"][3:5] == ["2.00", "67"]
+    assert lines["L Loss logits"][3:5] == ["2.00", "67%"]
     assert lines["Total"][1] == "3.00"
     assert max(map(len, text.splitlines())) <= 100
 

@@ -220,5 +220,5 @@ def test_a_method_that_the_script_replaced_is_not_blamed_on_the_library(monkeypa
     with pytest.raises(UsageError) as refused:
         require("lean")
     said = str(refused.value)
-    assert said.endswith(f"_generate_single_turn(self, prompts): {__name__} has put a function of its own there.")
+    assert said.endswith(f"_generate_single_turn(self, prompts): {__name__} has replaced that function.")
     assert "installed" not in said

@@ -130,7 +130,7 @@ def test_the_lean_trainers_settings_are_its_own() -> None:
     assert off.checkpointing == "none"
     rough = settings_like(_source(**lean, checkpointing="mlp", cache_implementation="offloaded"))
     assert (rough.settings.checkpointing, rough.settings.cache_implementation) == ("none", "dynamic")
-    assert sum("holds more" in words for words in rough.assumed) == 2
+    assert sum("uses more memory" in words for words in rough.assumed) == 2
     older = settings_like(_source(trainer="LeanGRPOTrainer"))
     assert older.settings.recipe == "lean"
     assert any("defaults are assumed" in words for words in older.assumed)
@@ -159,7 +159,7 @@ def test_a_simulation_is_like_itself() -> None:
 def test_what_cannot_be_simulated_is_said() -> None:
     for source, words in (
         ({"kind": "cuda", "config": None}, "nothing is known of this run's configuration"),
-        (_source(setup={}), "does not hold its model's config"),
+        (_source(setup={}), "lacks its model's config"),
         ({"kind": "cuda", "config": {"trainer": "KTOTrainer"}, "setup": {"model_config": MODEL}}, "none of GRPO, RLOO"),
         (_supervised("SFTTrainer"), "neither how long rows were"),
         (_supervised("SFTTrainer", max_length=64, distributed_type="DEEPSPEED", world_size=2), "with ddp and with"),

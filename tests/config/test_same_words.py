@@ -140,7 +140,7 @@ def test_the_commands_simulate_the_same_run(tiny: str, tmp_path: Path, monkeypat
     like = _json("simulate", "--like", str(made), "--set", "beta=0.04", "--gpu", "24GB", "--json", "-")
     configs = [run["report"]["source"]["config"] for run in like["runs"]]
     assert [_followed(config) for config in configs] == [_followed(asked), {**_followed(asked), "beta": 0.04}]
-    # Both are on the card asked about, as the plan's row is: what differs is the setting's, not the card's.
+    # Both are on the GPU given, as the plan's row is: what differs is the setting's, not the card's.
     assert planned["rows"][0]["peak_bytes"] == like["runs"][0]["report"]["peak"]["allocated_bytes"]
     assert len({run["report"]["source"]["device_total_bytes"] for run in like["runs"]}) == 1
     advised = _json("advise", str(made), "--estimate", "--json", "-")

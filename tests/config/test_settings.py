@@ -52,7 +52,7 @@ def test_contradictions_are_refused(values: dict[str, Any], words: str) -> None:
     [
         (ModelSettings, {"model": "m", "load_in_4bit": True}, "needs an adapter"),
         (TrainerSettings, {"trainer": "rloo", "recipe": "liger"}, "a loss of GRPO's"),
-        (GenerationSettings, {"cache_dtype": "int4"}, "quantised cache"),
+        (GenerationSettings, {"cache_dtype": "int4"}, "cache-implementation quantized"),
         (ShardingSettings, {"sharding": "zero2"}, "add --gpus 2"),
         (DeviceSettings, {"device": "tpu"}, "choose from cuda, cpu"),
     ],
@@ -129,7 +129,7 @@ def test_a_value_of_the_wrong_kind_is_one_sentence(name: str, value: Any, words:
 
 def test_both_halves_at_once_are_refused(tmp_path: Path) -> None:
     (tmp_path / "grpo.json").write_text(json.dumps({"fp16": True, "bf16": True}))
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="can't be used together"):
         read_settings(tmp_path / "grpo.json")
 
 

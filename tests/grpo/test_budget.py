@@ -21,6 +21,7 @@ import torch
 
 from memprof.config.gpus import Gpu
 from memprof.errors import UsageError
+from memprof.executors.choice import ExecutorChoice
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, card_of, settings_of
 from memprof.plan.budget_search import Choice
@@ -133,8 +134,8 @@ def test_the_search_is_told_as_it_goes_and_remembered(trained: Any, monkeypatch:
         r"\(\d+ s; at most about \d+ s more\)\.",
         tried[0],
     )
-    assert first[-1] == f"  ({len(tried)} simulated in {first[-1].split()[3]} s, 0 known from an earlier start)"
-    assert again[-1] == f"  (0 simulated in 0 s, {len(tried)} known from an earlier start)"
+    assert first[-1] == f"  ({len(tried)} simulated in {first[-1].split()[3]} s, 0 cached from an earlier start)"
+    assert again[-1] == f"  (0 simulated in 0 s, {len(tried)} cached from an earlier start)"
 
 
 def test_the_search_runs_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +154,7 @@ def test_the_search_runs_where_it_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         "lean", tiny_llama(), tmp_path, lora=True, memory_budget="1GB", memory_budget_executor="ray:auto",
         generation_batch=4, tiled_mlp=None,
     )  # fmt: skip
-    assert (opened, trainer.args.checkpointing) == (["ray:auto"], "none")
+    assert (opened, trainer.args.checkpointing) == ([ExecutorChoice("ray", "auto", 60.0)], "none")
     monkeypatch.undo()
     with pytest.raises(UsageError, match="is none of local"):
         build("lean", tiny_llama(), tmp_path, memory_budget="1GB", memory_budget_executor="slurm")
@@ -163,7 +164,7 @@ def test_the_first_step_is_compared(trained: Any) -> None:
     follower = _first_step(trained)
     assert follower._done
     (said,) = [line for line in trained._once_log.said if "memory budget" in line]
-    assert said.startswith("memory budget kept: measured peak")
+    assert said.startswith("memory budget met: measured peak")
 
 
 def test_where_nothing_fits_the_smallest_need_is_named(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_over_the_budget_the_next_rung_is_taken_once(trained: Any, monkeypatch: 
     trained.model.train()
     before = run_step(trained, inputs)
 
-    assert _over(trained, "backward", 119 * MIB, monkeypatch).startswith("memory budget kept")
+    assert _over(trained, "backward", 119 * MIB, monkeypatch).startswith("memory budget met")
     assert trained.args.checkpointing == "none"
     line = _over(trained, "generate", 121 * MIB, monkeypatch)
     assert line.endswith("changed to checkpointing=none, generation_batch=2")

@@ -197,7 +197,7 @@ def test_the_size_of_passes_is_kept_until_it_has_no_room(monkeypatch: pytest.Mon
     assert "8 sequences generate in 2 passes of at most 4: about 2 times the decode steps of one pass over all" in (
         log.said
     )
-    assert any(line.startswith("the free memory holds 3 sequences") for line in log.said)
+    assert any(line.startswith("the free memory fits 3 sequences") for line in log.said)
 
 
 @pytest.mark.parametrize("adapters", [False, True])

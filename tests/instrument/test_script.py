@@ -131,10 +131,10 @@ def test_a_loop_computes_the_same_and_a_second_run_leaves_the_first_one_as_it_wa
     assert left_in(tmp_path / "_memprof-2") == sorted(first)
     assert again.stderr.splitlines()[-2:] == [
         f"memprof: _memprof-2{os.sep}report.html",
-        "memprof: _memprof holds an earlier run; this one is written to _memprof-2.",
+        "memprof: _memprof contains an earlier run; this run is written to _memprof-2.",
     ]
     asked = python(*RUN, "--no-table", "--out", "_memprof", "loop.py", cwd=tmp_path)
-    assert "this one is written to _memprof-3." in asked.stderr
+    assert "this run is written to _memprof-3." in asked.stderr
     assert left_in(tmp_path / "_memprof-3") == sorted(first)
     read = python("-m", "memprof", "advise", ".", "--estimate", "--json", "-", cwd=tmp_path)
     assert "_memprof-3" in json.loads(read.stdout)["source"]["files"][0]

@@ -46,7 +46,7 @@ def test_a_grpo_script_under_accelerate_launch_is_watched_and_computes_the_same(
     assert "Peak tensor memory" in watched.stderr
     assert left_in(earlier.parent) == ["report.html"]
     assert earlier.read_text() == "an earlier run's"
-    assert f"memprof: {Path('out') / '_memprof'} holds an earlier run; this one" in watched.stderr
+    assert f"memprof: {Path('out') / '_memprof'} contains an earlier run; this run" in watched.stderr
     folder = tmp_path / "out" / "_memprof-2"
     assert left_in(folder) == [
         "counters.rank-0.jsonl", "report.html", "step-000002.rank-0.json", "step-000002.rank-0.pickle"

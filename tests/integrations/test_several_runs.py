@@ -45,7 +45,7 @@ def test_three_trainings_into_one_folder(
     said = capsys.readouterr().err
     for number in (2, 3):
         moved = out / f"_memprof-{number}"
-        assert f"memprof: {out / '_memprof'} holds an earlier run; this one is written to {moved}." in said
+        assert f"memprof: {out / '_memprof'} contains an earlier run; this run is written to {moved}." in said
     assert {path.name: path.read_bytes() for path in (out / "_memprof").iterdir()} == first
     kept = {folder.name: sorted(p.name[:11] for p in folder.glob("*.pickle")) for folder in out.glob("_memprof*")}
     assert kept == {

@@ -255,7 +255,7 @@ def test_markdown_is_a_table() -> None:
 @pytest.mark.parametrize(
     ("args", "text", "code", "says"),
     [
-        (["-"], "all is well", 3, "standard input holds no out-of-memory message"),
+        (["-"], "all is well", 3, "standard input contains no out-of-memory message"),
         (["nowhere.log"], "", 3, "cannot be read"),
         (["-", "--json", "-", "--format", "markdown"], ISSUE, 2, "drop --format"),
         ([], "", 2, "Missing argument"),

@@ -106,7 +106,7 @@ def test_the_command_answers_in_every_format() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("--max-num-seqs", "4"), "add --serve-beside"),
+        (("--max-num-seqs", "4"), "require --serve-beside"),
         (("--serve-beside", "30"), "give a unit, such as 30GiB"),
         (("--serve-beside", "30GiB", "-o", "x.html"), "has no page"),
         (("--serve-beside", "30GiB", "--lora-r", "8", "--vary", "optim=sgd"), "change nothing: drop --lora-r, --vary."),

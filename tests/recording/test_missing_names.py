@@ -27,7 +27,7 @@ def test_recording_is_refused_without_what_it_needs(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove(target, monkeypatch)
-    with pytest.raises(UsageError, match=r"^The tensor trace was tested with PyTorch .*is not in the PyTorch that"):
+    with pytest.raises(UsageError, match=r"^CPU recording was tested with PyTorch .*is not in the PyTorch that"):
         memprof.record(tmp_path / "run.pickle", device="cpu").__enter__()
     assert not list(tmp_path.iterdir())
 

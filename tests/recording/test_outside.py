@@ -92,7 +92,7 @@ def test_a_slice_of_a_device(known: str, visible: str | None) -> None:
 def test_refusals_are_said_once_and_nothing_is_asked_again() -> None:
     unknown = DeviceMeter("other", library=Library([]))
     assert unknown.read() is None
-    assert unknown.reason.startswith("NVML refuses (Not Found)")
+    assert unknown.reason.startswith("NVML reports an error (Not Found)")
     library = Library([(os.getpid(), GIB)])
     meter = DeviceMeter(UUID, library=library)
     assert meter.read() is not None

@@ -126,7 +126,7 @@ def test_headline_says_who_needs_how_much_and_why() -> None:
     data, documents = sample_comparison()
     found = build_comparison(data, documents).headline
     saved = 2 * 1220 * 7 // 8 / 1024
-    assert found.verdict.startswith("lean holds at its peak 4.70 GiB, 31% less than trl (6.78 GiB)")
+    assert found.verdict.startswith("lean allocates at its peak 4.70 GiB, 31% less than trl (6.78 GiB)")
     assert found.cause.startswith(f"Largest difference: loss logits, −{saved:.2f} GiB")
     for place in data["headline"]["places"]:  # what one run alone holds of it, of the blocks listed
         assert place["share"] <= 1

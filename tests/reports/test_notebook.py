@@ -75,7 +75,7 @@ def test_out_of_memory_shows_the_failure_the_card_and_the_advice(tmp_path: Path)
     shown = analysis._repr_html_()
     assert "Out by 48.0 MiB" in shown
     assert "64.00 MiB were asked for" in shown
-    assert "the card at least" in shown
+    assert "the GPU at least" in shown
     report = {**analysis.to_dict(), "capacity": {"bytes": 1024 * MIB, "from": "option"}}
     report["headline"]["action"] = "Try first: halve it."
     shown = document_fragment(build_document(report))

@@ -143,7 +143,7 @@ def test_ties_are_said() -> None:
 
 
 def test_a_card_without_a_speed_and_nothing_that_fits_are_said() -> None:
-    assert sample_plan().fastest_sentence.startswith("No time is estimated: no speed is known of 24GB.")
+    assert sample_plan().fastest_sentence.startswith("No time is estimated: the speed of 24GB is unknown.")
     assert "No row fits as given" in timed_plan(fastest=None).fastest_sentence
     assert "Memory against time" not in render_page(sample_plan())
 

@@ -134,7 +134,7 @@ def test_a_run_that_does_not_fit_is_not_said_to_fit_by_giving_memory_back(settin
     card = replace(find_gpu("A100"), total_bytes=715 * MIB)
     squeezed = evaluate(settings, card, stacks=False).verdict
     assert (squeezed.fits, squeezed.flushes) == (True, True)
-    assert "only fits because cached memory is given back" in squeezed.sentence()
+    assert "only fits because cached memory is freed" in squeezed.sentence()
     hostless = evaluate(settings.with_(host_memory="1GB"), card, stacks=False)
     assert (hostless.verdict.fits, hostless.verdict.flushes) == (False, False)
     assert hostless.analysis.to_dict()["fit"]["flushes"] is False

@@ -64,7 +64,7 @@ def test_a_run_that_kills_the_host_does_not_fit(settings_for: Callable[..., Any]
     assert small.host.needed_bytes == 8 * 3 * 2**30  # eight processes of a node
     assert (small.fits, large.fits) == (False, True)
     assert "the host needs 24.00 GiB of 16.00 GiB" in small.sentence()
-    with pytest.raises(UsageError, match="say which one with --gpu"):
+    with pytest.raises(UsageError, match="requires --gpu"):
         evaluate(settings, None)
 
 
@@ -147,7 +147,7 @@ def test_a_family_that_scores_nothing_is_no_reward_model(settings_for: Callable[
         ({"gradient_checkpointing": "some"}, "choose from none, auto, full, selective, offloaded"),
         ({"gradient_checkpointing": "offloaded", "device": "cpu"}, "drop --device cpu"),
         ({"cache_implementation": "paged"}, "choose from dynamic, static, quantized"),
-        ({"cache_dtype": "fp8"}, "add --cache-implementation quantized"),
+        ({"cache_dtype": "fp8"}, "requires --cache-implementation quantized"),
         ({"cache_implementation": "quantized", "generation": "none"}, "transformers' own generation"),
         ({"cache_implementation": "static", "dtype": "float32"}, "add --dtype bfloat16"),
         ({"host_memory": "much"}, "not a size"),

@@ -150,7 +150,7 @@ def test_every_command_that_reads_snapshots_reads_it(stored: str, command: str) 
     result = call(command, *given)
     if command in ("oom", "simulate"):  # it was read: it holds no message, and no configuration
         assert result.exit_code == 3
-        assert f"{rank} holds no" in result.output or f"{rank}: " in result.output
+        assert f"{rank} contains no" in result.output or f"{rank}: " in result.output
         assert "cannot be read" not in result.output
         assert "no such file" not in result.output
     else:
@@ -284,7 +284,7 @@ def test_a_store_that_is_silent_is_not_waited_for_again_and_again(monkeypatch: p
 def test_nothing_is_written_there(stored: str) -> None:
     told = call("report", stored, "--keep-json")
     assert told.exit_code == 2
-    assert "only read" in told.output
+    assert "can only be read" in told.output
     with pytest.raises(OSError, match="only reads"):
         place_of(f"{stored}/new").open("wb")
 

@@ -348,7 +348,7 @@ def test_the_default_device_is_the_one_with_the_highest_peak(program: Program) -
     assert build_timeline(snapshot).device == 1
     with pytest.raises(InputError, match="nothing on device 0; it has 1, 2"):
         build_timeline(snapshot, 0)
-    with pytest.raises(InputError, match="no event and no segment"):
+    with pytest.raises(InputError, match="no events and no segments"):
         build_timeline(snapshot_from_raw({"segments": [], "device_traces": []}))
 
 

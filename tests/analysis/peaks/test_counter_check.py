@@ -90,7 +90,7 @@ def test_a_ring_that_wrapped_inside_a_step_does_not_lower_the_peak(tmp_path: Pat
     assert peak["details"]["unattributed"] == {"not_in_history": BIG - seen}
     (note,) = [n for n in report["notes"] if "not in the history" in n]
     assert "631.00 KiB at the peak, in forward of step 1" in note
-    assert "keeps 30" in note
+    assert "records the last 30" in note
     document = document_of(analysis)
     assert all(check.ok is not False for check in document.checks)
     assert document.summary.peak_bytes == BIG

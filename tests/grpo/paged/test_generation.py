@@ -193,4 +193,4 @@ def test_sizes_that_have_no_room_any_more_become_smaller(monkeypatch: pytest.Mon
         trainer._generation.run(trainer._step_context(), PROMPTS, lambda ids: ([[1]] * len(ids), None), kept)
         chosen.append(kept[KEPT]["pool"][0])
     assert chosen[0] == chosen[1] > chosen[2] == chosen[3]
-    assert said(trainer, f"the free memory holds {chosen[2]} tokens in generation now, and held {chosen[0]}")
+    assert said(trainer, f"the free memory fits {chosen[2]} tokens in generation now, {chosen[0]}")

@@ -224,7 +224,7 @@ def test_probabilities_that_are_none_are_refused() -> None:
     model = build("llama").eval()
     with torch.no_grad():
         model.lm_head.weight[5] = float("nan")
-    with pytest.raises(RuntimeError, match="hold inf or nan"):
+    with pytest.raises(RuntimeError, match="contain inf or nan"):
         generated(model, WHOLE, do_sample=True)
 
 

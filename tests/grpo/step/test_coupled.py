@@ -119,5 +119,5 @@ def test_where_two_passes_are_refused_so_is_the_loss(tmp_path: Path, monkeypatch
     inputs = with_policies(ours, batch(), beta=0.0)
     loss_and_gradients(ours, inputs)
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", coupled)
-    with pytest.raises(UsageError, match=r"couples sequences: .* % of its norm from .*Set exact_two_pass='auto'\.$"):
+    with pytest.raises(UsageError, match=r"couples sequences: .*% of its norm from .*Set exact_two_pass='auto'\.$"):
         loss_and_gradients(ours, inputs)

@@ -106,7 +106,7 @@ def test_the_gradient_is_that_of_the_step_that_had_room(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _lives_through(case, 6, tmp_path, monkeypatch)
-    assert "out of memory in a piece" in caplog.text
+    assert "out of memory in a chunk" in caplog.text
 
 
 @pytest.mark.heavy
@@ -187,7 +187,7 @@ def test_one_row_that_has_no_room_is_checkpointed_harder_then_ends(
     inputs = with_policies(ours, batch(), beta=0.0)
     with (
         running_out(monkeypatch, RunsOut(*range(20, 100000))),
-        pytest.raises(torch.OutOfMemoryError, match=r"one sequence of \d+ tokens, which is the least"),
+        pytest.raises(torch.OutOfMemoryError, match=r"one sequence of \d+ tokens, the smallest"),
     ):
         loss_and_gradients(ours, inputs)
     for kind in ("checkpointing='full'", "checkpointing='offloaded'", "tiled_mlp=8", "tiled_mlp=4"):
@@ -289,7 +289,7 @@ def test_memory_that_runs_out_elsewhere_is_told_where(tmp_path: Path, monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     monkeypatch.setattr(ours, "create_scheduler", step)
-    with pytest.raises(torch.OutOfMemoryError, match=r"(?s)20.00 MiB.*outside of its pieces .* in \w+, where"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"(?s)20.00 MiB.*outside its chunks .* in \w+, where"):
         ours.train()
 
 

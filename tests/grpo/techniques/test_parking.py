@@ -122,7 +122,7 @@ def test_quantised_weights_are_not_parked(way: str, tmp_path: Path) -> None:
         args.model_init_kwargs = {"quantization_config": config}
     elif way == "loaded":
         model.config.quantization_config = config
-    with pytest.raises(UsageError, match=r"quantised ones are replaced .* load the base in bf16\.$"):
+    with pytest.raises(UsageError, match=r"quantized ones are replaced .* load the base in bf16\.$"):
         check_parking_of(args, model, config if way == "arguments" else None)
     args.park_weights = False
     check_parking_of(args, model, config)
@@ -131,7 +131,7 @@ def test_quantised_weights_are_not_parked(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({}, "set use_vllm=True"), ({"use_vllm": True, "vllm_mode": "server"}, "vllm_mode='colocate'"),
-     ({"use_vllm": True, "vllm_mode": "colocate", "deepspeed": "zero.json"}, "FSDP and DeepSpeed hold parts")],
+     ({"use_vllm": True, "vllm_mode": "colocate", "deepspeed": "zero.json"}, "FSDP and DeepSpeed shard them")],
 )  # fmt: skip
 def test_where_there_is_nothing_to_make_room_for(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     args = LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, park_weights=True)

@@ -84,7 +84,7 @@ def test_phases_fold_repeats_and_show_the_worst(document: Document) -> None:
     assert name.badges == ("×4", "peak")
     assert low < high == document.summary.peak_bytes
     assert [phase for phase, line in lines.items() if line.strong] == ["backward"]
-    assert sum(int(line.cells[2].removesuffix(" %")) for line in lines.values()) == pytest.approx(100, abs=3)
+    assert sum(int(line.cells[2].removesuffix("%")) for line in lines.values()) == pytest.approx(100, abs=3)
     assert all(sum(part.bytes for part in line.cells[5]) == line.cells[4] for line in lines.values())
 
 

@@ -44,7 +44,7 @@ def test_the_device_peak_and_what_was_left() -> None:
         "held": HELD, "cached": RESERVED - HELD, "non_torch": 480, "free": 24_210 - RESERVED - 480,
     }  # fmt: skip
     assert room is not None
-    assert room.sentence == "15.20 GiB left of 23.64 GiB (the card), 64%."
+    assert room.sentence == "15.20 GiB left of 23.64 GiB (the GPU), 64%."
 
 
 def test_a_card_that_is_asked_about() -> None:
@@ -52,7 +52,7 @@ def test_a_card_that_is_asked_about() -> None:
     room = room_of(report)
     assert parts(room) == {"held": HELD, "cached": RESERVED - HELD, "non_torch": 480}
     assert room is not None
-    assert room.sentence == "8.44 GiB, 0.63 more than 7.81 GiB (the card asked about)."
+    assert room.sentence == "8.44 GiB, 0.63 more than 7.81 GiB (the GPU given)."
     text = render_terminal(build_document(report), 80)
     bar = next(line for line in text.split("\n") if line.startswith("HHH"))
     assert abs(bar.index("¦") - round(79 * 8000 / (RESERVED + 480))) <= 1
@@ -78,7 +78,7 @@ def test_a_request_that_failed_on_a_card_that_is_known() -> None:
     room = room_of(ran_out())
     assert parts(room) == {"held": 6000, "cached": 1000, "non_torch": 16_710, "request": 900}
     assert room is not None
-    assert room.sentence == "24.03 GiB with the 900.00 MiB that failed, 0.39 more than 23.64 GiB (the card)."
+    assert room.sentence == "24.03 GiB with the 900.00 MiB that failed, 0.39 more than 23.64 GiB (the GPU)."
 
 
 def test_free_bytes_give_the_card_where_nothing_else_does() -> None:
@@ -92,7 +92,7 @@ def test_free_bytes_give_the_card_where_nothing_else_does() -> None:
     room = room_of(report)
     assert room is not None
     assert room.capacity_bytes == 7500 * MIB
-    assert "the card at least" in room.sentence
+    assert "the GPU at least" in room.sentence
     assert capacity_of(Device(total_bytes=CARD), oom) == Capacity(bytes=CARD, source="device")
     assert capacity_of(Device(), None) is None
 
@@ -108,7 +108,7 @@ def test_a_tensor_trace_is_asked_about_a_card_and_says_what_it_lacks() -> None:
     room = room_of({**report, "capacity": {"bytes": 8000 * MIB, "from": "option"}})
     assert parts(room) == {"held": HELD, "free": 8000 - HELD}
     assert room is not None
-    assert room.sentence.endswith("what an allocator and a CUDA context add is not in a tensor trace.")
+    assert room.sentence.endswith("allocator overhead and the CUDA context are not included on CPU.")
 
 
 def test_terminal_markdown_and_page_say_the_same() -> None:

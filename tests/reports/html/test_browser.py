@@ -576,7 +576,7 @@ def test_commands_to_paste_are_copied(page: Any) -> None:
 def test_what_is_guessed_looks_guessed_and_is_listed_by_one_click(page: Any) -> None:
     blocks = sample()[0]["peak"]["allocations"]
     held = sum(block["bytes"] for block in blocks if block["evidence"] in ("lifetime", "shape"))
-    link = page.locator(".facts [data-filter=guessed]")
+    link = page.locator(".facts [data-filter=inferred]")
     assert link.inner_text() == "could be temporaries"
     assert in_gib(page.locator(".facts .value").last.inner_text()) == pytest.approx(held / 2**30, abs=0.01)
     hatched = page.locator("#summary .bar .seg.guess")
@@ -585,6 +585,6 @@ def test_what_is_guessed_looks_guessed_and_is_listed_by_one_click(page: Any) -> 
     link.click()
     rows = page.locator("#allocation-table tbody tr:visible")
     assert rows.count() == 3
-    assert all("guessed" in row.inner_text() for row in rows.all())
+    assert all("inferred" in row.inner_text() for row in rows.all())
     rows.last.locator("summary").click()
     assert "could also be temporaries" in rows.last.inner_text()

@@ -124,7 +124,7 @@ def test_what_is_not_kept_is_said_and_nothing_is_searched(
     told = " ".join(raw["memprof"]["notes"])
     assert "own LeanGRPOTrainer was built and trained" in told
     assert "memory_budget='1GB': no settings were searched for" in told
-    assert "which have the trainer's defaults: loss_chunk_tokens=50, packing=True" in told
+    assert "so the trainer's defaults are used: loss_chunk_tokens=50, packing=True" in told
     config = raw["memprof"]["config"]
     assert (config["recipe"], config["device"], config["completion_length"]) == ("lean", "cpu", 9)
 

@@ -38,7 +38,7 @@ def test_asleep_it_takes_nothing(settings_for: Callable[..., Any]) -> None:
 def test_the_card_must_be_known(settings_for: Callable[..., Any]) -> None:
     from memprof.simulate.run import simulate_settings
 
-    with pytest.raises(UsageError, match="say which one with --gpu"):
+    with pytest.raises(UsageError, match="requires --gpu"):
         simulate_settings(settings_for(generation="vllm"))
 
 

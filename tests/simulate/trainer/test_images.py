@@ -74,7 +74,7 @@ def test_the_prompt_must_have_room_for_its_images(tmp_path: Path) -> None:
     assert found is not None
     assert (found.grid, found.tokens, found.pixels) == ((1, 6, 10), 15, (60, 96))
     assert found.ids(40).count(50) == 30
-    with pytest.raises(UsageError, match="takes 15 tokens an image, which --prompt-length counts too: give 33 or more"):
+    with pytest.raises(UsageError, match="uses 15 tokens per image, which --prompt-length counts too: give 33 or more"):
         images_of(Settings(**given, prompt_length=32), config)
 
 
@@ -106,7 +106,7 @@ def test_a_family_whose_images_are_not_simulated_is_named(tiny: str) -> None:
     ("changes", "why"),
     [
         ({}, "Generation from images is not simulated: add --generation none"),
-        ({"generation": "none", "recipe": "lean"}, "the lean trainer takes TRL's step for images"),
+        ({"generation": "none", "recipe": "lean"}, "the lean trainer uses TRL's step for images"),
         ({"generation": "none", "image_size": "big"}, "is not WIDTHxHEIGHT in pixels"),
         ({"generation": "none", "image_size": "0x9"}, "above 0"),
         ({"generation": "none", "gpus": 2}, "on one GPU"),

@@ -421,7 +421,7 @@ def test_the_command_chooses_and_simulates(tiny: str, tmp_path: Any, monkeypatch
     assert "Fits: needs" in done.stderr
     for arguments, words in (
         ([*run, "--memory-budget", "2GB"], "add --recipe lean"),
-        ([*lean, "--memory-budget", "auto"], "say which one with --gpu"),
+        ([*lean, "--memory-budget", "auto"], "requires --gpu"),
         ([*lean, "--memory-budget", "2GB", "--device", "cpu"], "drop --device cpu"),
         ([*lean, "--memory-budget", "much"], "give its memory, such as 24GB"),
     ):

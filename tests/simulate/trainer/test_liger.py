@@ -44,12 +44,12 @@ def test_the_note_says_what_ligers_swiglu_keeps_less(settings_for: Callable[...,
     long = {"prompt_length": 11 * 100_000, "completion_length": 21 * 100_000}  # so that it is more than 0.01 GiB
     settings, config = settings_for(recipe="liger", gradient_checkpointing=False, **long), load_config(tiny)
     every = format_gib(TINY["num_hidden_layers"] * inner * 100_000)  # type: ignore[operator]
-    assert f"keeps less for backward, by {every} GiB or more" in liger_note(settings, config)
+    assert f"saves less for backward, by {every} GiB or more" in liger_note(settings, config)
     one = format_gib(inner * 100_000)
     assert f"by {one} GiB or more" in liger_note(settings.with_(gradient_checkpointing=True), config)
     from transformers import GPT2Config
 
-    assert liger_note(settings, GPT2Config()).endswith("keeps less for backward.")
+    assert liger_note(settings, GPT2Config()).endswith("saves less for backward.")
 
 
 def test_a_run_of_that_recipe_says_so_or_what_it_lacks(settings_for: Callable[..., Any]) -> None:

@@ -70,7 +70,7 @@ def test_rows_are_as_long_as_they_are_said_to_be() -> None:
         ({"max_length": 9}, "of --trainer sft and dpo"),
         ({"trainer": "sft", "max_length": 1}, "at least 2"),
         ({"trainer": "sft", "recipe": "lean"}, "drop --recipe"),
-        ({"trainer": "dpo", "recipe": "trl-full-logits"}, "sft also takes trl-full-logits"),
+        ({"trainer": "dpo", "recipe": "trl-full-logits"}, "sft also supports trl-full-logits"),
         ({"trainer": "dpo", "gpus": 2, "sharding": "zero2"}, "with ddp and with fsdp2"),
         ({"trainer": "ppo"}, "choose from grpo, rloo, sft, dpo"),
         ({"trainer": "rloo", "recipe": "liger"}, "a loss of GRPO's"),
