@@ -37,13 +37,17 @@ GRPOTrainer(
 
 
 class Launcher(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A launcher, the packages it needs in addition to the project's, and what it is called with."""
+    """A launcher, the packages it needs in addition to the project's, and what it is called with.
+
+    ``before`` are packages that go before the project's, ``settings`` are written to ``settings.yaml``.
+    """
 
     command: list[str]
     packages: list[str] = []
     before: list[str] = []
     empty_modules: list[str] = []
     environment: dict[str, str] = {}
+    settings: dict[str, bool | int | str] = {}
 
 
 def launchers() -> dict[str, Launcher]:
@@ -124,7 +128,10 @@ def run_launcher(launcher: Launcher, folder: Path) -> str:
     environment = make_environment(launcher, folder)
     write_inputs(folder)
     names = {"model": "model", "chats": "chats", "conversations": "conversations.jsonl", "script": "train.py"}
-    command = [one.format(**names, folder=folder, output="output") for one in launcher.command]
+    names |= {"folder": str(folder), "output": "output"}
+    command = [one.format(**names) for one in launcher.command]
+    settings = {k: v.format(**names) if isinstance(v, str) else v for k, v in launcher.settings.items()}
+    (folder / "settings.yaml").write_text(json.dumps(settings))  # JSON is YAML
     ended = subprocess.run(
         ["memprof", "run", "--out", "memory", *command],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,

@@ -82,7 +82,7 @@ def _note_engine(found: Price, phases: Any, config: Any) -> None:
     fused = phases["generate"].fused if "generate" in phases else {}
     if fused:
         found.decode_steps = round(sum(fused.values())) - 1
-        found.passes = found.decode_steps // int(config["completion_length"])
+        found.passes = found.decode_steps // int(config.completion_length)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     if settings.reward_model is not None:
         session.add_model(trainer.reward_funcs[0], "reward")
     session.start()
-    seams = MethodPatcher(session.door, lambda error: None)
+    seams = MethodPatcher(session.guard, lambda error: None)
     phases = TrainerPhases(trainer, seams)
     phases.current = session
     trainer.add_callback(steps_callback(session, phases))
