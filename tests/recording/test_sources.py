@@ -31,6 +31,7 @@ def raw_of(*files: str) -> dict[str, Any]:
 
 def test_a_recording_has_the_programs_file_and_no_librarys(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
+    import memprof
     from memprof import record
 
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -45,7 +46,8 @@ def test_a_recording_has_the_programs_file_and_no_librarys(tmp_path: Path) -> No
     run = load_snapshot(tmp_path / "run.pickle").run
     texts = {Path(file.path).name: file.text for file in run.sources}
     assert texts["program.py"] == PROGRAM
-    assert not [file.path for file in run.sources if "site-packages" in file.path or "/memprof/" in file.path]
+    library = str(Path(memprof.__file__).parent)
+    assert not [f.path for f in run.sources if "site-packages" in f.path or f.path.startswith(library)]
 
 
 def test_files_are_bounded_and_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
