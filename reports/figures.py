@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.build import document_of
+from memprof.reports.document.build import timeline_of
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.plan import PlanDocument, Point
 from memprof.reports.document.tables import category_parts
@@ -64,7 +64,7 @@ def analysis_figure(
     if axis not in _AXES:
         raise UsageError(f"no axis {axis!r}: give {' or '.join(_AXES)}.")
     if kind == "timeline":
-        whole = document_of(analysis).timeline
+        whole = timeline_of(analysis)
         if whole is None:
             raise UsageError("this recording has no history, so there is no timeline; use figure('breakdown').")
         return timeline_figure(thinned(whole, max_points) if max_points else whole, axis)

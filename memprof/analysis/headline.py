@@ -118,7 +118,7 @@ def _held(report: Report) -> tuple[dict[Category, int], str]:
     """Return the bytes of each category at the moment that the headline is about, and what to call that moment."""
     if (following := next_step(report)) is not None:
         return dict(following.categories), f"these {gib(following.peak_bytes)} GiB"
-    whole = "it" if _is_dump(report.source) else "the peak"
+    whole = "it" if is_dump(report.source) else "the peak"
     return {category: n for category, n in report.peak.categories.items() if n}, whole
 
 
@@ -156,12 +156,12 @@ def _room(oom: OutOfMemory) -> int:
 
 def peak_words(source: Source) -> str:
     """Name the peak by what was recorded; without a history it is not known how high memory went."""
-    if _is_dump(source):
+    if is_dump(source):
         return "Allocated at the dump"
     return _PEAK.get(source.kind, "Peak allocated memory")
 
 
-def _is_dump(source: Source) -> bool:
+def is_dump(source: Source) -> bool:
     """Tell whether only one instant is known; a dump of 2023 or 2024 may hold a single event, a block given back."""
     return source.history == History.NONE or (source.history != History.COMPLETE and source.events < 2)
 
@@ -193,7 +193,7 @@ def _verdict(report: Report) -> str:
     words = f"{peak_words(source)}: {held}"
     capacity = _capacity(report)
     words += f", {percent(peak.allocated_bytes, capacity)} of the device" if capacity else ""
-    if _is_dump(source):
+    if is_dump(source):
         return f"{words}; the peak before it is not known"
     most = report.device_peak.reserved_bytes or 0
     if _idle(most, peak.active_bytes) and not _handed_back(report):
@@ -291,7 +291,7 @@ def _known_beside(report: Report, told: Sequence[Category]) -> str:
     held = {c: n for c, n in peak.categories.items() if n >= _KNOWN * peak.active_bytes}
     guessed = {c for c, n in held.items() if counted.get(c, 0) >= _GUESSED * n}
     rest = sorted(set(held) - guessed - set(told) - {Category.UNATTRIBUTED}, key=lambda c: -held[c])
-    if not rest or not guessed.issuperset(told) or not _is_dump(report.source):
+    if not rest or not guessed.issuperset(told) or not is_dump(report.source):
         return ""
     places = listed_places(peak.largest, rest[0], held[rest[0]])
     share = percent(held[rest[0]], peak.active_bytes)
@@ -313,7 +313,7 @@ def _explained(report: Report) -> str:
 def _idle_words(report: Report) -> str:
     """Say how much of what is reserved lies idle, where it is much: at a dump, or when most was reserved."""
     peak, device = report.peak, report.device_peak
-    if _is_dump(report.source):
+    if is_dump(report.source):
         reserved = peak.reserved_bytes or 0
         if not (idle := _idle(reserved, peak.active_bytes)):
             return ""
@@ -438,7 +438,7 @@ def _action(report: Report) -> str:
     setting = f" How: {how_to}." if how_to else ""
     it = "In inference it" if either else "It"
     words = f"Try first: {action}. {it} saves {saves} ({how}{same}).{enough}{setting}"
-    return _from_a_dump(report, words) if _is_dump(report.source) else words
+    return _from_a_dump(report, words) if is_dump(report.source) else words
 
 
 def _nothing_to_change(report: Report) -> str:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from memprof._version import __version__
 from memprof.analysis.allocations.alike import TimedGroup, fold
-from memprof.analysis.headline import headline_of
+from memprof.analysis.headline import headline_of, is_dump
 from memprof.analysis.host.growth import PARTS as HOST_PARTS
 from memprof.analysis.source_files import SourceText, recorded_texts
 from memprof.report import Report
@@ -82,13 +82,21 @@ def document_of(
         found = report or redacted(found, told)
         groups, others = redacted_parts(groups, told), redacted_parts(others, told)
         individual = dataclasses.replace(individual, groups=redacted_parts(individual.groups, told))
-    points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
     if texts is None:
         texts = {} if redact else recorded_texts(analysis.snapshot.run.sources)
-    document = build_document(found, analysis.series(points), label, groups, fold(others), texts)
+    document = build_document(found, _series(analysis, exact), label, groups, fold(others), texts)
     rows = allocation_rows(individual.groups, found.peak.active_bytes, timed=found.source.timed)
     individuals = Individuals(rows, individual) if document.timeline else None
     return document._replace(segments=analysis.segment_maps, individuals=individuals)
+
+
+def timeline_of(analysis: Analysis) -> Timeline | None:
+    """Return the timeline that the document of an analysis has; None for a dump without history."""
+    return _timeline(_series(analysis), analysis.report.source)
+
+
+def _series(analysis: Analysis, exact: int = _EXACT_EVENTS) -> Series:
+    return analysis.series(exact if analysis.timeline.n_events < exact else _MAX_POINTS)
 
 
 def build_document(
@@ -114,8 +122,6 @@ def build_document(
         allocations = peak.largest or fold(peak.allocations)
     rows = allocation_rows(allocations, peak.active_bytes, timed=timed)
     shown = summary_of(report, rows)
-    # A dump without history is one moment: drawn over time it would be a flat line that is labelled a peak.
-    over_time = series is not None and bool(series.time_us) and shown.moment == "peak"
     bad = report.oom is not None or (report.fit is not None and not report.fit.fits)
     return Document(
         report=report,
@@ -128,7 +134,7 @@ def build_document(
         openable=tuple(r for i, r in enumerate(rows) if i < _MAX_ROWS or r.bytes * SMALLEST_BOX >= peak.active_bytes),
         elsewhere=allocation_rows(elsewhere, peak.active_bytes, timed=timed)[:_MAX_ELSEWHERE],
         icicle=icicle(peak, rows, shown.moment),
-        timeline=_timeline(series, timed) if series and over_time else None,
+        timeline=_timeline(series, report.source) if series else None,
         grown_by=_grown_by(report.device_peak.grown_by),
         checks=checks_of(report),
         notes=notes_of(report),
@@ -272,8 +278,10 @@ def reproduce_facts(source: Source) -> tuple[Fact, ...]:
 # ---- over time: categories in stacking order, and the phases' spans over them ----------------------------------------
 
 
-def _timeline(series: Series, timed: bool) -> Timeline:
-    """Fill the timeline from a series of one point or more; ``timed``: as recorded."""
+def _timeline(series: Series, source: Source) -> Timeline | None:
+    """Fill the timeline from a series; None for a dump: its one moment would be a flat line that is labelled a peak."""
+    if not series.time_us or is_dump(source):
+        return None
     start, n_points = series.time_us[0], len(series.time_us)
     used = {str(c): tuple(values) for c in STACK_ORDER if any(values := series.categories.get(c, []))}
     total = tuple(map(sum, zip(*used.values(), strict=True))) if used else (0,) * n_points
@@ -291,7 +299,7 @@ def _timeline(series: Series, timed: bool) -> Timeline:
         reserved=None if series.reserved is None else tuple(series.reserved),
         total=total,
         peak_point=series.peak_point,
-        timed=timed,
+        timed=source.timed,
         instants=tuple(series.instants),
     )
 

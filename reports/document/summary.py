@@ -11,7 +11,7 @@ from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import category_label, sentence_list, size, where_words
 
-from memprof.analysis.headline import peak_phase, peak_words
+from memprof.analysis.headline import is_dump, peak_phase, peak_words
 from memprof.report import Report
 from memprof.report.peaks import Peak
 from memprof.report.run import Capacity, OutOfMemory
@@ -29,16 +29,15 @@ def summary_of(report: Report, allocations: Sequence[AllocationRow] = ()) -> Sum
     has_device = peak.reserved_bytes is not None
     known = report.capacity.bytes if report.capacity else source.device_total_bytes
     capacity = known if has_device else None
-    word = peak_words(source)
     bar = category_parts(peak.categories, peak.guessed)
     rest = _rest_of_device(peak, capacity) if has_device else ()
     return Summary(
         peak_bytes=peak.allocated_bytes,
-        peak_word=word,
+        peak_word=peak_words(source),
         where=where_words(peak_phase(report), peak.step),
         capacity_bytes=capacity,
         scale_bytes=max(sum(part.bytes for part in (*bar, *rest)), 1),
-        facts=_facts(report, capacity, moment="the dump" if word.endswith(" dump") else "the peak"),
+        facts=_facts(report, capacity, moment="the dump" if is_dump(source) else "the peak"),
         bar=bar,
         rest=rest,
         guessed=_guessed(peak, allocations),

@@ -25,7 +25,7 @@ from memprof.reports.html.tables import (
     phases_section,
     steps_section,
 )
-from memprof.reports.html.views.segment_map import map_drawings, segment_section
+from memprof.reports.html.views.segment_map import MapDrawing, map_drawings, segment_section
 from memprof.reports.html.views.source import source_section
 from msgspec.structs import replace
 
@@ -49,10 +49,12 @@ def render_html(document: Document) -> str:
     opened = Opened(document)
     chart = "timeline" if document.timeline else None
     subtitle = subtitle_of(document.report)
-    return render_page(document.title, subtitle, _sections(document, opened), _data(document, opened), chart)
+    maps = map_drawings(document.segments)
+    sections, data = _sections(document, opened, maps), _data(document, opened, maps)
+    return render_page(document.title, subtitle, sections, data, chart)
 
 
-def _sections(document: Document, opened: Opened) -> list[Markup | None]:
+def _sections(document: Document, opened: Opened, maps: tuple[MapDrawing, ...]) -> list[Markup | None]:
     """Make everything between the page's header and its footer."""
     report, recordings = document.report, recordings_section(recordings_table(document.report))
     return [
@@ -67,7 +69,7 @@ def _sections(document: Document, opened: Opened) -> list[Markup | None]:
         recordings if not document.ranks else None,
         component_section(document.rows, document.summary.moment),
         timeline_section(document, opened),
-        segment_section(document),
+        segment_section(document.segments, maps),
         icicle_section(document.icicle, opened, document.summary.moment),
         allocation_table(document, opened),
         source_section(report, document.texts, document.summary.moment),
@@ -78,13 +80,13 @@ def _sections(document: Document, opened: Opened) -> list[Markup | None]:
     ]
 
 
-def _data(document: Document, opened: Opened) -> PageData:
+def _data(document: Document, opened: Opened, maps: tuple[MapDrawing, ...]) -> PageData:
     """Collect what the page's script needs: the report to download, and the timeline."""
     peak, timeline = document.report.peak, document.timeline
     peak = replace(peak, allocations=peak.allocations[:_MAX_ALLOCATIONS])
     return PageData(
         report=replace(document.report, peak=peak),
         opened=opened_data([opened]),
-        segments=map_drawings(document) or None,
+        segments=maps or None,
         timeline=timeline_data(timeline, document, MAX_PACKED, opened) if timeline else None,
     )

@@ -16,6 +16,14 @@ const amountOf = (bytes) => {
   if (bytes >= 1023.5 * 1024) return fixed(mib, mib >= 99.95 ? 0 : mib >= 9.995 ? 1 : 2) + " MiB";
   return bytes >= 1024 ? fixed(bytes / 1024, 0) + " KiB" : bytes ? bytes + " B" : "0";
 };
+/** An SVG element with attributes and text. */
+const SVG = "http://www.w3.org/2000/svg";
+const svgElement = (tag, attributes, text) => {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+};
 const colour = (name) => getComputedStyle(root).getPropertyValue("--c-" + name).trim() || "#8c9196";
 const ink = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
 

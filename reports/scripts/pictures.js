@@ -1,9 +1,6 @@
 // Each picture as SVG or PNG: plotly's by plotly, everything else from what the browser has laid out.
-const SVG = "http://www.w3.org/2000/svg";
-const drawnIn = (parent, tag, attributes, text) => {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text !== undefined) element.textContent = text;
+const drawnIn = (parent, ...made) => {
+  const element = svgElement(...made);
   parent.append(element);
   return element;
 };
@@ -22,8 +19,7 @@ const standalone = (picture) => {
 /** Draw boxes and words of an element as an SVG, at their places on the page. */
 const svgOf = (target) => {
   const frame = target.getBoundingClientRect(), at = (box) => ({ x: box.left - frame.left, y: box.top - frame.top, width: box.width, height: box.height });
-  const picture = document.createElementNS(SVG, "svg"), paper = getComputedStyle(document.body).backgroundColor;
-  for (const [name, value] of Object.entries({ xmlns: SVG, width: frame.width, height: frame.height, viewBox: `0 0 ${frame.width} ${frame.height}` })) picture.setAttribute(name, value);
+  const picture = svgElement("svg", { xmlns: SVG, width: frame.width, height: frame.height, viewBox: `0 0 ${frame.width} ${frame.height}` }), paper = getComputedStyle(document.body).backgroundColor;
   const hatch = drawnIn(drawnIn(picture, "defs", {}), "pattern", { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
   drawnIn(hatch, "rect", { width: 3, height: 7, fill: paper, opacity: 0.6 });
   drawnIn(picture, "rect", { width: "100%", height: "100%", fill: paper });

@@ -4,16 +4,10 @@ const segmentMap = $$("segment-map");
 let outlineBlock = () => false;
 if (segmentMap) {
   const { segments: maps } = await loaded, about = $$("segment-about"), key = about.textContent;
-  const NS = "http://www.w3.org/2000/svg", LEFT = 8, WIDTH = 760, ROW = 34, TOP = 14, BAR = 16;
+  const LEFT = 8, WIDTH = 760, ROW = 34, TOP = 14, BAR = 16;
   let shown = maps.findIndex((map, i) => document.querySelector(`[data-map="${i}"]`)?.getAttribute("aria-pressed") === "true");
   let at = -1;
   if (shown < 0) shown = 0;
-  const shape = (name, attributes, text) => {
-    const element = document.createElementNS(NS, name);
-    for (const [attribute, value] of Object.entries(attributes)) element.setAttribute(attribute, value);
-    if (text !== undefined) element.textContent = text;
-    return element;
-  };
   const rectangle = (i) => maps[shown].rectangles.slice(5 * i, 5 * i + 5);
   const drawMap = () => {
     const map = maps[shown], svg = segmentMap.querySelector("svg"), perByte = WIDTH / map.scale, paths = [];
@@ -21,12 +15,12 @@ if (segmentMap) {
       const [row, place, size, colour] = map.rectangles.slice(i, i + 4), wide = Math.max(size * perByte, 0.4), width = (wide > 4 ? wide - 0.7 : wide).toFixed(1);
       (paths[colour] ??= []).push(`M${(LEFT + place * perByte).toFixed(1)} ${row * ROW + TOP}h${width}v${BAR}h-${width}z`);
     }
-    const parts = map.colours.map((name, i) => shape("path", { class: "block c-" + name, d: (paths[i] || []).join("") }));
+    const parts = map.colours.map((name, i) => svgElement("path", { class: "block c-" + name, d: (paths[i] || []).join("") }));
     map.rows.forEach(([label, note, inside], i) => {
       const [place, size] = inside[inside.length - 1];
-      parts.push(shape("text", { x: LEFT, y: i * ROW + 10 }, label), shape("text", { x: LEFT + (place + size) * perByte + 8, y: i * ROW + 26 }, note));
+      parts.push(svgElement("text", { x: LEFT, y: i * ROW + 10 }, label), svgElement("text", { x: LEFT + (place + size) * perByte + 8, y: i * ROW + 26 }, note));
       for (const [from, bytes] of inside)
-        if (bytes * perByte >= 4) parts.push(shape("rect", { class: "outline", x: LEFT + from * perByte, y: i * ROW + TOP, width: bytes * perByte, height: BAR }));
+        if (bytes * perByte >= 4) parts.push(svgElement("rect", { class: "outline", x: LEFT + from * perByte, y: i * ROW + TOP, width: bytes * perByte, height: BAR }));
     });
     svg.setAttribute("viewBox", `0 0 ${LEFT + WIDTH + 120} ${ROW * map.rows.length + 4}`);
     svg.setAttribute("aria-label", "Map of segments. " + map.words);
@@ -37,7 +31,7 @@ if (segmentMap) {
   const mark = (row, place, size) => {
     segmentMap.querySelectorAll(".mark").forEach((old) => old.remove());
     const perByte = WIDTH / maps[shown].scale, width = Math.max(size * perByte, 3);
-    segmentMap.querySelector("svg").append(shape("rect", { class: "mark", x: LEFT + place * perByte, y: row * ROW + TOP - 2, width, height: BAR + 4 }));
+    segmentMap.querySelector("svg").append(svgElement("rect", { class: "mark", x: LEFT + place * perByte, y: row * ROW + TOP - 2, width, height: BAR + 4 }));
   };
   const tell = (i) => {
     at = i;

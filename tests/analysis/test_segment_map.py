@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from memprof.reports.document.build import document_of
-from memprof.reports.html.views.segment_map import figures_words, map_drawing, moment_words, segment_section
+from memprof.reports.html.views.segment_map import (
+    figures_words,
+    map_drawing,
+    map_drawings,
+    moment_words,
+    segment_section,
+)
 
 from memprof.analysis.allocations.segment_map import SegmentMap
 from memprof.analysis.analysis import Analysis, analyze
@@ -98,7 +104,7 @@ def test_a_dump_has_one_map_with_every_kind_of_idle_memory(dump: Analysis) -> No
 def test_the_page_of_a_dump_has_the_map_in_the_timelines_place(dump: Analysis) -> None:
     document = document_of(dump)
     assert document.timeline is None
-    section = segment_section(document)
+    section = segment_section(document.segments, map_drawings(document.segments))
     assert section is not None
     assert "<svg" in section
     assert "Idle in private pools" in section

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from memprof.reports.document.blocks import Column, Line, Table, table
-from memprof.reports.document.model import Document
 from memprof.reports.document.text import phase_label, sentence_list, thousands
 from memprof.reports.html.elements import Markup, colour_class, draw_table, el, join, section
 from numpy.typing import NDArray
@@ -60,13 +59,12 @@ class MapDrawing(msgspec.Struct, frozen=True, kw_only=True):
     rectangles: tuple[int, ...]
 
 
-def segment_section(document: Document) -> Markup | None:
+def segment_section(maps: Sequence[SegmentMap], drawings: Sequence[MapDrawing]) -> Markup | None:
     """Draw the segments at the peak, or of the dump, and list the figures of every moment."""
-    maps = document.segments
     if not maps:
         return None
     first = shown_first(maps)
-    drawing = map_drawing(maps[first], _MOST_RECTANGLES // len(maps))
+    drawing = drawings[first]
     buttons = [
         el(
             "button",
@@ -102,9 +100,8 @@ def shown_first(maps: Sequence[SegmentMap]) -> int:
     return next((i for i, each in enumerate(maps) if "peak" in each.moments), len(maps) - 1)
 
 
-def map_drawings(document: Document) -> tuple[MapDrawing, ...]:
-    """Return what the script draws of every moment."""
-    maps = document.segments
+def map_drawings(maps: Sequence[SegmentMap]) -> tuple[MapDrawing, ...]:
+    """Return the drawing of every moment, for the picture and the script."""
     return tuple(map_drawing(each, _MOST_RECTANGLES // len(maps)) for each in maps)
 
 
