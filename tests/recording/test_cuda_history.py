@@ -26,7 +26,7 @@ from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.timeline import build_timeline
-from tests.recording.fake_cuda import Allocator
+from tests.recording.fake_cuda import Allocator, started_session
 
 
 @pytest.fixture(autouse=True)
@@ -302,16 +302,10 @@ class _Two(Allocator):
         return self.second.stats(device) if device else super().stats(device)
 
 
-def _recorded(allocator: Allocator, **options: Any) -> Session:
-    session = Session(CudaHistory(torch.device("cuda", 0), backend=allocator, **options))
-    session.start()
-    return session
-
-
 def test_each_device_has_a_history_of_its_own() -> None:
     """The second device's ring overflows, the first one's does not; and the other way about, with one in use before."""
     two = _Two()
-    session = _recorded(two, max_entries=200)
+    session = started_session(two, max_entries=200)
     two.malloc(2**20)
     for address in [two.second.malloc(2**20) for _ in range(500)]:
         two.second.free(address)
@@ -325,7 +319,7 @@ def test_each_device_has_a_history_of_its_own() -> None:
 
     two = _Two()
     two.second.malloc(2**20)
-    session = _recorded(two, max_entries=200)
+    session = started_session(two, max_entries=200)
     for _ in range(300):
         two.free(two.malloc(512))
     two.second.malloc(512)
@@ -338,7 +332,7 @@ def test_each_device_of_a_user_s_own_history_is_judged_by_its_own_count() -> Non
     """The second device's ring lost a loop whose blocks are all freed again: only torch's count shows that."""
     two = _Two()
     two.record("all", "python", 200, [], True)  # the user's own
-    session = _recorded(two)
+    session = started_session(two)
     two.malloc(512)
     for _ in range(300):
         two.second.free(two.second.malloc(512))
@@ -349,7 +343,7 @@ def test_each_device_of_a_user_s_own_history_is_judged_by_its_own_count() -> Non
 
 def test_phases_are_kept_from_where_any_device_s_history_begins() -> None:
     two = _Two()
-    session = _recorded(two, max_entries=200)
+    session = started_session(two, max_entries=200)
     mark = session.enter_phase("forward")
     assert mark is not None
     two.second.malloc(2**20)
@@ -363,7 +357,7 @@ def test_phases_are_kept_from_where_any_device_s_history_begins() -> None:
 def test_a_second_write_equals_the_first() -> None:
     """The gaps of a thinned history, once filled, made it longer than the ring, so a second write lost them."""
     allocator = Allocator()
-    session = _recorded(allocator, max_entries=3000)
+    session = started_session(allocator, max_entries=3000)
     session.recorder.set_tags(Tags("generate", 1))
     for _ in range(200):
         session.recorder.on_token(1)  # type: ignore[attr-defined]
@@ -446,7 +440,7 @@ def test_what_is_written_is_a_copy(kind: str, is_running: bool) -> None:
 
 def test_a_redacted_write_leaves_the_recording_as_it_was(tmp_path: Path) -> None:
     allocator = Allocator()
-    session = _recorded(allocator)
+    session = started_session(allocator)
     allocator.malloc(512)
     session.stop()
     session._redact = True
@@ -464,7 +458,7 @@ def _users(entries: int, before: int = 0) -> tuple[Allocator, Session]:
     allocator.record("all", "python", entries, [], True)
     for _ in range(before):
         allocator.malloc(512)
-    return allocator, _recorded(allocator)
+    return allocator, started_session(allocator)
 
 
 def _history(session: Session) -> str:
@@ -508,7 +502,7 @@ def test_a_users_own_history_of_a_second_device_is_judged_by_that_device_s_trace
     """What has been allocated was counted on the recorder's device only."""
     two = _Two()
     two.record("all", "python", 100, [], True)
-    session = _recorded(two)
+    session = started_session(two)
     two.free(two.malloc(512))
     for _ in range(300):
         two.second.free(two.second.malloc(512))
@@ -545,7 +539,7 @@ def test_a_history_that_the_program_switches_meanwhile_is_not_complete(switch: A
     """``is_seen``: torch's function has been called; else another way to its allocator."""
     two = _Two()
     record, stop = two.record, two.stop
-    session = _recorded(two)
+    session = started_session(two)
     for device in (two, two.second):
         for _ in range(30):
             device.free(device.malloc(512))
@@ -575,7 +569,7 @@ def test_a_history_that_the_program_switches_meanwhile_is_not_complete(switch: A
 def test_what_the_program_records_meanwhile_is_left_to_it() -> None:
     """It switches the history on and loses nothing by it: memprof's recording is complete, and does not stop it."""
     allocator = Allocator()
-    session = _recorded(allocator)
+    session = started_session(allocator)
     allocator.malloc(512)
     allocator.record("all", "all", 5000, [], False)
     assert allocator.recording is not None
@@ -594,7 +588,7 @@ def test_a_ring_that_the_program_enlarges_is_put_in_order() -> None:
     allocator.record("all", "python", 100, [], True)
     for _ in range(50):
         allocator.free(allocator.malloc(512))
-    session = _recorded(allocator)
+    session = started_session(allocator)
     allocator.free(allocator.malloc(512))
     allocator.record("all", "python", 1000, [], False)
     blocks = [allocator.malloc(512) for _ in range(20)]
@@ -606,7 +600,7 @@ def test_a_ring_that_the_program_enlarges_is_put_in_order() -> None:
 
 def test_a_shortened_ring_keeps_its_newest_events() -> None:
     allocator = Allocator()
-    session = _recorded(allocator)
+    session = started_session(allocator)
     first = [allocator.malloc(512) for _ in range(40)]
     allocator.record("all", "python", 10, [], False)
     second = [allocator.malloc(512) for _ in range(25)]

@@ -211,7 +211,6 @@ def _patch_trainer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> Non
     """Mark phases and identities at the seams of transformers' Trainer and accelerate."""
     import accelerate
     import transformers
-    from transformers.cache_utils import DynamicLayer
     from trl import GRPOTrainer
 
     init, train = GRPOTrainer.__init__, GRPOTrainer.train
@@ -246,6 +245,13 @@ def _patch_trainer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> Non
     swap(accelerator, "backward", tracer.wrap_phase(accelerator.backward, "backward", after_backward))
     swap(accelerator, "clip_grad_norm_", tracer.wrap_phase(accelerator.clip_grad_norm_, "optimizer_step"))
     _patch_optimizer(tracer, swap)
+
+    mark_caches(tracer, swap)
+
+
+def mark_caches(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
+    """Mark what transformers' caches store."""
+    from transformers.cache_utils import DynamicLayer
 
     update = DynamicLayer.update
 

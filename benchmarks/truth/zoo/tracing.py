@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from benchmarks.truth.scale import Scale
-from benchmarks.truth.trace.harness import cuda_like
+from benchmarks.truth.trace.harness import cuda_like, mark_caches
 from benchmarks.truth.trace.tracer import Tracer
 
 
@@ -147,19 +147,8 @@ def _patch_calls(tracer: Tracer, roles: Roles, swap: Callable[[Any, str, Any], N
         swap(owner, "backward", tracer.wrap_phase(owner.backward, "backward", lambda *_: roles.after_backward()))
     zero = torch.optim.Optimizer.zero_grad
     swap(torch.optim.Optimizer, "zero_grad", tracer.wrap_phase(zero, "optimizer_step"))
-    try:
-        from transformers.cache_utils import DynamicLayer
-    except ImportError:
-        return
-    update = DynamicLayer.update
-
-    def updated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        out = update(self, *args, **kwargs)
-        tracer.mark(self.keys, "kv_cache", "keys")
-        tracer.mark(self.values, "kv_cache", "values")
-        return out
-
-    swap(DynamicLayer, "update", updated)
+    with contextlib.suppress(ImportError):
+        mark_caches(tracer, swap)
 
 
 @contextlib.contextmanager

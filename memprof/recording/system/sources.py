@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import linecache
 import os
-import tokenize
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from memprof.files import is_newer, read_source
 from memprof.frame_paths import frame_path
 from memprof.text import clean_text
 
@@ -34,7 +34,7 @@ def program_sources(raw: dict[str, Any], started: float) -> list[dict[str, Any]]
         first = _first_lines(text, min(LARGEST_FILE, left))
         left -= len(first.encode())
         if first:
-            found.append({"path": path, "text": first, "cut": first != text, "edited": _edited(path, started)})
+            found.append({"path": path, "text": first, "cut": first != text, "edited": is_newer(path, started)})
     return found
 
 
@@ -66,12 +66,8 @@ def _is_programs(path: str) -> bool:
 
 def _text_of(path: str) -> str | None:
     """Return a file's text, a notebook's cell among them; None if it cannot be read."""
-    try:
-        with tokenize.open(path) as file:
-            text = file.read(LARGEST_FILE + 1)
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        text = "".join(_cached(path))
-    return clean_text(text) or None
+    text = read_source(path, LARGEST_FILE + 1)
+    return clean_text("".join(_cached(path)) if text is None else text) or None
 
 
 def _cached(path: str) -> Iterator[str]:
@@ -87,9 +83,3 @@ def _first_lines(text: str, most: int) -> str:
         return text
     return data[: data.rfind(b"\n", 0, most) + 1].decode()
 
-
-def _edited(path: str, started: float) -> bool:
-    try:
-        return os.stat(path).st_mtime > started
-    except OSError:
-        return False

@@ -1,1 +1,1 @@
-"""Record from CPU recordings: a dispatch mode that sees every storage's birth and death."""
+"""Record on a CPU, tensor by tensor: a dispatch mode that sees every storage's birth and death."""

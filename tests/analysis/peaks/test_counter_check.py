@@ -15,7 +15,7 @@ from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo
 from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
-from tests.recording.fake_cuda import Allocator
+from tests.recording.fake_cuda import Allocator, started_session
 from tests.report.files import validate
 from tests.reports.document.drawn import render_terminal
 
@@ -25,12 +25,6 @@ BIG, SMALL = 646_144, 8_192
 @pytest.fixture(autouse=True)
 def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaHistory, "other_device", lambda self, i: DeviceInfo(i, "cuda", "Pretend", 24 * 10**9))
-
-
-def started(allocator: Allocator, **options: Any) -> Session:
-    session = Session(CudaHistory(torch.device("cuda", 0), backend=allocator, **options))
-    session.start()
-    return session
 
 
 def analysed(session: Session, path: Path) -> Analysis:
@@ -61,7 +55,7 @@ def check_sums(report: dict[str, Any]) -> None:
 def wrapped(tmp_path: Path) -> Analysis:
     """A step whose peak the ring has lost: its counter says 646,144 bytes, the history 8,192."""
     allocator = Allocator()
-    session = started(allocator, max_entries=30)
+    session = started_session(allocator, max_entries=30)
     session.set_step(1)
     mark = session.enter_phase("forward")
     assert mark is not None
@@ -104,7 +98,7 @@ def test_a_ring_that_wrapped_inside_a_step_does_not_lower_the_peak(tmp_path: Pat
 def test_a_peak_between_decoded_tokens_is_the_counters(tmp_path: Path) -> None:
     """A burst inside a gap: the history alone is too low, the phase's own row as well."""
     allocator = Allocator()
-    session = started(allocator)
+    session = started_session(allocator)
     session.set_step(1)
     mark = session.enter_phase("generate")
     assert mark is not None
@@ -128,7 +122,7 @@ def test_a_peak_between_decoded_tokens_is_the_counters(tmp_path: Path) -> None:
 
 def test_a_peak_outside_every_phase_is_counted(tmp_path: Path) -> None:
     allocator = Allocator()
-    session = started(allocator, max_entries=10)
+    session = started_session(allocator, max_entries=10)
     allocator.free(allocator.malloc(BIG))
     for _ in range(20):
         allocator.free(allocator.malloc(SMALL))
@@ -140,7 +134,7 @@ def test_a_peak_outside_every_phase_is_counted(tmp_path: Path) -> None:
 def test_what_is_open_at_a_failure_is_counted(tmp_path: Path) -> None:
     """A snapshot written inside a phase, as at an out-of-memory error, knows that phase's peak so far."""
     allocator = Allocator()
-    session = started(allocator, max_entries=10)
+    session = started_session(allocator, max_entries=10)
     session.set_step(2)
     assert session.enter_phase("backward") is not None
     allocator.free(allocator.malloc(BIG))
@@ -154,7 +148,7 @@ def test_what_is_open_at_a_failure_is_counted(tmp_path: Path) -> None:
 
 def test_steps_that_the_history_does_not_touch_do_not_count(tmp_path: Path) -> None:
     allocator = Allocator()
-    session = started(allocator, max_entries=10)
+    session = started_session(allocator, max_entries=10)
     for step in (1, 2, 3):
         session.set_step(step)
         mark = session.enter_phase("forward")
@@ -204,7 +198,7 @@ def test_a_tensor_trace_that_dropped_its_peak_shows_it(tmp_path: Path) -> None:
 def test_an_outer_phases_peak_is_its_own_not_the_nested_ones(tmp_path: Path) -> None:
     """Lean training runs backwards piece by piece inside the loss: counter and page say the same of both phases."""
     allocator = Allocator()
-    session = started(allocator)
+    session = started_session(allocator)
     session.set_step(1)
     outer = session.enter_phase("forward")
     assert outer is not None

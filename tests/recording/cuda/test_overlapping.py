@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo, Tags
 from memprof.recording.session import Session
 from memprof.snapshot import snapshot_from_raw
 from memprof.timeline.timeline import Timeline, build_timeline
-from tests.recording.fake_cuda import Allocator
+from tests.recording.fake_cuda import Allocator, started_session
 
 
 @pytest.fixture(autouse=True)
 def _a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaHistory, "other_device", lambda self, i: DeviceInfo(i, "cuda", "x", 24 * 10**9))
-
-
-def recorded(allocator: Allocator, **options: Any) -> Session:
-    session = Session(CudaHistory(torch.device("cuda", 0), backend=allocator, **options))
-    session.start()
-    return session
 
 
 def work(allocator: Allocator, count: int = 20) -> None:
@@ -39,9 +30,9 @@ def line_of(session: Session) -> Timeline:
 def test_two_recordings_lose_nothing_whichever_ends_first(first: int, second: int) -> None:
     """The first to end used to clear the history, and the other was truncated without a word."""
     allocator = Allocator()
-    sessions = [recorded(allocator, max_entries=500)]
+    sessions = [started_session(allocator, max_entries=500)]
     allocator.malloc(1024)
-    sessions.append(recorded(allocator, max_entries=7))
+    sessions.append(started_session(allocator, max_entries=7))
     work(allocator)
     sessions[first].stop()
     assert allocator.recording is not None, "the other one needs it"
@@ -59,7 +50,7 @@ def test_two_recordings_lose_nothing_whichever_ends_first(first: int, second: in
 
 def test_a_shared_history_is_not_thinned() -> None:
     allocator = Allocator()
-    thinning, other = recorded(allocator), recorded(allocator)
+    thinning, other = started_session(allocator), started_session(allocator)
     thinning.recorder.set_tags(Tags("generate", 1))
     for _ in range(100):
         assert thinning.recorder.on_token(1)  # type: ignore[attr-defined]
@@ -72,9 +63,9 @@ def test_a_shared_history_is_not_thinned() -> None:
 
 def test_a_recording_that_joins_an_overflowed_history_has_lost_nothing_of_its_own() -> None:
     allocator = Allocator()
-    first = recorded(allocator, max_entries=100)
+    first = started_session(allocator, max_entries=100)
     work(allocator, 200)
-    second = recorded(allocator)
+    second = started_session(allocator)
     work(allocator, 20)
     second.stop()
     first.stop()
@@ -89,7 +80,7 @@ def test_what_the_program_leaves_out_is_a_gap(skipped: list[str], is_users: bool
     allocator = Allocator()
     if is_users:
         allocator.record("all", "python", 10_000, [], True)
-    session = recorded(allocator)
+    session = started_session(allocator)
     kept = [allocator.malloc(1024) for _ in range(3)]
     allocator.record("all", "python", 10_000, skipped, False)
     session.recorder.set_tags(Tags("forward", 1))  # ends gaps of memprof's own only
@@ -115,7 +106,7 @@ def test_what_the_program_leaves_out_is_a_gap(skipped: list[str], is_users: bool
 def test_a_users_history_that_already_leaves_events_out_is_said_to_lose_them() -> None:
     allocator = Allocator()
     allocator.record("all", "python", 10_000, ["alloc"], True)
-    session = recorded(allocator)
+    session = started_session(allocator)
     work(allocator)
     session.stop()
     assert line_of(session).history.value == "truncated"

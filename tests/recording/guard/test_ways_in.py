@@ -128,7 +128,7 @@ def _is_anothers(place: ast.AST) -> bool:
     return isinstance(place, ast.Attribute) and not words.startswith(("self.", "cls."))
 
 
-def test_every_way_in_is_behind_the_door() -> None:
+def test_every_way_in_is_guarded() -> None:
     found, open_ways = 0, []
     for path in files():
         source, where = Source(path.read_text(encoding="utf-8")), str(path.relative_to(ROOT))
