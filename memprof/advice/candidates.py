@@ -75,7 +75,7 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
         yield proposed("selective_checkpointing", {"gradient_checkpointing": "selective"}, effects.checkpointed)
     if now not in ("auto", "offloaded") and s.device != "cpu":
         how = "gradient_checkpointing=True, activation_offloading=True" if s.supervised else _OFFLOAD
-        more = "Every layer's forward runs once more besides." if now == "none" else None
+        more = "Every layer's forward also runs once more." if now == "none" else None
         effect = _checkpointed_and_offloaded if now == "none" else effects.offloaded_boundaries
         yield proposed("offloaded_checkpoints", {"gradient_checkpointing": "offloaded"}, effect, how=how, more=more)
 

@@ -168,7 +168,7 @@ def _narrower_stream(run: Run, peak: Peak) -> int:
 def coarser_state(optim: str) -> Effect:
     """Keep Adam's two moments in few bits (and scales), those of embeddings as they were; or paged, off the device.
 
-    Bitsandbytes' layout, which the simulator's closed-form tests hold too (docs/simulating.md).
+    Bitsandbytes' layout, which the simulator's closed-form tests hold too (docs/simulation-reference.md).
     """
     row = optimizer(optim)
     each = round(row.state_bytes(2**16, 4) / 2**16, 2)  # bytes a parameter

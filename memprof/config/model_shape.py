@@ -395,7 +395,7 @@ def _count(read: Callable[[str], Any], name: str) -> int:
     value = read(name)
     if isinstance(value, (int, float)) and 0 < value <= (_MOST_LAYERS if name == "num_hidden_layers" else _MOST):
         return int(value)
-    raise InputError(f"the model's config does not say its {name}")
+    raise InputError(f"the model's config lacks its {name}")
 
 
 def _dense_layers(read: Callable[[str], Any], layers: int) -> int:

@@ -168,7 +168,7 @@ def as_python(settings: Settings) -> str:
         inside = ", ".join(f"{name}={value!r}" for name, value in adapter[1].items())
         lines.append(f"peft_config = {adapter[0]}({inside})")
     if not settings.lean and settings.checkpointing in ("selective", "offloaded"):
-        lines.append(f"# {settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
+        lines.append(f"# {settings.checkpointing} checkpointing: wrap the model first (docs/simulation-reference.md)")
     given = [f"model={settings.model!r}", "reward_funcs=reward_funcs", "args=args", "train_dataset=train_dataset"]
     given += ["peft_config=peft_config"] if adapter is not None else []
     return "\n".join([*lines, f"trainer = {trainer}(", *(f"    {text}," for text in given), ")", "trainer.train()"])
@@ -215,7 +215,7 @@ def as_yaml(settings: Settings) -> str:
         trainer = f"Lean{settings.trainer.upper()}Trainer"
         lines.append(f"# TRL's command line has no lean trainer: build {trainer} with these")
     if settings.load_in_4bit and (compute := four_bit_arguments(settings)["bnb_4bit_compute_dtype"]) != settings.dtype:
-        lines.append(f"# simulated with 4-bit products in {compute}; TRL's command line computes them in dtype")
+        lines.append(f"# simulated with 4-bit matmuls in {compute}; TRL's command line computes them in dtype")
     return "\n".join([*lines, *(f"{name}: {json.dumps(value)}" for name, value in told.items())]) + "\n"
 
 

@@ -12,6 +12,7 @@ from memprof.config.gpus import capacity_bytes
 from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
 from memprof.grpo.loss.load_balancing import LoadBalancing
+from memprof.grpo.once_log import OnceLog
 
 # Whose hooks and methods are known to go with pieces.
 _LIBRARIES = ("torch.", "accelerate.", "deepspeed.", "memprof.", "peft.", "transformers.", "trl.")
@@ -43,10 +44,17 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
         )
 
 
+def disable_unsupported_sleep(args: Any, log: OnceLog) -> None:
+    """Turn vLLM's sleep mode off on a CPU, where vLLM raises an error for it, and log that."""
+    if args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode and args.device.type == "cpu":
+        args.vllm_enable_sleep_mode = False
+        log.warn("vLLM has no sleep mode on a CPU: vllm_enable_sleep_mode is off.")
+
+
 def _check_parking(args: Any) -> None:
     if not (args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode):
         raise UsageError(
-            "park_weights makes room for vLLM in this process: set use_vllm=True, vllm_mode='colocate' and "
+            "park_weights frees memory for vLLM in this process: set use_vllm=True, vllm_mode='colocate' and "
             "vllm_enable_sleep_mode=True."
         )
     if args.fsdp or args.deepspeed:

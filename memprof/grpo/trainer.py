@@ -81,6 +81,7 @@ class LeanTrainer(_Trainer):
         self._surviving: Any = None  # the optimizer whose step lives through memory that runs out
         support.check_supported(lean, known_loss=self._loss_is_trls)
         support.check_parking_of(lean, model, chosen.get("quantization_config"))
+        support.disable_unsupported_sleep(lean, self._once_log)
         with _put_back(lean, "beta", "model_init_kwargs"):
             choose_weights(lean, chosen, self._once_log)
             adapter = chosen.get("peft_config") is not None or peft.CONFIGS.of(model) is not None

@@ -69,8 +69,8 @@ def test_a_value_like_one_is_named(typed: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("24GB", "24GB is 22.35 GiB (a GPU sold with that size, RTX 4090, has 23.52: name yours)"),
-        ("80G", "80G is 74.51 GiB (a GPU sold with that size, A100-80GB, has 79.15: name yours)"),
+        ("24GB", "24GB is 22.35 GiB (a GPU sold with that size, RTX 4090, has 23.52: give the model of yours)"),
+        ("80G", "80G is 74.51 GiB (a GPU sold with that size, A100-80GB, has 79.15: give the model of yours)"),
         ("23GB", "23GB is 21.42 GiB"),  # an L4 has as much, and is sold as 24 GB
         ("24GiB", ""),
         ("H100", ""),

@@ -160,7 +160,7 @@ class PiecewiseStep:
             raise UsageError(f"The lean trainer: {found}. Set exact_two_pass='auto'.")
         if _is_deepspeed(self._step.accelerator):
             raise UsageError(f"The lean trainer: {found}. Set exact_two_pass='always'.")
-        self._step.log.warn(f"{found}. A second pass corrects it, and two passes are made from here on")
+        self._step.log.warn(f"{found}. A second pass corrects it, and later steps use two passes")
         self.couples = True
         self._backward(last)
         del last

@@ -87,7 +87,7 @@ class SurvivingStep:
         else:
             return []
         self._forget(left)
-        self._adaptation.log.warn("out of memory in the optimizer's step: the cache was given back, and it runs again")
+        self._adaptation.log.warn("out of memory in the optimizer's step: cached memory was freed, and the step runs again")
         return left
 
     def _together(self, group: list[torch.Tensor]) -> bool:

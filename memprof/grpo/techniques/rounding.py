@@ -18,7 +18,7 @@ import torch
 
 from memprof.grpo.once_log import OnceLog
 
-_SWITCH = "stochastic_rounding='never' takes it as it is"
+_SWITCH = "stochastic_rounding='never' accepts it as it is"
 # Elements that are updated together: about 26 bytes of temporaries each.
 _CHUNK = 1 << 21
 
