@@ -14,7 +14,8 @@ from memprof.cli import main
 from tests.documentation import ROOT, SHELLS, Block, blocks_of, commands_in, documented_pages, memprof_commands
 from tests.workspace import Workspace
 
-PAGES = [*(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/measurements.md")), *documented_pages()]
+OTHERS = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/measurements.md")
+PAGES = [*(ROOT / name for name in OTHERS), *documented_pages()]
 BLOCKS = [block for page in documented_pages() for block in blocks_of(page)]
 SHELL = [block for block in BLOCKS if block.language in SHELLS]
 PYTHON = [block for block in BLOCKS if block.language in ("python", "py")]

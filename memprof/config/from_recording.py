@@ -226,13 +226,13 @@ def _rows(config: Mapping[str, Any], setup: Mapping[str, Any], kind: str, assume
         values["padding"] = "worst" if rows > 1 and len({row[2] + row[3] for row in batches}) > 1 else "none"
     elif config.get("max_length"):
         length = int(config["max_length"])
-        assumed.append(f"the recording does not contain the lengths of rows; all are assumed to have max_length, {length:,}")
+        assumed.append(f"the recording has no lengths of rows; all are assumed to have max_length, {length:,}")
     else:
         raise UsageError("the recording contains neither the lengths of rows nor their maximum")
     if kind == "dpo":
         share = setup.get("completion_share")
         if share is None:
-            assumed.append("the recording does not contain the lengths of completions; half of each row is assumed to be one")
+            assumed.append("the recording has no lengths of completions; half of each row is assumed to be one")
         values["prompt_length"] = min(max(1, round(length * (1 - (share or 0.5)))), length - 1)
         if config.get("precompute_ref_log_probs"):
             assumed.append("the reference is simulated in every step; this run computed its log-probabilities before")

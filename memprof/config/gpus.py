@@ -262,7 +262,8 @@ def size_words(name: str) -> str:
     if not alike:
         return words
     least = min(alike, key=lambda card: card.total_bytes)
-    return f"{words} (a GPU sold with that size, {least.name}, has {format_gib(least.total_bytes)}: give the model of yours)"
+    has = f"{least.name}, has {format_gib(least.total_bytes)}"
+    return f"{words} (a GPU sold with that size, {has}: give the model of yours)"
 
 
 def older_note(gpu: Gpu) -> str | None:

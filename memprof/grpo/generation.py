@@ -261,7 +261,7 @@ class Generation:
             step.adaptation.clear()
             state.restore()
             if again and size == 1:
-                raise torch.OutOfMemoryError(f"{said}\nThe lean trainer does not have enough memory to generate one sequence.")
+                raise torch.OutOfMemoryError(f"{said}\nThe lean trainer can't generate even one sequence.")
             if again:
                 self._passes.kept = size = math.ceil(size / 2)
                 step.log.warn(f"out of memory in generation: passes have {size} sequences from here on: other draws")

@@ -101,7 +101,7 @@ def replayed(folder: Path, kind: str, recorded: str) -> dict[str, Any]:
     if kind == "trl":
         path.write_text(json.dumps(own))
     rows = [row for row in trainer.state.log_history if "loss" in row]
-    parked = trainer._parking.parked_bytes if kind == "parked" else 0
+    parked = trainer._offload.parked_bytes if kind == "parked" else 0
     return {"losses": [r["loss"] for r in rows], "norms": [r["grad_norm"] for r in rows],
             "rewards": [r["reward"] for r in rows], "parked": parked}  # fmt: skip
 

@@ -67,7 +67,7 @@ def test_an_engine_built_inside_a_recording_and_one_that_watches_itself(tmp_path
 
 
 def test_the_lean_trainer_trains_as_trl_on_the_same_completions(tmp_path: Path) -> None:
-    """With the engine's own completions the losses drift apart: bf16 sampling amplifies the last bits of the weights."""
+    """With the engine's own completions losses drift apart, as sampling amplifies the last bits of the weights."""
     found = {}
     for kind in ("trl", "lean", "parked"):
         (tmp_path / kind).mkdir()

@@ -185,7 +185,7 @@ _FAR = 0.05  # above the edge, of known make or by size: a row of its own in the
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Write the table of benchmarks/measurements.md: every run whose verdict stands out, and the range of the others."""
+    """Write the table of benchmarks/measurements.md: runs whose verdict stands out, and the range of the others."""
     head = [
         "| run | survives from | fits from, make known | above | fits from, by size | above |",
         "|---|--:|--:|--:|--:|--:|",

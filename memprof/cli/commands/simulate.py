@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.command(name="simulate", cls=grouped(GROUPS, aliases=OTHER_NAMES, advice=INSTEAD))
 @run_options
 @budget_option
-@click.option("--gpu", metavar="NAME|SIZE", help="Check whether the run fits this GPU: a name such as H100, or a size such as 24GB.")
+@click.option("--gpu", metavar="NAME|SIZE", help="Check whether the run fits this GPU, such as H100 or 24GB.")
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
     help="Follow the code paths of this device.",
