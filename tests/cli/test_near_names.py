@@ -33,7 +33,7 @@ def test_nothing_is_guessed_of_what_is_like_no_command() -> None:
         ("--fp8", "weights in 8 bits are not simulated"),
         ("--optim AdamW", "did you mean adamw_torch or"),
         ("--optim ademamix_16bit", "did you mean ademamix_8bit or"),
-        ("--optim galore_adamw", "'galore_adamw' is not simulated: it keeps its moments in a low-rank projection"),
+        ("--optim galore_adamw", "'galore_adamw' is not simulated: it stores its moments in a low-rank projection"),
     ],
 )
 def test_what_newcomers_type_is_answered_in_one_sentence(typed: str, words: str) -> None:

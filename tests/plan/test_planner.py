@@ -322,7 +322,7 @@ def test_values_are_varied(known: list[_Known]) -> None:
         ("sequence_length", 512, "no such setting"),  # a property
         ("with_", 1, "no such setting"),
         ("device", "cpu", "a plan is for a GPU"),
-        ("gpu", "H100", "make one for each"),
+        ("gpu", "H100", "run one plan for each"),
         ("beta", "abc", "give a number"),
         ("lora_r", "none", "give a whole number"),
         ("load_in_4bit", "yes", "give true or false"),

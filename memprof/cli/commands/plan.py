@@ -59,7 +59,7 @@ _SHOWN = {"Required": "model gpu", **GROUPS, "Search": SEARCH}
 @click.option(
     "--max-model-len", type=click.IntRange(min=1), metavar="TOKENS", help="With --serve-beside: the longest sequence."
 )
-@click.option("--max-num-seqs", type=click.IntRange(min=1), metavar="N", help="With --serve-beside: parallel sequences.")
+@click.option("--max-num-seqs", type=click.IntRange(min=1), metavar="N", help="With --serve-beside: most sequences.")
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
 @click.argument("model_name", required=False, metavar="[MODEL]")
 @output_options("plan", page="Write the HTML page, with the rows drawn, to FILE.html.")
