@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -67,7 +66,7 @@ class TrainingRun:
         world_size = int(getattr(trainer.accelerator, "num_processes", 1))
         self.gathering = Gathering(rank, world_size)
         folder = options.output_dir or Path(trainer.args.output_dir) / RUN_FOLDER
-        self.folder = claim_folder(folder, world_size == 1, self.gathering.agree_on)
+        self.folder = claim_folder(folder, world_size == 1, lambda own: self.gathering.agree_on("folder", own))
         self._trainer = weakref.ref(trainer)
         self._options = options
         self._guard = guard
@@ -85,7 +84,10 @@ class TrainingRun:
         self._on_cuda = uses_cuda(trainer, options)
         self._cannot = missing("rehearse" if options.rehearse else "callback", of=trainer)
         tell = self._reported if options.scalars and options.report and not rank else None
-        self.recorder = RunRecorder(self.folder, rank, world_size, options.max_disk, self._terminated, tell)
+        identity = self.gathering.agree_on_identity()
+        self.recorder = RunRecorder(
+            self.folder, rank, world_size, options.max_disk, self._terminated, tell, identity
+        )
         self.recorder.step = trainer.state.global_step
         self.recorder.say(moved_sentence(folder, self.folder), "stderr")
         try:
@@ -288,7 +290,8 @@ class TrainingRun:
         device, index = trainer.args.device.type, trainer.args.device.index or 0
         total = device_total(device, index)
         about = CountersStart(
-            started=time.time(),
+            run_id=self.recorder.writing.identity.id,
+            started=self.recorder.writing.identity.started,
             model_name=facts.get("model_name"),
             parameters=facts.get("parameters"),
             dtype=facts.get("dtype"),

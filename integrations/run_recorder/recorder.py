@@ -14,7 +14,7 @@ from memprof.errors import one_line
 from memprof.recording import phases
 from memprof.recording.guard import FailureGuard, on_stderr
 from memprof.recording.phases import PhaseMark
-from memprof.recording.recorder import FailedRequest
+from memprof.recording.recorder import FailedRequest, RunIdentity
 from memprof.recording.session import Session
 from memprof.recording.system.signals import Interrupts, Terminations, delayed_termination
 from memprof.report import Report
@@ -39,8 +39,9 @@ class RunRecorder:
         max_disk: int | None = None,
         rescue: Callable[[], None] = lambda: None,
         reported: Callable[[Report], None] | None = None,
+        identity: RunIdentity | None = None,
     ) -> None:
-        self.writing = Writing(folder, rank, world_size, max_disk, reported)
+        self.writing = Writing(folder, rank, world_size, max_disk, reported, identity or RunIdentity.new())
         self.session: Session | None = None
         self.step = 0
         self.failed_step: int | None = None

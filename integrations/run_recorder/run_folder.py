@@ -16,15 +16,18 @@ _BEGAN = time.time()
 _claimed: set[Path] = set()
 
 
-def claim_folder(folder: Path, alone: bool, agree: Callable[[Path], Path] = lambda chosen: chosen) -> Path:
+def claim_folder(folder: Path, alone: bool, agree: Callable[[str], str | None] = lambda own: own) -> Path:
     """Return ``folder`` for a run that begins, or the first of ``folder-2``, ``folder-3`` ... without another run.
 
     Args:
         folder: where the run would write.
         alone: whether the run is this process alone: then it has written nothing yet.
-        agree: returns the folder that all ranks of the run use, given this rank's choice.
+        agree: returns the folder that all ranks of the run use, given this rank's choice; None if they cannot agree.
+            Ranks choose by the times of files, which a file system on another machine may set by another clock.
     """
-    chosen = agree(unused_folder(folder, math.inf if alone else _BEGAN, _claimed))
+    own = unused_folder(folder, math.inf if alone else _BEGAN, _claimed)
+    agreed = agree(str(own))
+    chosen = own if agreed is None else Path(agreed)
     _claimed.add(Path(os.path.abspath(chosen)))
     return chosen
 

@@ -21,6 +21,7 @@ from memprof.compat.patching import Patches
 from memprof.compat.transformers import GENERATE
 from memprof.errors import MemprofError
 from memprof.instrument.loading import LoadWatch
+from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.run_recorder.recorder import RunRecorder
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
@@ -60,6 +61,7 @@ class PlainLoop:
         self._patches = Patches()
         self._over = False
         self._left_to_script = False
+        self._ranks_asked = False
         self.guard = FailureGuard("loop", lost="the steps being recorded", say=on_stderr)
         self.guard.on_failure(self._give_up)
         self._loading = LoadWatch(options, self._ran_out_while_loading)
@@ -226,7 +228,11 @@ class PlainLoop:
         session = Session(recorder, config=_facts(module), guard=self.guard, redact=options.get("redact", False))
         session.notes += missing("run")
         self._recorder.step = self._step
-        self._recorder.writing.rank = session.rank  # known by now, where the script sets RANK itself
+        writing = self._recorder.writing
+        writing.rank = session.rank  # known by now, where the script sets RANK itself
+        if session.world_size > 1 and not self._ranks_asked:
+            self._ranks_asked = True
+            writing.identity = Gathering(session.rank, session.world_size, name="loop").agree_on_identity()
         self._recorder.begin(session)
         session.set_step(self._step)
         scope = getattr(recorder, "scope", None)
