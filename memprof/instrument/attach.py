@@ -27,7 +27,7 @@ from memprof.errors import UsageError, import_for
 from memprof.instrument.training_method import TRAIN, TrainingPhases
 from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.run_recorder.output import write_report
-from memprof.integrations.run_recorder.recorder import RunRecorder
+from memprof.integrations.run_recorder.recorder import Driver, RunRecorder
 from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sentence
 from memprof.recording.api import device_of, make_recorder, switched_off
 from memprof.recording.guard import FailureGuard, MethodPatcher, as_warning, guarded, on_stderr
@@ -159,7 +159,9 @@ class Attachment:
         self.folder = folder
         self.rank = rank
         self.guard = FailureGuard("worker", "what the ring contains, from here on")
-        self._recorder = RunRecorder(folder, rank, identity=identity)
+        self._recorder = RunRecorder(
+            folder, self.guard, Driver(self._unhook, ended=self._ended), rank=rank, ring=True, identity=identity
+        )
         self._given: tuple[Any, Any] = (None, None)
         self._seams: MethodPatcher | None = None
         self._asked = 0.0
@@ -282,17 +284,21 @@ class Attachment:
     @guarded
     def detach(self, dump: bool = True) -> Path | None:
         """Stop watching; write what the ring holds unless ``dump`` is false. Return the snapshot's path, if any."""
-        if self._recorder.session is None:
-            return None
-        if self._seams is not None:
-            self._seams.restore()
-        # The session's hooks hold this object: with the model it would be a circle, and stay until collected.
-        session = self._recorder.stop()
-        self._seams, self._given = None, (None, None)
-        _attached.pop(self.role, None)
+        session = self._recorder.session
+        self._recorder.end()
         return self._write(session, "the worker was done") if dump and session is not None else None
 
     # -- our own -----------------------------------------------------------------------------------------------
+
+    def _unhook(self) -> None:
+        if self._seams is not None:
+            self._seams.restore()
+        # The session's hooks hold this object: with the model it would be a circle, and stay until collected.
+        self._seams, self._given = None, (None, None)
+
+    def _ended(self, failed: bool) -> None:
+        if _attached.get(self.role) is self:
+            del _attached[self.role]
 
     def _leave(self, mark: PhaseMark | None) -> None:
         self._recorder.leave(mark)
