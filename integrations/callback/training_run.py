@@ -144,7 +144,8 @@ class TrainingRun:
             if (session := recorder.session) is None:
                 raise RuntimeError("nothing is recorded")
         except Exception as error:
-            return self._forget_rehearsal(error)
+            self._forget_rehearsal(error)
+            return None
         try:
             peak = rehearse(session, worst.run, worst.kept)
         except BaseException as error:
@@ -153,7 +154,8 @@ class TrainingRun:
                 self._guard(recorder.end_by, error)
                 mark_user_error(error)
                 raise
-            return self._forget_rehearsal(error)
+            self._forget_rehearsal(error)
+            return None
         recorder.rehearsed()
         self._records.recorded(peak)
         self._guard(recorder.write_recording)

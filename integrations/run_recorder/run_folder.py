@@ -10,8 +10,20 @@ from pathlib import Path
 
 from memprof.analysis.ranks.run_folders import unused_folder
 
-# With several ranks, what was written to a folder before this process began is of an earlier run.
-_BEGAN = time.time()
+
+def _process_began() -> float:
+    """Return when this process began, in seconds since the epoch; where the system does not say, now."""
+    try:
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        age = 0.0
+    return time.time() - age
+
+
+# With several ranks, what was written to a folder before this process began is of an earlier run. Another rank of this
+# run may have written before this one has imported anything.
+_BEGAN = _process_began()
 # Folders that runs of this process have chosen, as absolute paths.
 _claimed: set[Path] = set()
 

@@ -78,7 +78,8 @@ class Tags:
 class RunIdentity:
     """What the files of one run have in common: a random ``id``, and when the run ``started``, in Unix seconds.
 
-    ``id`` is None if the run has several processes that could not agree on one.
+    ``id`` is None if nobody knows what else belongs to the run: for a ``record`` block, and for processes that could
+    not agree on one.
     """
 
     id: str | None

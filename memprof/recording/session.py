@@ -82,7 +82,7 @@ class Session:
     Nothing in here raises into the run: a failure of memprof closes the guard, which ends the recording. ``config`` are
     flat facts about the run, written as they are; ``setup`` is plain data that it takes to simulate the run again (see
     ``memprof/recording/run_facts.py``); ``redact`` leaves this machine's paths out of what is written; ``identity`` is
-    the run's: by default the recording is a run of its own (None: a simulation).
+    the run's (None: a simulation); by default nobody knows what else belongs to the run.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Session:
         self.config: dict[str, Any] = dict(config or {})
         self.rank = int(os.environ.get("RANK", 0)) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size
-        self.identity: RunIdentity | None = RunIdentity.new()
         self.notes: list[str] = []
         self.seconds = 0.0
         self._redact = redact
         self._created = time.time()
+        self.identity: RunIdentity | None = RunIdentity(None, round(self._created, 3))
         self._step: int | None = None
         self.setup: dict[str, Any] = {}
         self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
@@ -436,7 +436,7 @@ class Session:
             if not self._redact and (self._sources is None or self._ended is None):
                 self._sources = program_sources(raw, self._created)
             device = self.recorder.device()
-            facts = {
+            facts: dict[str, object] = {
                 "schema": SCHEMA,
                 "kind": self.recorder.kind.value,
                 "versions": versions(),

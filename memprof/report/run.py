@@ -33,7 +33,8 @@ class Source(Model, frozen=True, kw_only=True):
         rank: number of the process.
         world_size: number of processes.
         node: name of the machine.
-        run_id: the same in all files of a run. ``None`` if the run's processes could not agree on one.
+        run_id: the same in all files of a run. ``None`` for ``memprof.record``, and if the run's
+            processes could not agree on one.
         run_started: when the run began, in Unix seconds.
         config: flat settings of the run, or ``None``.
         setup: what a simulation of the run needs, or ``None``

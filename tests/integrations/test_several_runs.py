@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ pytest.importorskip("trl")
 import torch
 from memprof.integrations.board.plugin import _newest_run_first
 from memprof.integrations.board.recordings import Recordings
+from memprof.integrations.run_recorder import run_folder
 
 from memprof import MemProfCallback, load_snapshot
 from memprof.analysis.counters import read_counters
@@ -103,6 +105,13 @@ def test_three_trainings_into_one_folder(
     earlier = command("report", str(out / "_memprof"))
     assert "_memprof is not the newest of 3 runs in this folder." in " ".join(earlier.output.split())
     assert {r.run for r in Recordings([("", tmp_path)]).all()} == {"out", "out/_memprof-2", "out/_memprof-3"}
+
+
+def test_a_process_knows_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    psutil = pytest.importorskip("psutil")
+    assert run_folder._process_began() == pytest.approx(psutil.Process().create_time(), abs=2.0)
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME")  # as on macOS
+    assert run_folder._process_began() == pytest.approx(time.time(), abs=60)
 
 
 def out_of_memory(model: str, out: str) -> None:
