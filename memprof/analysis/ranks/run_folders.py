@@ -78,6 +78,8 @@ class _Report(msgspec.Struct):
 
 
 def _newest_first(numbered: Mapping[int, Path]) -> list[Path]:
+    if len(numbered) < 2:  # nothing to read
+        return list(numbered.values())
     return [numbered[n] for n in sorted(numbered, key=lambda n: (run_started(numbered[n]), n), reverse=True)]
 
 
