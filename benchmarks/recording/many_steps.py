@@ -74,7 +74,7 @@ class Training:
     def __init__(self, way: str, folder: Path, steps: int) -> None:
         self.rows: list[dict[str, float]] = []
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+        environment |= {"MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, way, str(folder), str(steps)],
             env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
