@@ -104,6 +104,8 @@ def _source(analysis: Views) -> Source:
         rank=run.rank,
         world_size=run.world_size,
         node=run.node,
+        run_id=run.run_id,
+        run_started=run.run_started,
         config=run.config,
         setup=_setup(run.setup),
         alloc_conf=conf_text(snapshot.settings),

@@ -162,6 +162,11 @@ class PhaseLog:
         return sorted((m for marks in self._open.values() for m in marks), key=lambda m: m.start_us)
 
     @property
+    def is_open_on_another_thread(self) -> bool:
+        own = threading.get_ident()
+        return any(isinstance(flow, int) and flow != own for flow in self._open)
+
+    @property
     def depth(self) -> int:
         """Return how many phases this thread or task has open."""
         return len(self._open.get(_flow(), ()))

@@ -29,6 +29,7 @@ from memprof.recording.recorder import (
     RawSnapshot,
     Recorded,
     Recorder,
+    RunIdentity,
     Tags,
     WindowPeaks,
 )
@@ -48,6 +49,10 @@ _WORTH_ASKING = 1 << 20  # bytes
 _MOST_SURVIVED = 100
 # Phases that a run may still enter to save what it has, after memory ran out.
 _LAST_THINGS = {p.value for p in (Phase.SAVE, Phase.SLEEP, Phase.OTHER)}
+_ELSEWHERE = (
+    "written on another thread than the one that trains: parameters, gradients and optimizer state are those of the "
+    "end of its latest phase"
+)
 # Where gradients are in place, and where optimizer state is.
 _AFTER_GRADIENTS = {Phase.BACKWARD.value, Phase.OPTIMIZER_STEP.value}
 # After which sharded parameters may be gathered, or reduced gradients lie in flat buffers.
@@ -76,7 +81,8 @@ class Session:
 
     Nothing in here raises into the run: a failure of memprof closes the guard, which ends the recording. ``config`` are
     flat facts about the run, written as they are; ``setup`` is plain data that it takes to simulate the run again (see
-    ``memprof/recording/run_facts.py``); ``redact`` leaves this machine's paths out of what is written.
+    ``memprof/recording/run_facts.py``); ``redact`` leaves this machine's paths out of what is written; ``identity`` is
+    the run's (None: a simulation); by default nobody knows what else belongs to the run.
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class Session:
         self.seconds = 0.0
         self._redact = redact
         self._created = time.time()
+        self.identity: RunIdentity | None = RunIdentity(None, round(self._created, 3))
         self._step: int | None = None
         self.setup: dict[str, Any] = {}
         self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
@@ -122,6 +129,9 @@ class Session:
         self._host: Mapping[str, object] | None = None  # as it was when the recording ended
         self._started = False
         self._ended: datetime | None = None  # when it was stopped: what happens later changes nothing that is written
+        # The thread that trains. Others must not look at gradients: torch changes them without a lock.
+        self._thread = threading.get_ident()
+        self._looked = True  # whether the newest file says what lived when it was written
         # Several threads may mark phases, and one may write meanwhile; a signal's handler may come in between.
         self._lock = threading.RLock()
 
@@ -137,6 +147,7 @@ class Session:
     def start(self) -> None:
         """Begin to record. Raise what goes wrong, with everything undone: nothing runs yet."""
         self._started, self._ended, self._host = True, None, None
+        self._thread = threading.get_ident()
         self.guard.disable_in_forked_children()
         self.guard.on_failure(self.stop)
         try:
@@ -173,7 +184,7 @@ class Session:
         self._host = self._host_now()
 
     def _host_now(self) -> Mapping[str, object]:
-        return {**host_section(), "offloaded": self.owners.elsewhere()}
+        return {**host_section(), **({"offloaded": self.owners.elsewhere()} if self._may_look() else {})}
 
     def _unhook(self) -> None:
         handles, self._handles = self._handles, []
@@ -186,8 +197,13 @@ class Session:
 
     def on_oom(self, tell: Callable[[], object]) -> None:
         """Set the function to call at once when an allocation runs out of memory (CUDA only)."""
+
+        def failed() -> None:
+            self._thread = threading.get_ident()  # the training waits for it, or is on it
+            tell()
+
         if hasattr(self.recorder, "on_oom"):
-            self.recorder.on_oom = tell
+            self.recorder.on_oom = failed
 
     def look_again(self) -> None:
         """Claim the parameters, gradients and optimizer state that are alive now."""
@@ -229,6 +245,7 @@ class Session:
         with self._lock:
             if self._ended is not None:
                 return
+            self._thread = threading.get_ident()
             if self._started and not self.phases.depth:
                 self._guarded(self._count_between)
             step = None if step is None else self._readable(step)
@@ -272,6 +289,7 @@ class Session:
         return mark
 
     def _enter(self, name: str, step: int | None, detail: str | None) -> PhaseMark:
+        self._thread = threading.get_ident()
         if name not in _LAST_THINGS:
             self._go_on()
         mark = self.phases.enter(name, step if step is not None else self._step, detail)
@@ -338,11 +356,17 @@ class Session:
 
     def _renew(self) -> None:
         """State once more what lives now: a ring may have lost the time at which it was first said."""
+        self._looked = self._may_look()
+        if not self._looked:
+            return
         if self.recorder.bounded:
             self.owners.renew()
         self._look_again()
         if self.recorder.oom() is None:  # no time for questions when memory has run out
             self._ask_holders()
+
+    def _may_look(self) -> bool:
+        return self._thread == threading.get_ident() and not self.phases.is_open_on_another_thread
 
     def _ask_holders(self) -> None:
         """Find what refers to the largest tensors without an owner."""
@@ -412,7 +436,7 @@ class Session:
             if not self._redact and (self._sources is None or self._ended is None):
                 self._sources = program_sources(raw, self._created)
             device = self.recorder.device()
-            facts = {
+            facts: dict[str, object] = {
                 "schema": SCHEMA,
                 "kind": self.recorder.kind.value,
                 "versions": versions(),
@@ -443,6 +467,8 @@ class Session:
                 "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
                 "notes": self._all_notes(),
             }
+            if self.identity is not None:
+                facts |= {"run_id": self.identity.id, "run_started": self.identity.started}
             raw["memprof"] = _plain(facts)
             if self._redact:
                 redact_snapshot(raw)
@@ -451,6 +477,7 @@ class Session:
     def _all_notes(self) -> list[str]:
         error = self.guard.failure
         cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
+        cut += [] if self._looked else [_ELSEWHERE]
         return [*cut, *self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
 
     def _device_rows(self, raw: RawSnapshot, recorded: Recorded) -> list[dict[str, int | str | None]]:

@@ -29,6 +29,7 @@ class FakeSession(Session):
 
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
         super().__init__(recorder, config=config, rank=0, world_size=world_size, guard=NULL_GUARD)
+        self.identity = None  # a simulation is no run
         self.fake_recorder = recorder
         storages, blocks = recorder.storages, recorder.blocks
         self.owners = self.book = FakeOwnerBook(recorder.now_us, storages.address_of, lambda: blocks.rehearsal)
