@@ -20,6 +20,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
 from memprof.compat.transformers import GENERATE
 from memprof.errors import MemprofError
+from memprof.foreign import Args, Kwargs
 from memprof.instrument.loading import LoadWatch
 from memprof.integrations.run_recorder.recorder import RunRecorder
 from memprof.recording import phases
@@ -183,7 +184,7 @@ class PlainLoop:
         if original is None:
             return
 
-        def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
+        def before(args: Args, _kwargs: Kwargs) -> PhaseMark | None:
             if self._elsewhere():
                 return None
             if phase is Phase.GENERATE:
