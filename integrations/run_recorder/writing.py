@@ -14,8 +14,8 @@ from memprof.errors import MemprofError
 from memprof.recording.recorder import RunIdentity
 from memprof.recording.session import Session
 from memprof.recording.system.signals import finish_first
-from memprof.snapshot import save_snapshot
-from memprof.snapshot.unpickle import collector_paused
+from memprof.snapshot.columns import collector_paused
+from memprof.snapshot.writer import save_snapshot
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:

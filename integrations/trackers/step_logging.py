@@ -31,6 +31,7 @@ from memprof.units import GIB
 from memprof.vocabulary import Category, Group
 
 if TYPE_CHECKING:
+    from memprof.foreign import Args, Kwargs
     from memprof.report import Report
     from memprof.vocabulary import Category, Group
 
@@ -154,7 +155,7 @@ class Tracking:
 
     # -- the trainer's log -------------------------------------------------------------------------------------
 
-    def _enter_log(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter_log(self, args: Args, kwargs: Kwargs) -> None:
         logs = args[0] if args else kwargs.get("logs")
         if not isinstance(logs, dict):
             return

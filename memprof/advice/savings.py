@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.advice.training_moments import held, tokens_of
-from memprof.config.model_shape import DTYPE_BYTES
 from memprof.config.optimizers import optimizer
+from memprof.units import DTYPE_BYTES
 from memprof.vocabulary import Category, Phase
 
 # Phases that run micro-batches through the model.

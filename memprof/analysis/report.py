@@ -13,7 +13,7 @@ from memprof.analysis.allocations.alike import without_lives
 from memprof.analysis.allocations.source_lines import source_lines
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
-from memprof.analysis.host.growth import host_report
+from memprof.analysis.host_growth import host_report
 from memprof.analysis.outside_torch import outside_report, switches_report
 from memprof.analysis.peaks.by_device import devices_note
 from memprof.analysis.peaks.counter_check import unseen_note

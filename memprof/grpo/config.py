@@ -8,6 +8,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from memprof.errors import UsageError
+from memprof.foreign import Kwargs
 
 # Switches that count, and the least they can be.
 _COUNTS = {"tiled_mlp": 0, "max_tokens_per_piece": 1, "loss_chunk_tokens": 1, "generation_batch": 1}
@@ -161,7 +162,7 @@ class LeanSettings:
                 setattr(args, name, getattr(cls, name))
         return args
 
-    def lean_settings(self) -> dict[str, Any]:
+    def lean_settings(self) -> Kwargs:
         """Return the settings this class adds, by name."""
         theirs = {f.name for base in type(self).__mro__ if base.__module__.startswith("trl.") for f in fields(base)}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in theirs}

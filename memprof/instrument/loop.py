@@ -18,6 +18,7 @@ from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
 from memprof.compat.transformers import GENERATE
+from memprof.foreign import Args, Kwargs
 from memprof.instrument.loading import LoadWatch
 from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.callback.options import Options
@@ -178,7 +179,7 @@ class PlainLoop:
         if original is None:
             return
 
-        def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
+        def before(args: Args, _kwargs: Kwargs) -> PhaseMark | None:
             if self._elsewhere():
                 return None
             if phase is Phase.GENERATE:

@@ -13,15 +13,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memprof.allocator.settings import AllocatorSettings, settings_of
-from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.derived import BY_NUMBERS, SIZES, VALUES
 from memprof.oom.framework_settings import PLAIN, Names
 from memprof.oom.knowledge_files import FactRule, Rule, facts_file
-from memprof.report.oom import TextFact
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
+    from memprof.oom.arithmetic import Parts
     from memprof.oom.failure import Failure, Frame
+    from memprof.report.oom import TextFact
 
 Value = str | int | float | bool | None
 
@@ -171,6 +171,8 @@ class Facts:
 
     def listed(self) -> Iterator[TextFact]:
         """Yield every fact that holds and every value that is known, with its line."""
+        from memprof.report.oom import TextFact
+
         rules = facts_file()
         for name, value in self.given.items():
             if value not in (None, False, "") and not name.startswith("setting_"):
@@ -229,6 +231,8 @@ def _allocator_in(text: str) -> AllocatorSettings:
 
 
 def _numbers(failure: Failure, parts: Parts, allocator: AllocatorSettings) -> dict[str, Value]:
+    from memprof.oom.arithmetic import free_bytes, missing_bytes
+
     asked, allocated = failure.requested, parts.allocated
     return {
         **{k: v for k, v in asdict(parts).items() if k not in ("processes", "contradictions", "own_process")},

@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 from memprof.compat.patching import Patches, copy_of
 from memprof.compat.targets import Target
 from memprof.errors import MemprofError
+from memprof.foreign import Args, Kwargs
 
-Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Enter = Callable[[Args, Kwargs], Any]
 Leave = Callable[[Any, Any, "BaseException | None"], None]
 
 _ABSENT = object()
@@ -153,7 +154,7 @@ class FailureGuard:
     def around(
         self,
         original: Callable[..., Any],
-        before: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        before: Callable[[Args, Kwargs], Any] | None = None,
         after: Callable[[Any, Any, BaseException | None], Any] | None = None,
         unseen: Callable[[], bool] | None = None,
     ) -> Callable[..., Any]:
@@ -193,7 +194,7 @@ class FailureGuard:
         return wrapper
 
     def changing(
-        self, original: Callable[..., Any], change: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+        self, original: Callable[..., Any], change: Callable[..., tuple[Args, Kwargs]]
     ) -> Callable[..., Any]:
         """Return a function that calls ``original`` with what ``change(args, kwargs)`` makes of its arguments."""
 
@@ -381,7 +382,7 @@ class MethodPatcher:
     ) -> Callable[..., Any]:
         """Return what :meth:`wrap` puts in the place of ``original``."""
 
-        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def before(args: Args, kwargs: Kwargs) -> Any:
             if not self._active:
                 return _ABSENT
             self._depth += 1

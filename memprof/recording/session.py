@@ -15,6 +15,7 @@ from typing import Any
 
 from memprof.compat.torch import AFTER_STEP, BEFORE_STEP
 from memprof.errors import UsageError
+from memprof.foreign import SnapshotFile
 from memprof.frame_paths import own_folders
 from memprof.recording import phases
 from memprof.recording.guard import FailureGuard, as_warning, guarded
@@ -424,7 +425,7 @@ class Session:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def to_raw(self) -> dict[str, Any]:
+    def to_raw(self) -> SnapshotFile:
         """Return the snapshot in torch's format with the ``"memprof"`` key; it shares nothing with the session."""
         with self._lock:
             if self._started:
@@ -432,7 +433,7 @@ class Session:
             if self._host is None or self._ended is None:
                 self._host = self._host_now()
             snapshot, recorded = self.recorder.dump()
-            raw: dict[str, Any] = dict(snapshot)
+            raw: SnapshotFile = dict(snapshot)
             if not self._redact and (self._sources is None or self._ended is None):
                 self._sources = program_sources(raw, self._created)
             device = self.recorder.device()
@@ -527,8 +528,8 @@ class Session:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the snapshot; InputError where the file cannot be written."""
-        from memprof.snapshot import save_snapshot
-        from memprof.snapshot.unpickle import collector_paused
+        from memprof.snapshot.columns import collector_paused
+        from memprof.snapshot.writer import save_snapshot
 
         target = Path(path)
         with collector_paused():

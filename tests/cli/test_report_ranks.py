@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from memprof._native import scanner
-from memprof.snapshot import save_snapshot
 from memprof.snapshot.reader import memory_to_report
+from memprof.snapshot.writer import save_snapshot
 from tests.cli.test_cli import MIB, call, report_of
 from tests.synthetic import SnapshotBuilder
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from memprof.frame_paths import text_path
 from memprof.report.advice import Place
 from memprof.report.allocations import Allocation
-from memprof.report.comparison import Surplus
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
+    from memprof.report.comparison import Surplus
 
 #: Name at most so many places; fewer where they hold half.
 MOST = 4

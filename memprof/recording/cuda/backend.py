@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from memprof.compat import torch as names
 from memprof.compat.patching import Patches
+from memprof.foreign import Args, Kwargs
 from memprof.recording.cuda.ring import AllocationCount
 from memprof.recording.recorder import RawSnapshot, Segment
 
@@ -66,7 +67,7 @@ class TorchCuda:
     def record(self, context: str | None, stacks: str, max_entries: int, skip: list[str], clear: bool) -> None:
         """Turn the history on: ``context`` says for which events stacks are kept, ``skip`` which events are left out;
         ``stacks`` is ``"python"``, or ``"all"`` with C++ frames."""
-        arguments: dict[str, Any] = {"context": context, "stacks": stacks, "max_entries": max_entries}
+        arguments: Kwargs = {"context": context, "stacks": stacks, "max_entries": max_entries}
         if skip:
             arguments["skip_actions"] = skip
         if clear and "clear_history" in self._accepted:
@@ -88,7 +89,7 @@ class TorchCuda:
         return patches.restore
 
     @staticmethod
-    def skipped_by(arguments: tuple[Any, ...], named: dict[str, Any]) -> list[str]:
+    def skipped_by(arguments: Args, named: Kwargs) -> list[str]:
         """Return the kinds of events that a switch leaves out from then on, given what its function is called with."""
         given = [*arguments, *named.values()]  # the only list that either function takes
         return next(([str(one) for one in value] for value in given if isinstance(value, list)), [])

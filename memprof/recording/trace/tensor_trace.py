@@ -24,6 +24,7 @@ import torch
 
 from memprof.compat.patching import Patches
 from memprof.compat.torch import OPERATOR_SCHEMA, STORAGE_RESIZE
+from memprof.foreign import Args, Kwargs
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import FailureGuard, mark_user_error
 from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
@@ -245,7 +246,7 @@ class TensorTrace:
 
     # -- what happens to storages ------------------------------------------------------------------------------
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def see(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Account for one operation: what it was given, and what it made."""
         live = self._live
         for value in args:
@@ -415,7 +416,7 @@ class TensorTrace:
         around = self.guard.around(STORAGE_RESIZE.get(), self._before_resize, self._resized)
         self._patches.put(*STORAGE_RESIZE.place(), around)
 
-    def _before_resize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.UntypedStorage:
+    def _before_resize(self, args: Args, kwargs: Kwargs) -> torch.UntypedStorage:
         storage: torch.UntypedStorage = args[0]
         if self._capacity is not None and self.is_watching:
             size = args[1] if len(args) > 1 else kwargs["size"]
