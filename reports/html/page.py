@@ -39,7 +39,7 @@ _SCRIPTS = (
     "source", "contents", "pictures", "timeline", "moments", "bands", "pareto_front",
 )  # fmt: skip
 _DRAWING = {"timeline": "timeline", "moments": "timeline", "bands": "timeline", "pareto_front": "pareto_front"}
-_READY = 'root.dataset.ready = "yes";'
+_READY = 'root.dataset.ready = "yes"; arrive();'
 
 
 class PageData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,13 +10,14 @@ from memprof.reports.document.model import AllocationRow, Document, Row
 from memprof.reports.document.tables import call_site, component_table, shown_stack, site_words, unused_words
 from memprof.reports.document.text import category_label, phase_label, size, thousands, where_words
 from memprof.reports.html.elements import (
+    Child,
     Markup,
     breakable,
     colour_class,
     column,
-    copyable,
     draw_table,
     el,
+    folded_stack,
     scrolling,
     section,
     swatch,
@@ -102,19 +103,20 @@ _LEAST = (1 << 20, 10 << 20, 100 << 20, 1 << 30)
 
 
 def _size_filter() -> Markup:
-    """Choose the smallest size to list."""
-    options = [el("option", {"value": str(n)}, f"{amount(n)} or more") for n in _LEAST]
-    return el("select", {"id": "least-bytes", "aria-label": "Size"}, el("option", {"value": "0"}, "Any size"), *options)
+    """Choose the smallest allocations to list: a row's sum may be larger."""
+    options = [el("option", {"value": str(n)}, f"{amount(n)} or more each") for n in _LEAST]
+    attributes: dict[str, object] = {"id": "least-bytes", "aria-label": "Size of each allocation"}
+    return el("select", attributes, el("option", {"value": "0"}, "Any size"), *options)
 
 
 def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
     evidence = allocation.group.evidence
-    body = [
+    body: list[Child] = [
         el("p", el(f"span.evidence e-{evidence}", evidence), " ", allocation.why),
         el("p.muted", particulars(allocation)),
     ]
     if allocation.stack:
-        body.append(copyable(code="\n".join(allocation.stack)))
+        body += folded_stack(allocation.stack)
     small = " · ".join(w for w in (allocation.shape, allocation.site if allocation.name else "") if w)
     summary = el(
         "summary",
@@ -125,7 +127,11 @@ def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
     category = allocation.label + (f", {allocation.detail}" if allocation.detail else "")
     return el(
         "tr",
-        {"data-category": colour_class(allocation.category), "data-bytes": str(allocation.bytes)},
+        {
+            "data-category": colour_class(allocation.category),
+            "data-bytes": str(allocation.bytes),
+            "data-each": str(allocation.group.each_bytes),
+        },
         el("td", el("details", {"data-open": reference}, summary, *body)),
         el("td", swatch(allocation.category), category),
         el("td.num", {"data-bytes": str(allocation.bytes)}, amount(allocation.bytes)),
