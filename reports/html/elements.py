@@ -208,7 +208,7 @@ def _cell(cell: Cell, line: Line, place: int, rows: Table) -> Markup:
     tag = "td" if place else "th"
     kind = kind if place else {"scope": "row", **kind, "title": line.hint or None}
     if isinstance(cell, TextCell):
-        return el(tag, kind, *_words(cell))
+        return el(tag, {**kind, "data-bytes": None if cell.bytes is None else str(cell.bytes)}, *_words(cell))
     if isinstance(cell, Figure):
         return _figure(cell, rows)
     if isinstance(cell, tuple) and line.path:
