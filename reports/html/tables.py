@@ -41,12 +41,12 @@ def component_section(rows: Sequence[Row], moment: str) -> Markup:
 
 
 _LEFT_BEHIND = (
-    "Left behind in several steps", "Category", Column("Steps", right=True), Column("In all", right=True, sums=True),
-    Column("A step", right=True), "Held by",
+    "Left behind in several steps", "Category", Column("Steps", right=True), Column("Total", right=True, sums=True),
+    Column("Per step", right=True), "Owned by",
 )  # fmt: skip
 _GROWN = (
-    "What made the allocator ask for more", "Phase", Column("Size", right=True, sums=True),
-    Column("of reserved", right=True, wide=True),
+    "Segments reserved at", "Phase", Column("Size", right=True, sums=True),
+    Column("% of reserved", right=True, wide=True),
 )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def phases_section(rows: Table | None) -> Markup | None:
 
 
 def device_peak_table(document: Document, opened: Opened) -> Markup | None:
-    """List what made the allocator take more from the device."""
+    """List the lines for which the allocator reserved more memory of the GPU."""
     peak = document.report.device_peak
     if (reserved := peak.reserved_bytes) is None:
         return None
@@ -158,11 +158,11 @@ def device_peak_table(document: Document, opened: Opened) -> Markup | None:
         name = TextCell(site, folded=shown_stack(grown.stack), opens=opened(grown))
         phase = phase_label(grown.phase) if grown.phase else ""
         lines.append(Line((name, phase, grown.bytes, percent(grown.bytes, reserved))))
-    outside = f" + {amount(peak.non_torch_bytes)} outside torch" if peak.non_torch_bytes else ""
+    outside = f" and {amount(peak.non_torch_bytes)} of non-PyTorch memory" if peak.non_torch_bytes else ""
     where = where_words(peak.phase, peak.step)
     return section(
         "device-peak",
         "Device peak",
-        f"{amount(reserved)} reserved{outside}, in {where}: this decides an out-of-memory error",
+        f"{amount(reserved)} reserved{outside}, in {where}; a GPU with less memory runs out of it",
         draw_table(table(_GROWN, lines, "")),
     )

@@ -4,14 +4,11 @@ if (contents) {
   const links = all("a[href^='#']", contents).map((link) => [link, document.getElementById(link.hash.slice(1))]).filter(([, section]) => section);
   let now = null;
   const mark = () => {
-    const top = contents.getBoundingClientRect().bottom + 40;
+    const top = Math.max(contents.getBoundingClientRect().bottom, 0) + 40;
     const atEnd = window.innerHeight + window.scrollY >= root.scrollHeight - 2 && window.scrollY > 0;
     const passed = links.filter(([, section]) => section.getBoundingClientRect().top <= top);
     [now = null] = (atEnd ? links : passed.length ? passed : links.slice(0, 1)).at(-1) || [];
     for (const [link] of links) if (link === now) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
-    // The list itself scrolls where it does not fit.
-    const list = now?.parentElement;
-    if (list && list.scrollWidth > list.clientWidth) list.scrollLeft = now.offsetLeft - list.offsetLeft - (list.clientWidth - now.offsetWidth) / 2;
   };
   let waiting = false;
   window.addEventListener("scroll", () => {

@@ -243,7 +243,9 @@ def test_the_segment_map_shows_other_moments_by_mouse_and_keyboard(browser: Any,
         page.locator("#segment-map").focus()
         page.keyboard.press("ArrowRight")
         about = page.locator("#segment-about").inner_text()
-        assert "MiB" in about
+        assert re.search(r"MiB at 0x7[0-9a-f]+.*, in .*default pool, stream 0", about)
+        assert page.locator("[data-pools]:visible").count() == 1
+        assert "Idle in whole segments" in page.locator("[data-pools]:visible").inner_text()
         page.keyboard.press("Escape")
         assert page.locator("#segment-map .mark").count() == 0
         assert violations(page) == []
@@ -253,7 +255,17 @@ def test_the_segment_map_shows_other_moments_by_mouse_and_keyboard(browser: Any,
 def test_the_segment_map_reads_without_scripts(browser: Any, file: Path) -> None:
     with open_page(browser, file, java_script_enabled=False) as page:
         assert page.locator("#segments svg").is_visible()
-        assert "Idle in whole segments" in page.locator("#segments table").inner_text()
+        assert "Idle in whole segments" in page.locator("#segments table:visible").first.inner_text()
+
+
+def test_nothing_is_cut_on_a_narrow_screen(browser: Any, many: Path) -> None:
+    with open_page(browser, many, viewport={"width": 400, "height": 800}) as page:
+        right = "element => element.getBoundingClientRect().right"
+        assert all(link.evaluate(right) <= 400 for link in page.locator("#contents a").all())
+        first, second = (page.locator(f".bar-axis span:nth-child({n})").first.bounding_box() for n in (1, 2))
+        assert first["x"] + first["width"] + 8 <= second["x"]
+        labels = page.locator(".segments-svg text")
+        assert max(label.evaluate(right) for label in labels.all()[:3]) <= 400
 
 
 def test_a_saved_picture_is_what_is_shown(browser: Any, file: Path) -> None:
