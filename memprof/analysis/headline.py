@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from memprof.analysis.allocations.places import listed_places
+from memprof.analysis.allocations.places import largest_places, listed_places, place_of
 from memprof.analysis.peaks.next_step import next_step
 from memprof.report import Report
 from memprof.report.advice import Advice, Headline, Place
@@ -507,7 +507,7 @@ def headline_of_comparison(comparison: Comparison) -> Headline:
     """Return the headline of a comparison: how large each run is beside the first, what differs most and the places of
     it, and who fits the capacity asked about.
 
-    A place's ``bytes`` are of listed blocks that one run alone holds; its ``share`` is of the category in that run.
+    A place's ``bytes`` are how much more one run allocates there; its ``share`` is of the category in that run.
     """
     labels, total = [run.label for run in comparison.runs], comparison.rows[-1].at_peak
     what = "comes to" if any(run.report is None for run in comparison.runs) else "allocates at its peak"
@@ -521,10 +521,9 @@ def headline_of_comparison(comparison: Comparison) -> Headline:
         largest = _most_different(comparison.rows[:-1], i)
         if largest is None:
             continue
-        found = _alone(comparison, largest, i)
-        difference = largest.difference[i] or 0
+        found = _changed_places(comparison, largest, i)
         of = f"Largest difference of {labels[i]}" if len(labels) > 2 else "Largest difference"
-        causes.append(f"{of}: {_difference(largest.label, difference, labels[i if difference > 0 else 0], found)}")
+        causes.append(f"{of}: {_difference(largest.label, largest.difference[i] or 0, found)}")
         places += found if len(labels) == 2 else []
     capacity = comparison.capacity
     if capacity is not None and capacity.source == "option":
@@ -556,21 +555,34 @@ def _most_different(rows: Iterable[ComparedGroup], index: int) -> _Compared | No
     return largest if largest is not None and largest.difference[index] else None
 
 
-def _alone(comparison: Comparison, largest: _Compared, index: int) -> list[Place]:
-    """List the two largest places of the listed blocks that the run with more of a category holds alone."""
+def _changed_places(comparison: Comparison, largest: _Compared, index: int) -> list[Place]:
+    """List the two places that add most to the difference of a category, of the blocks that are listed.
+
+    The other run may allocate blocks of another size there, which are subtracted.
+    """
+    from memprof.analysis.allocations.differences import by_stack  # here, so that --help loads no numpy
+
     here, there = (index, 0) if (largest.difference[index] or 0) > 0 else (0, index)
-    entries = [e for e in comparison.allocations_only_in if (e.in_run, e.not_in_run) == (here, there)]
-    groups = [group for entry in entries for group in entry.allocations]
-    return listed_places(groups, largest.id, largest.at_peak[here] or 0)[:2]
+    entries = {(e.in_run, e.not_in_run): e.allocations for e in comparison.allocations_only_in}
+    sums: dict[str, int] = {}
+    for change in by_stack(entries.get((there, here), ()), entries.get((here, there), ())):
+        found = change.largest
+        if found.category == largest.id and (frame := place_of(found.stack)):
+            sums[frame] = sums.get(frame, 0) + change.difference
+    more = sorted(((frame, n) for frame, n in sums.items() if n > 0), key=lambda item: -item[1])
+    return largest_places(dict(more), largest.at_peak[here] or 0)[:2]
 
 
-def _difference(label: str, difference: int, holder: str, places: Sequence[Place]) -> str:
+def _difference(label: str, difference: int, places: Sequence[Place]) -> str:
     inside = label if label[1:2].isupper() else label[:1].lower() + label[1:]
     words = f"{inside}, {'+' if difference >= 0.005 * GIB else ''}{gib(difference)} GiB"
     if not places:
         return f"{words}."
-    made = [f"{amount(place.bytes)} from {':'.join(_file_and_line(place.frame))}" for place in places]
-    return f"{words}; {holder} alone holds {' and '.join(made)}."
+    sign, made = "+" if difference > 0 else "−", []
+    for place in places:
+        function, line = _function(place.frame), ":".join(_file_and_line(place.frame))
+        made.append(f"{sign}{amount(place.bytes)} {f'in {function} ({line})' if function else f'from {line}'}")
+    return f"{words}, of it {' and '.join(made)}."
 
 
 def _peaks_apart(runs: Sequence[ComparedRun]) -> list[str]:

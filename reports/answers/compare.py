@@ -1,20 +1,20 @@
-"""A comparison: one bar a run on one scale, then the rows, then what one run holds and the other does not."""
+"""A comparison: one bar a run on one scale, then the rows, then what the runs allocate differently by stack."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from memprof.reports.document.blocks import Bars, Block, Notes, Paragraph, ReportLayout
-from memprof.reports.document.comparison import ComparisonDocument, OnlyInTable
+from memprof.reports.document.comparison import ChangedStacks, ComparisonDocument
 
 from memprof.units import gib
 
-# So many settings are listed where none is known to matter; so many blocks of one run alone, beside few runs and many.
-_FEW_SETTINGS, _FEW_BLOCKS, _FEWER_BLOCKS, _BLOCKS_IN_MARKDOWN = 6, 6, 3, 8
+# So many settings are listed where none is known to matter; so many stacks that changed, beside few runs and many.
+_FEW_SETTINGS, _FEW_STACKS, _FEWER_STACKS, _STACKS_IN_MARKDOWN = 6, 6, 3, 8
 
 
 def comparison(found: ComparisonDocument) -> ReportLayout:
-    """Show settings, bars, rooms, rows, and the largest allocations that one run has and the other has not."""
+    """Show settings, bars, rooms, rows, and the stacks whose allocations differ most."""
     rooms = [(column.label, column.room) for column in found.columns if column.room is not None]
     far = "how far from out of memory"
     listed = Notes(tuple(f"{label}, {far}: {room.sentence}" for label, room in rooms), on="m")
@@ -24,7 +24,7 @@ def comparison(found: ComparisonDocument) -> ReportLayout:
         _bars(found),
         _rooms(found),
         (found.rows, listed if rooms else None),
-        *(_only_in(entry, _FEW_BLOCKS if len(found.columns) == 2 else _FEWER_BLOCKS) for entry in found.only_in),
+        *(_changed(entry, _FEW_STACKS if len(found.columns) == 2 else _FEWER_STACKS) for entry in found.changed),
         (Notes(found.notes) if found.notes else None,),
     )
     return ReportLayout(sections, found.title, headline=found.headline)
@@ -67,7 +67,7 @@ def _rooms(found: ComparisonDocument) -> tuple[Block | None, ...]:
     return Paragraph("", lead="How far from out of memory", on="t"), Bars(bars, scale, ends=ends), *said
 
 
-def _only_in(entry: OnlyInTable, most: int) -> tuple[Block, ...]:
-    listed = entry.allocations
-    first, more = replace(listed.part(0, most), on="t"), replace(listed.part(0, _BLOCKS_IN_MARKDOWN), on="m")
+def _changed(entry: ChangedStacks, most: int) -> tuple[Block, ...]:
+    listed = entry.stacks
+    first, more = replace(listed.part(0, most), on="t"), replace(listed.part(0, _STACKS_IN_MARKDOWN), on="m")
     return Paragraph("", lead=entry.title, after=f"  {entry.note}"), first, more

@@ -36,7 +36,7 @@ class TextCell:
     ``category`` or ``phase`` is what a square before them has the colour of, ``badges`` stand behind them and are never
     cut; ``tone`` is ``ok``, ``bad``, ``muted``, ``strong``, ``code`` or nothing; a terminal shows ``short`` where there
     is one. On a page ``folded`` opens below them (the page's script finds more under ``opens``), and ``small`` stands
-    there.
+    there; it sorts and copies a size as ``bytes``.
     """
 
     text: str
@@ -48,6 +48,7 @@ class TextCell:
     folded: tuple[str, ...] = ()
     opens: str | None = None
     short: str = ""
+    bytes: int | None = None
 
 
 @dataclass(frozen=True)

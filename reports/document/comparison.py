@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from memprof.reports.document.text import (
 from msgspec.structs import replace
 
 from memprof._version import __version__
+from memprof.analysis.allocations.differences import StackDifference, by_stack
 from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
 from memprof.report.advice import Unchanged
 from memprof.report.comparison import (
@@ -65,12 +67,12 @@ class RunColumn:
 
 
 @dataclass(frozen=True)
-class OnlyInTable:
-    """What one run allocates at its peak and another does not: allocations of one stack and size in a line."""
+class ChangedStacks:
+    """What two runs allocate differently at their peaks: a line for each stack that grew, shrank, is new or gone."""
 
     title: str
     note: str
-    allocations: Table
+    stacks: Table
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class ComparisonDocument:
 
     ``totals`` are the runs' own, ``rows`` has a line for each component, with a terminal's and a page's figures.
     ``verdicts`` say of each run whether it fits, and by how much. ``settings`` differ and memory is known to depend on
-    them, ``others`` differ too. ``unchanged`` is the error of the simulation of a recorded run, or empty.
+    them, ``others`` differ too. ``changed`` has an entry for each later run. ``unchanged`` is the error of the
+    simulation of a recorded run, or empty.
     """
 
     comparison: Comparison
@@ -95,7 +98,7 @@ class ComparisonDocument:
     scale_bytes: int
     settings: Table | None
     others: Table | None
-    only_in: tuple[OnlyInTable, ...]
+    changed: tuple[ChangedStacks, ...]
     legend: tuple[Part, ...]
     reproduce: tuple[Fact, ...]
     notes: tuple[str, ...]
@@ -141,7 +144,7 @@ def build_comparison(comparison: Comparison, documents: Sequence[Document | None
         scale_bytes=scale,
         settings=_settings("What changed", labels, [line for line in comparison.config_diff if line.matters]),
         others=_settings("Setting", labels, [line for line in comparison.config_diff if not line.matters]),
-        only_in=tuple(_only_in(entry, labels) for entry in comparison.allocations_only_in if entry.allocations),
+        changed=_changed_stacks(comparison.allocations_only_in, labels),
         legend=_legend(columns),
         reproduce=_reproduce(comparison),
         # What is not in the table, the comparison's own, then each run's under its label.
@@ -406,32 +409,63 @@ def _setting(line: ChangedSetting) -> Line:
 
 # ---- allocations -----------------------------------------------------------------------------------------------------
 
-_ONLY_IN = (
-    Column("Size", right=True), Column("Blocks", whole=True), "Category", Column("Allocated at", wide=True, on="t"),
-    Column("Allocated at", on="mp"),
-)  # fmt: skip
 
 
-def _only_in(entry: OnlyIn, labels: Sequence[str]) -> OnlyInTable:
-    title = f"At the peak of {labels[entry.in_run]}, not of {labels[entry.not_in_run]}"
-    listed = sum(surplus.bytes for surplus in entry.allocations)
-    note = f"{gib(entry.bytes)} GiB by stack and size, {gib(listed)} listed"
-    if entry.above_bytes:
-        note += f"; blocks of up to {size(entry.above_bytes)} are not compared: a report does not list them all"
-    found = table(_ONLY_IN, [_missing(surplus) for surplus in entry.allocations], "only-in")
+def _changed_stacks(entries: Sequence[OnlyIn], labels: Sequence[str]) -> tuple[ChangedStacks, ...]:
+    """Compare each later run with the first, by stack."""
+    pairs = {(entry.not_in_run, entry.in_run): entry for entry in entries}
+    found = []
+    for (first, other), gained in pairs.items():
+        lost = pairs.get((other, first))
+        if first < other and lost and (gained.allocations or lost.allocations):
+            found.append(_stacks(lost, gained, labels[first], labels[other]))
+    return tuple(found)
+
+
+def _stacks(lost: OnlyIn, gained: OnlyIn, first: str, other: str) -> ChangedStacks:
+    note = f"{amount(lost.bytes)} differ at the peak of {first}, {amount(gained.bytes)} at that of {other}"
+    listed = sum(surplus.bytes for entry in (lost, gained) for surplus in entry.allocations)
+    if listed < lost.bytes + gained.bytes:
+        note += f"; {amount(lost.bytes + gained.bytes - listed)} in smaller blocks are not listed"
+    if gained.above_bytes:
+        note += f"; blocks of up to {amount(gained.above_bytes)} are not compared: a report does not list them all"
+    columns = (
+        Column("Difference", right=True), Column("", page="Change", whole=True), Column(first, whole=True, wide=True),
+        Column(other, whole=True, wide=True), "Category", Column("Allocated at", wide=True, on="t"),
+        Column("Allocated at", on="mp"),
+    )  # fmt: skip
+    lines = [_stack(change) for change in by_stack(lost.allocations, gained.allocations)]
+    found = table(columns, lines, "changed-stacks")
     assert found is not None
-    return OnlyInTable(title, note, found)
+    return ChangedStacks(f"{first} → {other}, by stack", note, dataclasses.replace(found, units=False))
 
 
-def _missing(surplus: Surplus) -> Line:
-    n_more = surplus.count_in - surplus.count_not_in
-    many = f"{n_more} × {size(surplus.each_bytes)}" if n_more > 1 else size(surplus.each_bytes)
-    if surplus.count_not_in:
-        many += f" ({surplus.count_in} against {surplus.count_not_in})"
-    detail = f", {humanise(surplus.detail)}" if surplus.detail else ""
-    category = TextCell(category_label(surplus.category) + detail, category=surplus.category)
+def _stack(change: StackDifference) -> Line:
+    largest, n = change.largest, change.difference
+    words = "new" if not change.before else "gone" if not change.after else "grew" if n > 0 else "shrank"
+    if change.before and change.after and not n:
+        words = "other sizes"
+    detail = f", {humanise(largest.detail)}" if largest.detail else ""
+    category = TextCell(category_label(largest.category) + detail, category=largest.category)
     # Without a stack the tensor's name says where it was made; of several like it, with stars for the digits.
-    name = re.sub(r"\d+", "*", surplus.name or "") if n_more > 1 else surplus.name or ""
-    site = site_words(call_site(surplus.stack) or name, surplus.stack)
-    made = TextCell(site, "code", folded=shown_stack(surplus.stack))
-    return Line((surplus.bytes, many, category, short_path(site, 1), made))
+    several = len(change.before) + len(change.after) > 1 or largest.count_in - largest.count_not_in > 1
+    name = re.sub(r"\d+", "*", largest.name or "") if several else largest.name or ""
+    site = site_words(call_site(largest.stack) or name, largest.stack)
+    made = TextCell(site, "code", folded=shown_stack(largest.stack))
+    signed = TextCell(f"{'+' if n > 0 else '−' if n < 0 else ''}{amount(abs(n))}", bytes=n)
+    return Line((signed, words, _blocks(change.before), _blocks(change.after), category, short_path(site, 1), made))
+
+
+# So many sizes of one stack are listed.
+_SIZES = 2
+
+
+def _blocks(entries: Sequence[Surplus]) -> str:
+    """Write ``2 × 1.19 GiB``, for each size of one stack, the largest sum first."""
+    words = []
+    for entry in sorted(entries, key=lambda entry: -entry.bytes)[:_SIZES]:
+        n_more = entry.count_in - entry.count_not_in
+        many = f"{n_more} × {amount(entry.each_bytes)}" if n_more > 1 else amount(entry.each_bytes)
+        words.append(f"{many} ({entry.count_in} against {entry.count_not_in})" if entry.count_not_in else many)
+    more = len(entries) - _SIZES
+    return ", ".join(words) + (f" and {more} more size{'' if more == 1 else 's'}" if more > 0 else "") or "–"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
+from textwrap import dedent
 
 from memprof.reports.document.advice import advice_basis, advice_words, whole_step
 from memprof.reports.html.elements import Markup, copyable, el, section
@@ -47,7 +49,7 @@ def _combination(found: Combination | None) -> Markup | None:
         "div",
         {"class": "together" if found.fits else "together not"},
         el("p", el("strong", found.sentence)),
-        copyable(code="\n".join(change.setting for change in found.changes)) if found.changes else None,
+        *[_how(setting) for setting in _joined([change.setting for change in found.changes])],
     )
 
 
@@ -56,15 +58,41 @@ def _same(report: Report) -> str:
     return "same gradients" if report.own_peaks.get(Category.GRADIENTS) else "same results"
 
 
-# A setting to paste: an option, a call, an assignment or a line of YAML. Everything else is a sentence.
-_CODE = re.compile(r"(?:export )?(?:--\w|[A-Za-z_][\w.]*(?:\(|\s*=|: \S))")
+# A shell's options with at most one value each, ``name=value`` pairs and variables, and commands; no comma or bracket.
+_SHELL = re.compile(
+    r"(?:export )?(?:[A-Z_][A-Z0-9_]*=\S+(?: |$)\S*|(?:--?[\w.-]+(?:[= ][^\s,;()-][^\s,;()]*)?(?: |$))+"
+    r"|(?:[\w.+]+=[^\s,;()]+(?: |$))+|(?:pip|accelerate|deepspeed|memprof|python|torchrun|trl) \S+(?: [^\s,;()]+)*)$"
+)
+
+
+def is_code(setting: str) -> bool:
+    """Tell whether every line of a setting is code to paste: options, statements of Python, YAML, or a comment."""
+    lines = [line.strip() for line in setting.splitlines() if line.strip()]
+    return bool(lines) and (all(_is_line_of_code(line) for line in lines) or _is_python(setting))
+
+
+def _is_line_of_code(line: str) -> bool:
+    return line.startswith("#") or bool(_SHELL.match(line)) or _is_python(line)
+
+
+def _is_python(text: str) -> bool:
+    """Tell whether text is statements that do something: a name alone or a tuple of names is a sentence's."""
+    try:
+        body = ast.parse(dedent(text)).body
+    except (SyntaxError, ValueError):
+        return False
+    return all(not isinstance(statement, ast.Expr) or isinstance(statement.value, ast.Call) for statement in body)
+
+
+def _joined(settings: Sequence[str]) -> list[str]:
+    """Join what is code, to be pasted at once; sentences stay apart."""
+    code = [setting for setting in settings if is_code(setting)]
+    return [*(["\n".join(code)] if code else []), *(setting for setting in settings if not is_code(setting))]
 
 
 def _how(setting: str) -> Markup:
     """Show code to paste with a button that copies it, and a description as text."""
-    if all(_CODE.match(line.strip()) or line.strip().startswith("#") for line in setting.splitlines() if line.strip()):
-        return copyable(code=setting)
-    return el("div", "How: ", setting)
+    return copyable(code=setting) if is_code(setting) else el("div", "How: ", setting)
 
 
 def _change(change: Advice, report: Report) -> Markup:

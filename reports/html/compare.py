@@ -1,4 +1,4 @@
-"""Draw a comparison's page: who needs how much, what was set differently, row by row, and what only one run holds."""
+"""Draw a comparison's page: who needs how much, what was set differently, row by row, and what changed by stack."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memprof.reports.document.build import oom_sentence
-from memprof.reports.document.comparison import ComparisonDocument, OnlyInTable, RunColumn
+from memprof.reports.document.comparison import ChangedStacks, ComparisonDocument, RunColumn
 from memprof.reports.html.charts import timelines_section
 from memprof.reports.html.elements import (
     Child,
@@ -59,7 +59,7 @@ def render_comparison(comparison: ComparisonDocument) -> str:
         _table(comparison),
         difference_section([(c.label, c.document) for c in comparison.columns if c.document]),
         timelines_section(lined, opened),
-        _only_in(comparison.only_in),
+        _changed_stacks(comparison.changed),
         el("div.columns", section("reproduce", "Reproduce", "", fact_list(comparison.reproduce)), notes),
     ]
     return render_page(comparison.title, subtitle, sections, data, "timeline" if drawn else None)
@@ -143,26 +143,18 @@ def _table(comparison: ComparisonDocument) -> Markup:
     return section("components", "Side by side", note, draw_table(comparison.rows), legend(comparison.legend))
 
 
-# ---- what only one holds ---------------------------------------------------------------------------------------------
+# ---- what changed by stack -------------------------------------------------------------------------------------------
 
 
-def _only_in(entries: Sequence[OnlyInTable]) -> Markup | None:
+def _changed_stacks(entries: Sequence[ChangedStacks]) -> Markup | None:
+    """Draw a table for each later run; of several only the first is open."""
     if not entries:
         return None
-    return section(
-        "only-in",
-        "Allocated in one run only",
-        "blocks alive at the peak, by stack and size, counted",
-        el("div.columns even", *[_only_in_part(entry, i, len(entries)) for i, entry in enumerate(entries)]),
-    )
+    note = "blocks alive at the peaks; those with equal stack and size in both runs are left out"
+    first, *rest = entries
+    more = [el("details.changed", el("summary", entry.title), _stacks_table(entry)) for entry in rest]
+    return section("stacks", "What changed by stack", note, el("h3", first.title), _stacks_table(first), *more)
 
 
-def _only_in_part(entry: OnlyInTable, index: int, n_entries: int) -> Markup:
-    """Draw one direction of one pair; of several pairs only the first is open."""
-    if n_entries <= 2:
-        return el("div", el("h3", entry.title), _only_in_table(entry))
-    return el("details.only-in", {"open": index < 2}, el("summary", entry.title), _only_in_table(entry))
-
-
-def _only_in_table(entry: OnlyInTable) -> Markup:
-    return join(el("p.muted fine", entry.note), draw_table(entry.allocations.part(0, 12)))
+def _stacks_table(entry: ChangedStacks) -> Markup:
+    return join(el("p.muted fine", entry.note), draw_table(entry.stacks))

@@ -12,6 +12,7 @@ from memprof.reports.document.model import AllocationRow
 from memprof.reports.document.text import CATEGORY_WORDS, plain, thousands
 from memprof.reports.palette import LOOKS, slug
 
+from memprof.analysis.allocations.places import is_native
 from memprof.units import amount
 
 # HTML's only: an SVG shape without an end tag would hold every shape that follows.
@@ -120,6 +121,19 @@ def stack_details(frames: Sequence[str], title: str) -> Markup | None:
     return el("details", el("summary", title), copyable(code="\n".join(frames)))
 
 
+def folded_stack(frames: Sequence[str]) -> list[Markup | None]:
+    """Show a stack's Python frames, and below them the native ones, folded."""
+    native = [is_native(frame) or frame.startswith("…") for frame in frames]
+    python = [frame for frame, mark in zip(frames, native, strict=True) if not mark]
+    if not python or len(python) == len(frames):
+        return [copyable(code="\n".join(frames))]
+    whole: list[Child] = []
+    for i, (frame, mark) in enumerate(zip(frames, native, strict=True)):
+        whole += ["\n" if i else "", el("span.native", frame) if mark else frame]
+    rest = el("details.rest", el("summary", "With native frames"), el("pre.whole", {"tabindex": "0"}, *whole))
+    return [copyable(code="\n".join(python)), rest]
+
+
 def copyable(*, code: str) -> Markup:
     """Show lines to paste, with a button that copies them."""
     button = el("button", {"type": "button", "class": "copy needs-js"}, "Copy")
@@ -194,7 +208,7 @@ def _cell(cell: Cell, line: Line, place: int, rows: Table) -> Markup:
     tag = "td" if place else "th"
     kind = kind if place else {"scope": "row", **kind, "title": line.hint or None}
     if isinstance(cell, TextCell):
-        return el(tag, kind, *_words(cell))
+        return el(tag, {**kind, "data-bytes": None if cell.bytes is None else str(cell.bytes)}, *_words(cell))
     if isinstance(cell, Figure):
         return _figure(cell, rows)
     if isinstance(cell, tuple) and line.path:
@@ -251,7 +265,7 @@ def _words(words: TextCell) -> list[Child]:
     ]
     if words.folded:
         summary = el("summary", breakable(words.text))
-        shown = el("details", {"data-open": words.opens}, summary, copyable(code="\n".join(words.folded)))
+        shown = el("details", {"data-open": words.opens}, summary, *folded_stack(words.folded))
     return [before, shown, *[(" ", badge) for badge in badges], el("small", words.small) if words.small else None]
 
 

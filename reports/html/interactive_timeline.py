@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from memprof.vocabulary import Phase
 
 _Lives = tuple[tuple[int | None, int | None], ...]
-#: Name, colour, bytes of each, lifetimes, whether alive at the peak, reference.
-_Drawn = tuple[str, str, int, _Lives, int, str | None]
+#: Name, colour, bytes of each, lifetimes, whether alive at the peak, reference, whether inferred.
+_Drawn = tuple[str, str, int, _Lives, int, str | None, bool]
 
 # Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
 # keeps the page below 3 MB with plotly's 2.
@@ -34,7 +34,8 @@ PHASE_UNIT = 1_000_000
 class Band(msgspec.Struct, frozen=True, array_like=True):
     """A group of alike allocations that are drawn one by one.
 
-    ``site`` is the line of the program; ``shape`` its shape and dtype, if recorded; ``opens`` a reference.
+    ``site`` is the line of the program; ``shape`` its shape and dtype, if recorded; ``opens`` a reference; ``inferred``
+    whether only a lifetime, a shape or a set of sizes says what it is.
     """
 
     name: str
@@ -43,14 +44,15 @@ class Band(msgspec.Struct, frozen=True, array_like=True):
     allocated_in: str
     site: str
     opens: str | None
+    inferred: bool
 
 
 class IndividualData(msgspec.Struct, frozen=True, kw_only=True):
     """The allocations that are drawn one by one.
 
     ``points`` are the packed columns of ``_BAND_COLUMNS``, a row for each of ``n_points`` allocations: the number of
-    its group, the events that allocated and freed it (-1: before the recording), its address and bytes, and the index
-    in ``phases`` of the phase that freed it.
+    its group, the events that allocated and freed it (-1: before the recording), the times of both on the recording's
+    clock (-1: not recorded), its address and bytes, and the index in ``phases`` of the phase that freed it.
     """
 
     groups: tuple[Band, ...]
@@ -58,11 +60,10 @@ class IndividualData(msgspec.Struct, frozen=True, kw_only=True):
     n_points: int
     points: str
     phases: tuple[str, ...]
-    last_event: int
     words: str
 
 
-_BAND_COLUMNS = ("group", "begin", "end", "address", "size", "freed_in")
+_BAND_COLUMNS = ("group", "begin", "end", "born", "died", "address", "size", "freed_in")
 
 
 class TimelineData(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +117,8 @@ def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened
 def _individual(individuals: Individuals, opened: Opened) -> IndividualData:
     found, phases = individuals.found, tuple(Phase)
     numbers = [len(phases) if code == _NOT_FREED else code for code in found.freed_in.tolist()]
-    columns = (found.group, found.begin, found.end, found.address, found.size, numbers)
+    times = (found.born_us, found.died_us)
+    columns = (found.group, found.begin, found.end, *times, found.address, found.size, numbers)
     n, rest = len(found.group), found.count - len(found.group)
     others = f"; grey: the {thousands(rest)} others, summed" if rest else ""
     return IndividualData(
@@ -125,19 +127,18 @@ def _individual(individuals: Individuals, opened: Opened) -> IndividualData:
         n_points=n,
         points=pack_columns(columns),
         phases=(*(phase_label(phase).lower() for phase in phases), ""),
-        last_event=int(found.end.max(initial=0)),
         words=f"{thousands(n)} largest allocations, each its own band{others}",
     )
 
 
 def _band(row: AllocationRow, opened: Opened) -> Band:
     name = row.name or row.detail or row.label
-    return Band(name, slug(row.category), row.shape, row.phase_label.lower(), row.site, opened(row))
+    return Band(name, slug(row.category), row.shape, row.phase_label.lower(), row.site, opened(row), row.guessed)
 
 
 def _drawn(row: AllocationRow, at_peak: int, opened: Opened) -> _Drawn:
     name = row.name or row.site or row.detail or row.label
-    return name, slug(row.category), row.group.each_bytes, row.lives, at_peak, opened(row)
+    return name, slug(row.category), row.group.each_bytes, row.lives, at_peak, opened(row), row.guessed
 
 
 def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:

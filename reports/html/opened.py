@@ -113,7 +113,7 @@ def _written(entry: _Entry, frames: dict[str, int]) -> OpenedEntry:
     stack = tuple(frames.setdefault(frame, len(frames)) for frame in whole)
     if isinstance(entry, Growth):
         phase = phase_label(entry.phase) if entry.phase else "no known phase"
-        words = f"made the allocator take {amount(entry.bytes)} more from the device, in {phase}"
+        words = f"the allocator reserved {amount(entry.bytes)} more of the GPU's memory here, in {phase}"
         return OpenedEntry(what=site_words(call_site(whole), whole), about=(words,), stack=stack)
     colour = colour_class(entry.category)
     if isinstance(entry, LeftBehind):

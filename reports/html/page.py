@@ -39,7 +39,7 @@ _SCRIPTS = (
     "source", "contents", "pictures", "timeline", "moments", "bands", "pareto_front",
 )  # fmt: skip
 _DRAWING = {"timeline": "timeline", "moments": "timeline", "bands": "timeline", "pareto_front": "pareto_front"}
-_READY = 'root.dataset.ready = "yes";'
+_READY = 'root.dataset.ready = "yes"; arrive();'
 
 
 class PageData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,10 +102,10 @@ def _header(title: str, subtitle: Sequence[str]) -> Markup:
 
 # What the list of contents calls a section; one that is not here has no entry.
 _CONTENTS = {
-    "summary": "Overview", "ranks": "Ranks", "recordings": "Dumps", "advice": "What would lower the peak",
+    "summary": "Overview", "ranks": "Ranks", "recordings": "Dumps", "advice": "Advice",
     "changed": "Settings", "components": "Components", "difference": "Grown and shrunk", "timeline": "Timeline",
     "icicle": "Call sites", "allocations": "Allocations", "segments": "Segments", "source": "Source",
-    "phases": "Phases", "device-peak": "Device peak", "steps": "Steps", "only-in": "Differences", "best": "Settings",
+    "phases": "Phases", "device-peak": "Device peak", "steps": "Steps", "stacks": "Stacks", "best": "Settings",
     "growth": "Memory", "front": "Time", "rows": "Side by side", "adds-up": "Checks", "reproduce": "Reproduce",
 }  # fmt: skip
 _SECTION = re.compile(r'<section id="([\w-]+)"')

@@ -10,13 +10,14 @@ from memprof.reports.document.model import AllocationRow, Document, Row
 from memprof.reports.document.tables import call_site, component_table, shown_stack, site_words, unused_words
 from memprof.reports.document.text import category_label, phase_label, size, thousands, where_words
 from memprof.reports.html.elements import (
+    Child,
     Markup,
     breakable,
     colour_class,
     column,
-    copyable,
     draw_table,
     el,
+    folded_stack,
     scrolling,
     section,
     swatch,
@@ -40,12 +41,12 @@ def component_section(rows: Sequence[Row], moment: str) -> Markup:
 
 
 _LEFT_BEHIND = (
-    "Left behind in several steps", "Category", Column("Steps", right=True), Column("In all", right=True, sums=True),
-    Column("A step", right=True), "Held by",
+    "Left behind in several steps", "Category", Column("Steps", right=True), Column("Total", right=True, sums=True),
+    Column("Per step", right=True), "Owned by",
 )  # fmt: skip
 _GROWN = (
-    "What made the allocator ask for more", "Phase", Column("Size", right=True, sums=True),
-    Column("of reserved", right=True, wide=True),
+    "Segments reserved at", "Phase", Column("Size", right=True, sums=True),
+    Column("% of reserved", right=True, wide=True),
 )  # fmt: skip
 
 
@@ -102,19 +103,20 @@ _LEAST = (1 << 20, 10 << 20, 100 << 20, 1 << 30)
 
 
 def _size_filter() -> Markup:
-    """Choose the smallest size to list."""
-    options = [el("option", {"value": str(n)}, f"{amount(n)} or more") for n in _LEAST]
-    return el("select", {"id": "least-bytes", "aria-label": "Size"}, el("option", {"value": "0"}, "Any size"), *options)
+    """Choose the smallest allocations to list: a row's sum may be larger."""
+    options = [el("option", {"value": str(n)}, f"{amount(n)} or more each") for n in _LEAST]
+    attributes: dict[str, object] = {"id": "least-bytes", "aria-label": "Size of each allocation"}
+    return el("select", attributes, el("option", {"value": "0"}, "Any size"), *options)
 
 
 def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
     evidence = allocation.group.evidence
-    body = [
+    body: list[Child] = [
         el("p", el(f"span.evidence e-{evidence}", evidence), " ", allocation.why),
         el("p.muted", particulars(allocation)),
     ]
     if allocation.stack:
-        body.append(copyable(code="\n".join(allocation.stack)))
+        body += folded_stack(allocation.stack)
     small = " · ".join(w for w in (allocation.shape, allocation.site if allocation.name else "") if w)
     summary = el(
         "summary",
@@ -125,7 +127,11 @@ def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
     category = allocation.label + (f", {allocation.detail}" if allocation.detail else "")
     return el(
         "tr",
-        {"data-category": colour_class(allocation.category), "data-bytes": str(allocation.bytes)},
+        {
+            "data-category": colour_class(allocation.category),
+            "data-bytes": str(allocation.bytes),
+            "data-each": str(allocation.group.each_bytes),
+        },
         el("td", el("details", {"data-open": reference}, summary, *body)),
         el("td", swatch(allocation.category), category),
         el("td.num", {"data-bytes": str(allocation.bytes)}, amount(allocation.bytes)),
@@ -142,7 +148,7 @@ def phases_section(rows: Table | None) -> Markup | None:
 
 
 def device_peak_table(document: Document, opened: Opened) -> Markup | None:
-    """List what made the allocator take more from the device."""
+    """List the lines for which the allocator reserved more memory of the GPU."""
     peak = document.report.device_peak
     if (reserved := peak.reserved_bytes) is None:
         return None
@@ -152,11 +158,11 @@ def device_peak_table(document: Document, opened: Opened) -> Markup | None:
         name = TextCell(site, folded=shown_stack(grown.stack), opens=opened(grown))
         phase = phase_label(grown.phase) if grown.phase else ""
         lines.append(Line((name, phase, grown.bytes, percent(grown.bytes, reserved))))
-    outside = f" + {amount(peak.non_torch_bytes)} outside torch" if peak.non_torch_bytes else ""
+    outside = f" and {amount(peak.non_torch_bytes)} of non-PyTorch memory" if peak.non_torch_bytes else ""
     where = where_words(peak.phase, peak.step)
     return section(
         "device-peak",
         "Device peak",
-        f"{amount(reserved)} reserved{outside}, in {where}: this decides an out-of-memory error",
+        f"{amount(reserved)} reserved{outside}, in {where}; a GPU with less memory runs out of it",
         draw_table(table(_GROWN, lines, "")),
     )

@@ -37,11 +37,14 @@ if (bandButton && bands) {
     if (!sheet.width || !sheet.height) return;
     brush.drawImage(sheet, 0, 0);
     brush.setTransform(ratio, 0, 0, ratio, 0, 0);
-    brush.strokeStyle = ink("ink");
-    brush.lineWidth = 1.8;
     const Y = (bytes) => above + height - (bytes / most) * height;
-    for (const [i, x0, x1, , y0, y1] of rectangles)
-      if (i >= 0 && i === picked) brush.strokeRect(x0, Y(y1), Math.max(x1 - x0, 1), Math.max(Y(y0) - Y(y1), 1));
+    // Light around dark is seen on every category; a thin band's frame lies around it.
+    for (const [paint, wide] of [["bg", 7], ["ink", 3]]) {
+      brush.strokeStyle = ink(paint);
+      brush.lineWidth = wide;
+      for (const [i, x0, x1, , y0, y1] of rectangles)
+        if (i >= 0 && i === picked) brush.strokeRect(x0 - 1, Y(y1) - 1, Math.max(x1 - x0, 1) + 2, Math.max(Y(y0) - Y(y1), 1) + 2);
+    }
   };
   byAllocation.draw = () => {
     const ratio = window.devicePixelRatio || 1, wide = canvas.clientWidth, high = canvas.clientHeight;
@@ -138,14 +141,22 @@ if (bandButton && bands) {
     for (const [i, x0, x1, , y0, y1] of rectangles) if (x0 <= x && x < x1 && y0 <= bytes && bytes < y1) return i;
     return null;
   };
+  const isFreed = (i) => bands.died[i] >= 0;
+  /** When a block was allocated or freed, as the panel writes it. */
+  const when = (us) => seconds((us - timeline.clock_us) / timeline.unit);
   const lifetime = (i) => {
-    const born = bands.begin[i], died = bands.end[i];
-    const ends = died >= bands.last_event && !bands.phases[bands.freed_in[i]], events = many(died - Math.max(born, 0), "event");
-    return ends ? (born < 0 ? "alive for the whole recording" : `alive for ${events}, to the end`) : born < 0 ? `alive for its first ${events}` : `alive for ${events}`;
+    const events = many(bands.end[i] - Math.max(bands.begin[i], 0), "event"), born = bands.begin[i] < 0 ? timeline.clock_us : bands.born[i];
+    const last = timeline.axes.time[nPoints - 1] * timeline.unit + timeline.clock_us;
+    const span = timeline.timed ? lasting((isFreed(i) ? bands.died[i] : last) - born) : events;
+    return isFreed(i) ? (bands.begin[i] < 0 ? `alive for its first ${span}` : `alive for ${span}`)
+      : bands.begin[i] < 0 ? "alive for the whole recording" : `alive for ${span}, to the end`;
   };
+  const allocatedWords = (i) => (bands.begin[i] < 0 ? "before the recording" : `at ${when(bands.born[i])} in ${bands.groups[bands.group[i]][3] || "an unknown phase"}`);
+  const freedWords = (i) => (isFreed(i) ? `freed at ${when(bands.died[i])} in ${bands.phases[bands.freed_in[i]] || "an unknown phase"}` : "not freed");
   const about = (i) => {
-    const [name, category, shape, allocatedIn] = bands.groups[bands.group[i]], freedIn = bands.phases[bands.freed_in[i]];
-    return { name, category, label: timeline.labels[category] || category, shape, allocatedIn: bands.begin[i] < 0 ? "before the recording" : "in " + (allocatedIn || "an unknown phase"), freedIn };
+    const [name, category, shape, , , , inferred] = bands.groups[bands.group[i]];
+    const label = timeline.labels[category] || category;
+    return { category, words: [label + (inferred ? ", inferred" : ""), name === label ? "" : name, shape].filter(Boolean) };
   };
   const showTip = (event) => {
     const i = bandAt(event);
@@ -159,8 +170,7 @@ if (bandButton && bands) {
         tip.replaceChildren(make("b", "", amountOf(others(p))), make("div", "", "the other allocations, summed"),
           ...parts.slice(0, 5).map(([name, n]) => make("div", "muted", `${timeline.labels[name] || name} ${amountOf(n)}`)));
       } else {
-        const { name, label, shape } = about(i);
-        tip.replaceChildren(make("b", "", amountOf(bands.size[i])), ...[name, shape, name === label ? "" : label, lifetime(i)].filter(Boolean).map((text) => make("div", "", text)));
+        tip.replaceChildren(make("b", "", amountOf(bands.size[i])), ...[...about(i).words, lifetime(i), freedWords(i)].map((text) => make("div", "", text)));
       }
     }
     const box = plot.getBoundingClientRect();
@@ -187,14 +197,14 @@ if (bandButton && bands) {
     pane.hidden = picked === null || by !== "allocation";
     $$("panel").classList.toggle("has-selection", !pane.hidden);
     if (pane.hidden) return;
-    const i = picked, { name, category, label, shape, allocatedIn, freedIn } = about(i), size = make("p", "panel-total"), reference = referenceOf(i);
-    const what = make("p"), when = make("p", "muted"), clear = pressable("clear", () => pick(null));
+    const i = picked, { category, words } = about(i), size = make("p", "panel-total"), reference = referenceOf(i);
+    const what = make("p"), life = make("p", "muted"), clear = pressable("clear", () => pick(null));
     size.append(make("strong", "", amountOf(bands.size[i])));
-    what.append(make("i", "swatch c-" + category), [label, name === label ? "" : name, shape].filter(Boolean).join(" · "));
-    when.textContent = `Allocated ${allocatedIn}${freedIn ? `, freed in ${freedIn}` : ", not freed"}; ${lifetime(i)}.`;
+    what.append(make("i", "swatch c-" + category), words.join(" · "));
+    life.textContent = `Allocated ${allocatedWords(i)}, ${freedWords(i)}; ${lifetime(i)}.`;
     clear.textContent = "Clear";
     clear.setAttribute("aria-label", "Clear the selection");
-    const parts = [make("h3", "", "Selected allocation"), size, what, when], entry = reference ? await entryOf(reference) : null;
+    const parts = [make("h3", "", "Selected allocation"), size, what, life], entry = reference ? await entryOf(reference) : null;
     if (i !== picked) return;
     if (entry && entry.stack.length) parts.push(make("h3", "", "Allocated at"), ...stackParts(entry));
     const [site, found] = sameLine(i), links = make("p", "links");

@@ -2,11 +2,12 @@
 const contents = $$("contents");
 if (contents) {
   const links = all("a[href^='#']", contents).map((link) => [link, document.getElementById(link.hash.slice(1))]).filter(([, section]) => section);
+  let now = null;
   const mark = () => {
-    const top = contents.getBoundingClientRect().bottom + 40;
+    const top = Math.max(contents.getBoundingClientRect().bottom, 0) + 40;
     const atEnd = window.innerHeight + window.scrollY >= root.scrollHeight - 2 && window.scrollY > 0;
     const passed = links.filter(([, section]) => section.getBoundingClientRect().top <= top);
-    const [now] = (atEnd ? links : passed.length ? passed : links.slice(0, 1)).at(-1) || [];
+    [now = null] = (atEnd ? links : passed.length ? passed : links.slice(0, 1)).at(-1) || [];
     for (const [link] of links) if (link === now) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
   };
   let waiting = false;
@@ -24,5 +25,6 @@ if (contents) {
       heading.tabIndex = -1;
       heading.focus({ preventScroll: true });
     });
-  copyOnClick($$("copy-link"), () => location.href.split("#")[0] + (addressWords() ? "#" + addressWords() : ""));
+  const here = () => addressWords(window.scrollY > 0 && now ? now.hash.slice(1) : "");
+  copyOnClick($$("copy-link"), () => location.href.split("#")[0] + (here() ? "#" + here() : ""));
 }

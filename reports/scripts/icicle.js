@@ -2,7 +2,8 @@
 const findBoxes = (words) => {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean), status = $$("icicle-found");
   if (!status) return;
-  const found = new Set(all(".icicle:not([hidden]) .node:not(.d0) > .box").filter((box) => wanted.length && wanted.every((word) => box.title.toLowerCase().includes(word))));
+  const wordsOf = (box) => (box.title + "\n" + framesOf(box.dataset.open)).toLowerCase();
+  const found = new Set(all(".icicle:not([hidden]) .node:not(.d0) > .box").filter((box) => { const said = wanted.length ? wordsOf(box) : ""; return wanted.length && wanted.every((word) => said.includes(word)); }));
   for (const box of all(".icicle .box")) { box.classList.toggle("found", found.has(box)); box.classList.toggle("pale", found.size > 0 && !found.has(box)); }
   const outer = [...found].filter((box) => {
     for (let node = box.parentElement.parentElement.closest(".node"); node; node = node.parentElement.closest(".node"))

@@ -1,7 +1,7 @@
 // The icicle and the table follow the cursor. At the peak they are the page's own; elsewhere they are made of the
 // allocations that are drawn one by one, and the sums of the others.
 {
-  const MOST = 60, SMALLEST = 250;
+  const SMALLEST = 250;
   const host = (own, className) => {
     if (!own) return null;
     const note = make("p", "moment-note"), place = make("div", className);
@@ -23,14 +23,15 @@
     }
     return [...sums.values()].sort((a, b) => b[2] - a[2]);
   };
-  const node = (label, category, bytes, whole, above, depth, kids, reference) => {
+  const node = (label, category, bytes, whole, above, depth, kids, reference, inferred) => {
     const element = make("div", "node d" + depth), box = make("button", category ? "box c-" + category : "box root");
     element.style.flex = `${(100 * bytes) / (above || 1)} 1 0`;
     if (depth === 1) element.dataset.category = category;
     box.type = "button";
-    box.title = `${label}, ${amountOf(bytes)}, ${((100 * bytes) / (whole || 1)).toFixed(1)}% of this moment`;
+    box.title = `${label}, ${amountOf(bytes)}, ${((100 * bytes) / (whole || 1)).toFixed(1)}% of this moment${inferred ? ", inferred" : ""}`;
     box.dataset.bytes = bytes;
     if (reference) box.dataset.open = reference;
+    if (inferred) box.classList.add("guess");
     box.append(make("span", "label", label), make("b", "", amountOf(bytes)));
     element.append(box);
     if (kids.length) { const below = make("div", "kids"); below.append(...kids); element.append(below); }
@@ -48,7 +49,7 @@
       const rest = n - known.reduce((sum, [, , bytes]) => sum + bytes, 0);
       const below = [...sites].map(([site, entries]) => [site, entries, entries.reduce((sum, [, , bytes]) => sum + bytes, 0)]).sort((a, b) => b[2] - a[2])
         .map(([site, entries, bytes]) => [(sum, above, depth) => node(site, category, sum, whole, above, depth,
-          nodes(entries.map(([[name, , shape, , , opens], count, size]) => [(of, over, level) => node((name || shape) + (count > 1 ? ` ×${count}` : ""), category, of, whole, over, level, [], opens), size]), whole, sum, depth + 1, category)), bytes]);
+          nodes(entries.map(([[name, , shape, , , opens, inferred], count, size]) => [(of, over, level) => node((name || shape) + (count > 1 ? ` ×${count}` : ""), category, of, whole, over, level, [], opens, inferred), size]), whole, sum, depth + 1, category)), bytes]);
       if (rest >= 1) below.push([(sum, above, depth) => node("the others, summed", category, sum, whole, above, depth, []), rest]);
       return node(timeline.labels[category] || category, category, n, whole, whole, 1, nodes(below, whole, n, 2, category));
     });
@@ -57,16 +58,19 @@
   };
   const drawTable = (alive) => {
     const element = make("table", "allocations"), head = make("tr"), body = make("tbody"), thead = make("thead");
-    for (const [title, right] of [["Allocation"], ["Category"], ["Size", true], ["Made in"]]) { const cell = make("th", right ? "num" : "", title); cell.scope = "col"; head.append(cell); }
-    for (const [[name, category, shape, phase, site, opens], count, bytes] of alive.slice(0, MOST)) {
+    for (const [title, right] of [["Allocation"], ["Category"], ["Size", true], ["Allocated in"]]) { const cell = make("th", right ? "num" : "", title); cell.scope = "col"; if (right) cell.dataset.sums = ""; head.append(cell); }
+    for (const [[name, category, shape, phase, site, opens, inferred], count, bytes] of alive) {
       const row = make("tr"), what = make("td"), label = make("td"), button = make("button", "plain-button", name + (count > 1 ? ` ×${count}` : ""));
       button.type = "button";
       if (opens) button.dataset.open = opens;
       row.dataset.category = category;
       row.dataset.bytes = bytes;
-      what.append(button, make("small", "muted", [shape, site].filter(Boolean).join(" · ")));
+      row.dataset.each = bytes / count;
+      what.append(button, ...(inferred ? [make("span", "badge guess", "inferred")] : []), make("small", "muted", [shape, site].filter(Boolean).join(" · ")));
       label.append(make("i", "swatch c-" + category), timeline.labels[category] || category);
-      row.append(what, label, make("td", "num", amountOf(bytes)), make("td", "", phase));
+      const size = make("td", "num", amountOf(bytes));
+      size.dataset.bytes = bytes;
+      row.append(what, label, size, make("td", "", phase));
       body.append(row);
     }
     thead.append(head);
@@ -75,17 +79,25 @@
     scroll.tabIndex = 0;
     scroll.append(element);
     table.place.replaceChildren(scroll);
+    makeSortable(element);
+    element.addEventListener("sorted", () => listing.refresh());
+    standIns.set($$("allocation-table"), element);
   };
   const showMoment = () => {
     const elsewhere = Boolean(bands) && point !== timeline.peak_point;
     for (const part of [icicle, table]) {
       if (!part) continue;
       part.own.hidden = elsewhere;
-      // The sums and the copy of the page's own table.
-      if (part.own.nextElementSibling?.matches(".table-tools")) part.own.nextElementSibling.hidden = elsewhere;
       part.note.hidden = part.place.hidden = !elsewhere;
     }
-    if (!elsewhere) { listing.rows = null; listing.refresh(); return; }
+    if (icicle) standIns.set(icicle.own, elsewhere ? icicle.place : icicle.own);
+    if (table) headings.forEach(([text, words, note]) => { text.data = elsewhere ? `Allocations alive at ${$$("panel-where").textContent}` : words; if (note) note.hidden = elsewhere; });
+    if (!elsewhere) {
+      standIns.delete($$("allocation-table"));
+      listing.rows = null;
+      listing.refresh();
+      return;
+    }
     const alive = aliveAt(point), whole = stacked.reduce((sum, trace) => sum + trace.y[point], 0) * GIB, known = alive.reduce((sum, [, , bytes]) => sum + bytes, 0);
     const n = alive.reduce((sum, [, count]) => sum + count, 0), many = n === 1 ? "1 individual allocation" : `${n.toLocaleString("en-US")} individual allocations`;
     const words = `At ${$$("panel-where").textContent}: ${amountOf(known)} of ${amountOf(whole)} from ${many}; the others are summed by category.`;
@@ -101,6 +113,8 @@
     listing.refresh();
   };
   let waiting = null;
+  /** The table's heading names the moment: [text, words at the peak, note about the peak's rows]. */
+  const headings = all("#allocations > h2").map((heading) => [heading.firstChild, heading.firstChild.data, heading.querySelector("small")]);
   // Only where the cursor rests: the lists are long.
   if (prepared.length === 1 && point !== timeline.peak_point) showMoment();
   if (prepared.length === 1) followers.push(() => { clearTimeout(waiting); waiting = setTimeout(showMoment, 120); });

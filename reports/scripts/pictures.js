@@ -63,6 +63,7 @@ const pngOf = async (svg) => {
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 };
 const savePicture = async (target, name, format) => {
+  target = standIn(target);
   const chart = target.querySelector(".js-plotly-plot") || (target.matches(".js-plotly-plot") ? target : null);
   let svg;
   if (chart && chart.offsetParent !== null && !chart.closest(".by-allocation")) {

@@ -17,15 +17,15 @@ if (segmentMap) {
     }
     const parts = map.colours.map((name, i) => svgElement("path", { class: "block c-" + name, d: (paths[i] || []).join("") }));
     map.rows.forEach(([label, note, inside], i) => {
-      const [place, size] = inside[inside.length - 1];
-      parts.push(svgElement("text", { x: LEFT, y: i * ROW + 10 }, label), svgElement("text", { x: LEFT + (place + size) * perByte + 8, y: i * ROW + 26 }, note));
+      parts.push(svgElement("text", { x: LEFT, y: i * ROW + 10 }, `${label} · ${note}`));
       for (const [from, bytes] of inside)
         if (bytes * perByte >= 4) parts.push(svgElement("rect", { class: "outline", x: LEFT + from * perByte, y: i * ROW + TOP, width: bytes * perByte, height: BAR }));
     });
-    svg.setAttribute("viewBox", `0 0 ${LEFT + WIDTH + 120} ${ROW * map.rows.length + 4}`);
+    svg.setAttribute("viewBox", `0 0 ${2 * LEFT + WIDTH} ${ROW * map.rows.length + 4}`);
     svg.setAttribute("aria-label", "Map of segments. " + map.words);
     svg.replaceChildren(svg.querySelector("defs"), ...parts);
     $$("segment-words").textContent = map.words;
+    all("[data-pools]").forEach((pools) => { pools.hidden = Number(pools.dataset.pools) !== shown; });
     all("[data-map]").forEach((button) => button.setAttribute("aria-pressed", String(Number(button.dataset.map) === shown)));
   };
   const mark = (row, place, size) => {
@@ -33,13 +33,16 @@ if (segmentMap) {
     const perByte = WIDTH / maps[shown].scale, width = Math.max(size * perByte, 3);
     segmentMap.querySelector("svg").append(svgElement("rect", { class: "mark", x: LEFT + place * perByte, y: row * ROW + TOP - 2, width, height: BAR + 4 }));
   };
+  const hex = (address) => "0x" + address.toString(16);
   const tell = (i) => {
     at = i;
     if (i < 0) { about.textContent = key; segmentMap.querySelectorAll(".mark").forEach((old) => old.remove()); return; }
     const [row, place, size, colour, count] = rectangle(i), map = maps[shown];
     mark(row, place, size);
     const many = count > 1 ? `${count.toLocaleString("en-US")} neighbours, mostly ` : "";
-    about.textContent = `${many}${map.labels[colour]}: ${amountOf(size)}, in ${map.rows[row][0]}`;
+    const [from, bytes, start] = map.rows[row][2].findLast(([begin]) => begin <= place);
+    const segment = map.rows[row][2].length > 1 ? ` of the segment at ${hex(start)} with ${amountOf(bytes)}` : "";
+    about.textContent = `${many}${map.labels[colour]}: ${amountOf(size)} at ${hex(start + place - from)}${segment}, in ${map.rows[row][0]}`;
   };
   const under = (event) => {
     const map = maps[shown], svg = segmentMap.querySelector("svg"), box = svg.getBoundingClientRect();

@@ -33,8 +33,18 @@ const sourceAnchor = ({ stack, native, library }) => {
   }
   return null;
 };
+const { opened: openedData = null } = await loaded;
+/** The reference of what a row opens; undefined without. */
+const referenceIn = (row) => row.querySelector("[data-open]")?.dataset.open;
+const nativeFrames = new Set((openedData ? openedData.native : []).map((number) => openedData.frames[number]));
+/** All frames of an entry, for the searches; "" without one. */
+const framesOf = (reference) => {
+  if (!reference || !openedData) return "";
+  const [run, place] = reference.split(":").map(Number);
+  return openedData.entries[run][place].stack.map((frame) => openedData.frames[frame]).join("\n");
+};
 const entryOf = async (reference) => {
-  const [run, place] = reference.split(":").map(Number), { opened } = await loaded, entry = opened.entries[run][place];
+  const [run, place] = reference.split(":").map(Number), opened = openedData, entry = opened.entries[run][place];
   const native = entry.stack.map((frame) => opened.native.includes(frame)), library = entry.stack.map((frame) => opened.library.includes(frame));
   const code = entry.stack.map((frame) => (opened.code || {})[frame] || "");
   return { ...entry, native, library, code, stack: entry.stack.map((frame) => opened.frames[frame]) };
@@ -74,7 +84,10 @@ document.addEventListener("click", (event) => {
 for (const details of all("details[data-open]"))
   details.addEventListener("toggle", async () => {
     const pre = details.querySelector("pre");
-    if (!details.open || !pre || pre.classList.contains("whole") || pre.classList.contains("own")) return;
+    if (!details.open || !pre || pre.classList.contains("own") || details.dataset.unfolded) return;
+    details.dataset.unfolded = "yes";
     const entry = await entryOf(details.dataset.open);
-    if (entry.stack.length) pre.replaceWith(...stackParts(entry));
+    if (!entry.stack.length) return;
+    details.querySelector("details.rest")?.remove();
+    pre.replaceWith(...stackParts(entry));
   });

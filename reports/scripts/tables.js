@@ -44,16 +44,29 @@ const csvCell = (words) => {
   const safe = /^[=+@\t-]/.test(words) && Number.isNaN(Number(words)) ? "'" + words : words;
   return /[",\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
-/** The rows shown, bytes exact, without columns that have bars only; a row's stack is its last column. */
+/** What is shown in the place of the peak's own icicle and table while the cursor is elsewhere (moments.js). */
+const standIns = new Map();
+const standIn = (element) => standIns.get(element) || element;
+/** The rows that a filter finds, also those that the table does not show yet; without a filter all that are shown. */
+const foundRows = (table) => (table.matches(".allocations") ? listing.found.filter((row) => table.contains(row)) : [...table.tBodies[0].rows].filter(isShown));
+/** A row's stack as two cells: Python's frames, the innermost first, and the native ones. */
+const stackCells = (row) => {
+  const reference = referenceIn(row), pre = row.querySelector("pre.whole") || row.querySelector("pre");
+  const frames = (reference ? framesOf(reference) : pre ? pre.textContent : "").split("\n");
+  const marked = new Set(pre ? [...pre.querySelectorAll(".native")].map((frame) => frame.textContent) : []);
+  const isNative = (frame) => (reference ? nativeFrames : marked).has(frame);
+  return [frames.filter((frame) => !isNative(frame)), frames.filter(isNative)].map((some) => some.filter(Boolean).join(" < "));
+};
+/** Rows as CSV, bytes exact, without columns that have bars only; the last columns are the stack. */
 const csvOf = (table) => {
-  const heads = [...table.tHead.rows[0].cells], lines = [...table.tBodies[0].rows].filter(isShown);
+  const heads = [...table.tHead.rows[0].cells], lines = foundRows(table);
   const places = heads.map((_, i) => i).filter((i) => lines.some((row) => row.cells[i] && cellText(row.cells[i])));
   const inBytes = (i) => lines.some((row) => bytesOf(row.cells[i]) !== null);
-  const stacks = lines.map((row) => row.querySelector("details pre.whole") || row.querySelector("details pre")), stacked = stacks.some(Boolean);
-  const written = [[...places.map((i) => (cellText(heads[i]) || "Name") + (inBytes(i) ? " (bytes)" : "")), ...(stacked ? ["Stack"] : [])]];
+  const stacks = lines.map(stackCells), stacked = [0, 1].filter((i) => stacks.some((cells) => cells[i]));
+  const written = [[...places.map((i) => (cellText(heads[i]) || "Name") + (inBytes(i) ? " (bytes)" : "")), ...stacked.map((i) => ["Stack", "Native frames"][i])]];
   lines.forEach((row, n) => written.push([
     ...places.map((i) => (bytesOf(row.cells[i]) === null ? cellText(row.cells[i]).replace(/^[▶▼] ?/, "") : String(bytesOf(row.cells[i])))),
-    ...(stacked ? [stacks[n] ? stacks[n].textContent.trim().split("\n").join(" < ") : ""] : []),
+    ...stacked.map((i) => stacks[n][i]),
   ]));
   return written.map((cells) => cells.map(csvCell).join(",")).join("\r\n") + "\r\n";
 };
@@ -73,14 +86,15 @@ for (const table of all("main table")) {
   copy.type = "button";
   copy.className = "quiet";
   copy.textContent = "Copy as CSV";
-  copy.title = "Copies the rows that the table shows, sizes in bytes";
-  copyOnClick(copy, () => csvOf(table));
+  copy.title = table.matches(".allocations") ? "Copies all rows that match the filters, sizes in bytes" : "Copies the rows that the table shows, sizes in bytes";
+  copyOnClick(copy, () => csvOf(standIn(table)));
   tools.append(sum, copy);
   below.after(tools);
-  const show = () => { sum.textContent = sumsOf(table); };
+  const show = () => { sum.textContent = sumsOf(standIn(table)); };
   if (table.querySelector("th[data-sums]")) {
     new MutationObserver(show).observe(table.tBodies[0], { attributes: true, subtree: true, attributeFilter: ["hidden"] });
     watchers.push(show);
+    table.addEventListener("replaced", show);
     show();
   }
 }

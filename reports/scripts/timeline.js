@@ -181,8 +181,9 @@ const line = (name, label, value) => {
   return item;
 };
 /** A line that opens what is known of an allocation. */
-const openLine = (name, label, value, reference) => {
+const openLine = (name, label, value, reference, inferred) => {
   const item = line(name, label, value);
+  if (inferred) { item.firstChild.classList.add("guess"); item.children[1].title += ", inferred"; }
   if (!reference) return item;
   const button = make("button", "plain-button");
   button.type = "button";
@@ -201,6 +202,12 @@ const partLine = (name, label, value) => {
 };
 
 const spanOf = (p) => timeline.spans.find((span) => span[3] <= p && p < span[4]);
+/** How long so many microseconds are, in the digits of the page's tables. */
+const lasting = (us) => {
+  if (us < 1000) return Math.round(us) + " µs";
+  const [value, unit] = us < 1e6 ? [us / 1000, "ms"] : [us / 1e6, "s"];
+  return fixed(value, value < 100 ? 1 : 0) + " " + unit;
+};
 const seconds = (s) => (!timeline.timed ? "event " + Math.round(s) : s < 1 ? (s * 1000).toFixed(1) + " ms" : s.toFixed(2) + " s");
 
 const showPanel = () => {
@@ -212,15 +219,15 @@ const showPanel = () => {
   $$("panel-parts").replaceChildren(...parts.map(([name, n]) => partLine(name, timeline.labels[name] || name, amountOf(n))));
   const clock = timeline.clock_us + time * timeline.unit;
   const alive = [];
-  for (const [label, category, each, lives, atPeak, reference] of timeline.allocations) {
+  for (const [label, category, each, lives, atPeak, reference, inferred] of timeline.allocations) {
     if (state.hidden.has(category)) continue;
     const n = point === timeline.peak_point ? atPeak * lives.length
       : lives.filter(([born, died]) => (born === null || born <= clock) && (died === null || clock < died)).length;
-    if (n) alive.push([category, n > 1 ? label + " ×" + n : label, n * each, reference]);
+    if (n) alive.push([category, n > 1 ? label + " ×" + n : label, n * each, reference, inferred]);
   }
   alive.sort((a, b) => b[2] - a[2]);
   $$("panel-largest-title").textContent = point === timeline.peak_point ? "Largest alive" : "Largest known, alive here";
-  $$("panel-largest").replaceChildren(...alive.slice(0, 7).map(([category, label, n, reference]) => openLine(category, label, amountOf(n), reference)));
+  $$("panel-largest").replaceChildren(...alive.slice(0, 7).map(([category, label, n, reference, inferred]) => openLine(category, label, amountOf(n), reference, inferred)));
 };
 
 /** A held instant in the page's address: its tick of the clock, and which of the points at that tick it is. */

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.allocations.differences import holdings_of_analysis, stack_key, surplus
+from memprof.analysis.allocations.differences import by_stack, holdings_of_analysis, stack_key, surplus
 from memprof.analysis.analysis import analyze
 from memprof.analysis.compare import Run, distinct, over_limit, short_names
 from memprof.analysis.published_tables import published_columns, published_tables
@@ -215,6 +215,21 @@ def test_only_in_adds_up_to_the_difference_of_the_totals(tmp_path: Path) -> None
     assert (gained["in"], gained["not_in"], lost["in"], lost["not_in"]) == (1, 0, 0, 1)
     assert gained["bytes"] - lost["bytes"] == row(data, "total")["difference"][1]
     assert gained["allocations"][0]["each_bytes"] == 7 * MIB
+
+
+def test_another_size_of_a_stack_is_a_change_of_that_stack(tmp_path: Path) -> None:
+    small, large = SnapshotBuilder(), SnapshotBuilder()
+    for build, size in ((small, 4), (large, 10)):
+        for _ in range(3):
+            build.alloc(size * MIB, "softmax", "forward")
+        build.alloc(2 * MIB, "same", "forward")
+    large.alloc(5 * MIB, "extra", "forward")
+    first, other = held(tmp_path, small, "a"), held(tmp_path, large, "b")
+    grew, new = by_stack(surplus(first, other), surplus(other, first))
+    assert (grew.difference, grew.largest.each_bytes) == (18 * MIB, 10 * MIB)
+    assert (new.difference, new.before) == (5 * MIB, ())
+    (shrank, gone) = by_stack(surplus(other, first), surplus(first, other))
+    assert (shrank.difference, gone.after) == (-18 * MIB, ())
 
 
 def test_reports_that_list_only_the_largest_are_compared_above_the_smallest_listed() -> None:

@@ -13,6 +13,8 @@ from memprof.reports.html.views.segment_map import (
     map_drawing,
     map_drawings,
     moment_words,
+    pool_words,
+    pools_table,
     segment_section,
 )
 
@@ -98,7 +100,20 @@ def test_a_dump_has_one_map_with_every_kind_of_idle_memory(dump: Analysis) -> No
     assert "6.00 MiB of 8.00 MiB in (0, 3)" in words
     labels = [row.label for row in map_drawing(found, 1000).rows]
     assert any("expandable" in label for label in labels)
-    assert any("private pool (0, 3), stream 7" in label for label in labels)
+    assert any("private pool (0, 3), of a MemPool or shared by CUDA graphs, stream 7" in label for label in labels)
+
+
+def test_the_idle_memory_of_each_pool_adds_up(dump: Analysis) -> None:
+    (found,) = dump.segment_maps
+    rows = pools_table(found)
+    assert rows is not None
+    assert [(line.cells[0], *line.cells[2:]) for line in rows.lines] == [
+        ("default pool, stream 0, expandable", 40 * MIB, 0, 0, 0),
+        ("default pool, stream 0", 30 * MIB, 10 * MIB, 9 * MIB, 10 * MIB),
+        ("private pool (0, 3), of a MemPool or shared by CUDA graphs, stream 7", 8 * MIB, 0, 6 * MIB, 6 * MIB),
+    ]
+    assert sum(line.cells[3] + line.cells[4] for line in rows.lines) == found.idle.total
+    assert pool_words((2, 0)) == "private pool (2, 0), of one CUDA graph"
 
 
 def test_the_page_of_a_dump_has_the_map_in_the_timelines_place(dump: Analysis) -> None:

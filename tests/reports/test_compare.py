@@ -24,7 +24,7 @@ from memprof.units import gib
 from tests.report.plain import compare
 from tests.reports.compared import as_run, hostile_comparison, leaner, published_comparison, sample_comparison
 from tests.reports.html.test_html import Page, packed
-from tests.reports.sample import HOSTILE, sample
+from tests.reports.sample import HOSTILE, MIB, sample
 from tests.reports.test_terminal import same
 from tests.reports.typed import build_comparison, comparison_of
 
@@ -128,7 +128,11 @@ def test_headline_says_who_needs_how_much_and_why() -> None:
     saved = 2 * 1220 * 7 // 8 / 1024
     assert found.verdict.startswith("lean allocates at its peak 4.70 GiB, 31% less than trl (6.78 GiB)")
     assert found.cause.startswith(f"Largest difference: loss logits, −{saved:.2f} GiB")
-    for place in data["headline"]["places"]:  # what one run alone holds of it, of the blocks listed
+    # The other run has smaller blocks of the same stack: only the difference is this line's.
+    assert "alone" not in found.cause
+    assert found.cause.endswith(f", of it −{saved:.2f} GiB in forward (chunked_logprob.py:88).")
+    assert [place["bytes"] for place in data["headline"]["places"]] == [2 * 1220 * MIB * 7 // 8]
+    for place in data["headline"]["places"]:
         assert place["share"] <= 1
         assert any(place["frame"] in a["stack"] for e in data["allocations_only_in"] for a in e["allocations"])
 

@@ -89,6 +89,43 @@ def holdings_of_report(report: Report) -> Holdings:
     return Holdings(held, examples, listed.__getitem__, 0 if complete else smallest)
 
 
+@dataclass(frozen=True)
+class StackDifference:
+    """Hold what two runs allocate differently with one stack and category, whatever the sizes.
+
+    ``before`` are the blocks of which the first run has more, ``after`` those of which the other has more.
+    """
+
+    before: tuple[Surplus, ...]
+    after: tuple[Surplus, ...]
+
+    @property
+    def difference(self) -> int:
+        """The bytes that the other run has more than the first; negative if it has less."""
+        return sum(s.bytes for s in self.after) - sum(s.bytes for s in self.before)
+
+    @property
+    def largest(self) -> Surplus:
+        """The largest entry of the run that has more."""
+        more, less = (self.after, self.before) if self.difference > 0 else (self.before, self.after)
+        return max(more or less, key=lambda s: s.bytes)
+
+
+def by_stack(before: Sequence[Surplus], after: Sequence[Surplus]) -> list[StackDifference]:
+    """Match what each of two runs has more of by stack, the largest difference first.
+
+    Blocks of one stack that have another size are a change of that size, not allocations of one run only. Without a
+    stack the names decide, but for their digits.
+    """
+    pairs: dict[tuple[object, ...], tuple[list[Surplus], list[Surplus]]] = {}
+    for side, entries in enumerate((before, after)):
+        for entry in entries:
+            where = stack_key(entry.stack) or re.sub(r"\d+", "*", entry.name or "")
+            pairs.setdefault((where, entry.category, entry.detail), ([], []))[side].append(entry)
+    found = [StackDifference(tuple(one), tuple(other)) for one, other in pairs.values()]
+    return sorted(found, key=lambda change: -abs(change.difference))
+
+
 def surplus(one: Holdings, other: Holdings) -> list[Surplus]:
     """List the blocks ``one`` holds more of than ``other``, the largest sum first; only sizes known in both count."""
     cutoff = max(one.cutoff, other.cutoff)

@@ -20,6 +20,8 @@ class IndividualAllocations:
         groups: descriptions; alike allocations share one.
         group: the index in ``groups`` of each row.
         begin: the event that allocated each; ``end``: the event that freed it, the number of events if none did.
+        born_us: when each was allocated; ``died_us``: when it was freed. Both are -1 if the recording does not show
+            it; without times they count events.
         address: of each block; ``size``: its bytes.
         freed_in: the code of the phase that freed each; 255 for those that none did.
         count: the number of all allocations of the recording.
@@ -29,6 +31,8 @@ class IndividualAllocations:
     group: I64
     begin: I64
     end: I64
+    born_us: I64
+    died_us: I64
     address: I64
     size: I64
     freed_in: U8
@@ -57,6 +61,8 @@ def individual_allocations(views: Described, forced: I64, most: int, most_groups
         group=group,
         begin=line.alloc_event[rows],
         end=end,
+        born_us=np.where(line.alloc_event[rows] >= 0, line.born_us[rows], -1),
+        died_us=line.died_us[rows],
         address=line.address[rows],
         size=line.size[rows],
         freed_in=freed_in,

@@ -97,7 +97,7 @@ def places_at_peak(views: Views, category: Category) -> list[Place]:
 
     Every allocation alive then is counted. ``share`` is of the whole category.
     """
-    return _largest(bytes_by_line(stacks_at_peak(views, category)), views.peak.categories[category])
+    return largest_places(bytes_by_line(stacks_at_peak(views, category)), views.peak.categories[category])
 
 
 def stacks_at_peak(views: Views, category: Category) -> list[tuple[Sequence[str], int]]:
@@ -120,12 +120,13 @@ def bytes_by_line(found: Iterable[tuple[Sequence[str], int]]) -> dict[str, int]:
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def listed_places(groups: Iterable[Allocation | Surplus], category: str, whole: int) -> list[Place]:
-    """List places as :func:`places_at_peak` does, from the allocations that a report or a comparison lists."""
-    return _largest(bytes_by_line((g.stack, g.bytes) for g in groups if g.category == category), whole)
+def listed_places(groups: Iterable[Allocation], category: str, whole: int) -> list[Place]:
+    """List places as :func:`places_at_peak` does, from the allocations that a report lists."""
+    return largest_places(bytes_by_line((g.stack, g.bytes) for g in groups if g.category == category), whole)
 
 
-def _largest(sums: Mapping[str, int], whole: int) -> list[Place]:
+def largest_places(sums: Mapping[str, int], whole: int) -> list[Place]:
+    """Choose the places to name of those in ``sums``, which has the largest first; ``whole`` is their category."""
     places: list[Place] = []
     for frame, n_bytes in list(sums.items())[:MOST]:
         if n_bytes < _SHOWN * whole or sum(place.bytes for place in places) >= _HALF * whole:

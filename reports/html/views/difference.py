@@ -49,8 +49,7 @@ def _merged(first: Sequence[Node], other: Sequence[Node], label: str, category: 
     children = []
     for key in keys:
         ours, theirs = ([node for node in nodes if _key(node) == key] for nodes in inner)
-        labels = {node.label for node in (*ours, *theirs)}
-        name = labels.pop() if len(labels) == 1 else key[1]
+        name = _with_lines(ours, theirs)
         children.append(_merged(ours, theirs, name, key[0]))
     if children:
         grown, shrunk = sum(child.grown for child in children), sum(child.shrunk for child in children)
@@ -58,6 +57,22 @@ def _merged(first: Sequence[Node], other: Sequence[Node], label: str, category: 
         grown, shrunk = max(after - before, 0), max(before - after, 0)
     changed = sorted((child for child in children if child.gross), key=lambda child: -child.gross)
     return Changed(label, category, before, after, grown, shrunk, tuple(changed))
+
+
+# So many lines of one function are named.
+_LINES = 3
+
+
+def _with_lines(ours: Sequence[Node], theirs: Sequence[Node]) -> str:
+    """Label boxes that belong together with their lines: ``train.py:12 f``, or ``train.py:12→14 f`` if they differ."""
+    sides = [_lines(nodes) for nodes in (ours, theirs)]
+    before, after = sides if all(sides) else (sides[0] or sides[1],) * 2
+    return _LINE.sub(f":{before}" if before == after else f":{before}→{after}", [*ours, *theirs][0].label, count=1)
+
+
+def _lines(nodes: Sequence[Node]) -> str:
+    numbers = sorted({int(line[1:]) for node in nodes for line in _LINE.findall(node.label)})
+    return ",".join(map(str, numbers[:_LINES])) + (",…" if len(numbers) > _LINES else "")
 
 
 def _inner(nodes: Iterable[Node]) -> list[Node]:

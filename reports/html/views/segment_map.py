@@ -21,7 +21,7 @@ I64 = NDArray[np.int64]
 _CATEGORIES = list(Category)
 # What is no category: a free part of a segment, and a segment without blocks.
 _FREE, _EMPTY = 254, 255
-# The picture, in pixels: rows of segments between a label and a note.
+# The picture, in pixels: rows of segments, each below its label.
 _WIDTH, _LEFT, _ROW, _BAR = 760, 8, 34, 16
 # The space between blocks that are wide enough to be seen one by one.
 _SEPARATED = 0.7
@@ -73,6 +73,10 @@ def segment_section(maps: Sequence[SegmentMap], drawings: Sequence[MapDrawing]) 
         )
         for i, each in enumerate(maps)
     ]
+    pools = [
+        el("div", {"data-pools": str(i), "hidden": i != first}, draw_table(pools_table(each), "Pools"))
+        for i, each in enumerate(maps)
+    ]
     choice = el("div.tools needs-js", el("span.group", {"role": "group", "aria-label": "Moment"}, *buttons))
     picture = el("figure.segments", {"id": "segment-map", "data-picture": "segments"}, segments_svg(drawing))
     about = el("p.muted fine", {"id": "segment-about", "role": "status"}, _KEY)
@@ -84,6 +88,7 @@ def segment_section(maps: Sequence[SegmentMap], drawings: Sequence[MapDrawing]) 
         el("p", {"id": "segment-words"}, drawing.words),
         picture,
         about,
+        *pools,
         draw_table(figures_table(maps)),
         *[el("p.muted fine", words) for words in _caveats(maps)],
     )
@@ -91,7 +96,7 @@ def segment_section(maps: Sequence[SegmentMap], drawings: Sequence[MapDrawing]) 
 
 _KEY = (
     "Each row is a segment, or several small ones side by side, on one scale. What is narrower than a pixel is drawn "
-    "with its neighbours, in the colour of most of them."
+    "with its neighbours, in the colour of most of them. Point at a block for its address."
 )
 
 
@@ -139,6 +144,27 @@ def figures_table(maps: Sequence[SegmentMap]) -> Table | None:
         cells += [each.pending_free_bytes] if pending else []
         cells += [each.largest_free_bytes, *([each.unmapped_bytes] if unmapped else [])]
         lines.append(Line(tuple(cells)))
+    return table(columns, lines, "")
+
+
+def pools_table(found: SegmentMap) -> Table | None:
+    """List what lies idle in each pool and stream at a moment."""
+    layout = found.layout
+    lines = []
+    for pool, stream, expandable in _kinds(found):
+        mine = (layout.pool == pool) & (layout.stream == stream) & ((layout.page > 0) == expandable)
+        unused = mine & (layout.used == 0)
+        pieces = layout.free_size[mine[layout.free_segment]]
+        whole = int(layout.size[unused].sum())
+        lines.append(Line((
+            _kind_words(found, pool, stream, expandable), thousands(int(mine.sum())), int(layout.size[mine].sum()),
+            whole, int(layout.idle[mine].sum()) - whole, int(pieces.max(initial=0)),
+        )))  # fmt: skip
+    columns = (
+        Column("Pool"), Column("Segments", right=True, wide=True), Column("Size", right=True, sums=True),
+        Column("Idle in whole segments", right=True, sums=True),
+        Column("Idle within segments", right=True, sums=True), Column("Largest free block", right=True, wide=True),
+    )  # fmt: skip
     return table(columns, lines, "")
 
 
@@ -268,9 +294,17 @@ def _kinds(found: SegmentMap) -> list[tuple[int, int, bool]]:
 
 def _kind_words(found: SegmentMap, pool: int, stream: int, expandable: bool) -> str:
     private = dict.fromkeys(p for p in found.layout.pool.tolist() if p)
-    words = [f"private pool {found.pools[list(private).index(pool)].identifier}"] if pool else []
-    words += [f"stream {stream}"] + (["expandable"] if expandable else [])
-    return ", ".join(words)
+    name = pool_words(found.pools[list(private).index(pool)].identifier) if pool else "default pool"
+    return ", ".join([name, f"stream {stream}", *(["expandable"] if expandable else [])])
+
+
+def pool_words(identifier: tuple[int, int]) -> str:
+    """Name a private pool.
+
+    Its second number is set by ``graph_pool_handle`` and ``MemPool``, its first by a capture without either.
+    """
+    made_by = "of one CUDA graph" if identifier[0] else "of a MemPool or shared by CUDA graphs"
+    return f"private pool {identifier}, {made_by}"
 
 
 def _row(found: SegmentMap, here: Sequence[int], kind: str, place_of: I64) -> SegmentRow:
@@ -361,8 +395,7 @@ def segments_svg(drawing: MapDrawing) -> Markup:
     ]
     words = [
         join(
-            el("text", {"x": _LEFT, "y": i * _ROW + 10}, row.label),
-            el("text", {"x": _LEFT + _row_end(row) * per_byte + 8, "y": i * _ROW + 26}, row.note),
+            el("text", {"x": _LEFT, "y": i * _ROW + 10}, f"{row.label} · {row.note}"),
             *[
                 el("rect", {
                     "class": "outline", "x": f"{_LEFT + place * per_byte:.1f}", "y": i * _ROW + 14,
@@ -377,7 +410,7 @@ def segments_svg(drawing: MapDrawing) -> Markup:
     return el(
         "svg",
         {
-            "viewBox": f"0 0 {_LEFT + _WIDTH + 120} {height}", "role": "img", "class": "segments-svg",
+            "viewBox": f"0 0 {2 * _LEFT + _WIDTH} {height}", "role": "img", "class": "segments-svg",
             "aria-label": f"Map of segments. {drawing.words}",
         },
         _HATCH,
@@ -401,8 +434,3 @@ _HATCH = el(
         for name, width in (("inactive_split", 2), ("cached", 1))
     ],
 )  # fmt: skip
-
-
-def _row_end(row: SegmentRow) -> int:
-    place, size, _ = row.segments[-1]
-    return place + size

@@ -486,7 +486,7 @@ def test_frames_of_c_plus_plus_are_pale(browser: Any, tmp_path: Path) -> None:
     write_html(build_document(report, series), path)
     with open_page(browser, path) as page:
         line = page.locator("#allocation-table details", has_text="at::empty")
-        line.locator("summary").click()
+        line.locator("summary").first.click()
         assert line.locator("pre.own").inner_text() == "train.py:31 main"
         line.locator(".rest summary").click()
         pale = line.locator(".whole span.native").all_inner_texts()
@@ -506,7 +506,7 @@ def test_a_panel_row_a_box_and_a_table_row_open_the_same_stack(page: Any) -> Non
         page.keyboard.press("Escape")
         assert not page.locator("dialog").is_visible()
     details = page.locator("#allocation-table details", has_text="chunked_logprob").first
-    details.locator("summary").click()
+    details.locator("summary").first.click()
     details.locator(".whole").wait_for(state="attached")
     assert details.locator(".whole").text_content() == whole
     assert violations(page) == []

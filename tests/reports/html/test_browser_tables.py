@@ -89,8 +89,11 @@ def test_filters_by_category_and_size_and_sums_what_is_shown(page: Any) -> None:
     page.select_option("#only-category", "")
     page.select_option("#least-bytes", str(100 * MIB))
     assert shown_bytes(page)
-    assert min(shown_bytes(page)) >= 100 * MIB
+    each = [int(row.get_attribute("data-each")) for row in page.locator(ROWS).all()]
+    assert min(each) >= 100 * MIB
     assert f"least={100 * MIB}" in page.url
+    lines = f"{len(each)} line{'' if len(each) == 1 else 's'}, {amount(sum(shown_bytes(page)))}"
+    assert page.locator("#nothing").inner_text() == f"Allocations of 100 MiB or more each: {lines}"
     words = page.locator("#allocations .sum").inner_text()
     assert words == f"{len(shown_bytes(page))} rows shown, {amount(sum(shown_bytes(page)))}"
 
@@ -109,7 +112,7 @@ def test_copies_the_rows_shown_as_csv_with_exact_bytes(page: Any) -> None:
 @pytest.mark.parametrize("words", ["=1+1", "@sum", "+cmd", "-cmd"])
 def test_a_cell_is_no_formula_in_a_spreadsheet(page: Any, words: str) -> None:
     script = (Path(__file__).resolve().parents[3] / "reports/scripts/tables.js").read_text(encoding="utf-8")
-    begin, end = script.index("const csvCell"), script.index("/** The rows shown")
+    begin, end = script.index("const csvCell"), script.index("/** What is shown in")
     assert page.evaluate(f"words => {{ {script[begin:end]} return csvCell(words); }}", words) == f"'{words}"
 
 
@@ -160,10 +163,25 @@ def test_a_copied_link_shows_the_same_moment_and_selection(page: Any) -> None:
     page.keyboard.press("Home")
     page.click("#copy-link")
     link = copied(page)
-    assert link == page.url
+    assert link.startswith(page.url)
     assert "at=" in link
     page.locator("#chart").focus()
     page.keyboard.press("Escape")
+
+
+def test_a_copied_link_leads_to_the_section_that_its_reader_saw(page: Any) -> None:
+    page.locator("#contents a", has_text="Phases").click()
+    page.locator("#contents a[aria-current]", has_text="Phases").wait_for()
+    page.click("#copy-link")
+    link = copied(page)
+    assert "section=phases" in link
+    page.evaluate("window.scrollTo(0, 0)")
+    page.wait_for_function("window.scrollY === 0")
+    page.evaluate("link => { location.hash = link.split('#')[1]; }", link)
+    page.wait_for_function("window.scrollY > 400")
+    assert 0 <= page.locator("#phases h2").bounding_box()["y"] < 400
+    page.evaluate("location.hash = ''")
+    page.evaluate("window.scrollTo(0, 0)")
 
 
 def test_nothing_against_the_rules_of_accessibility(page: Any) -> None:

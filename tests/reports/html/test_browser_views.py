@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +101,112 @@ def test_a_click_selects_the_band_below_the_pointer_and_marks_it_elsewhere(brows
         assert page.locator(".marked").count() == 0
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More lines than the table shows at first, of several blocks each, and one block that is freed before the end."""
+    folder = tmp_path_factory.mktemp("many")
+    build = SnapshotBuilder()
+    brief = build.alloc(300 * MIB, "at::empty", "burst", "outer")
+    kinds = [[build.alloc((40 + i) * MIB, f"f{i}", "outer") for _ in range(3)] for i in range(30)]
+    build.free(brief)
+    build.free(kinds[0].pop())
+    page = folder / "report.html"
+    write_html(document_of(analyze(build.save(folder / "run.pickle"))), page)
+    return page
+
+
+def test_a_selection_says_when_it_was_allocated_and_freed(browser: Any, many: Path) -> None:
+    with open_page(browser, many) as page:
+        by_allocation(page)
+        page.locator("#chart").focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowUp")
+        words = selected(page)
+        assert "300 MiB" in words
+        # Two events for each of 91 allocations and two for its free, 10 µs apart.
+        assert re.search(r"Allocated at 0\.0 ms in .*, freed at 1\.8 ms in .*; alive for 1\.8 ms\.", words)
+
+
+def test_a_recording_without_times_counts_events(browser: Any, tmp_path: Path) -> None:
+    build = SnapshotBuilder()
+    first = build.alloc(300 * MIB, "burst")
+    build.alloc(100 * MIB, "other")
+    build.free(first)
+    for event in build.events:
+        del event["time_us"]
+    write_html(document_of(analyze(build.save(tmp_path / "run.pickle"))), tmp_path / "report.html")
+    with open_page(browser, tmp_path / "report.html") as page:
+        by_allocation(page)
+        page.locator("#chart").focus()
+        page.keyboard.press("p")
+        page.keyboard.press("ArrowUp")
+        assert re.search(
+            r"Allocated at event \d+ in .*, freed at event \d+ in .*; alive for 4 events\.", selected(page)
+        )
+
+
+CLIPBOARD = "(() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; })()"
+
+
+def csv_rows(page: Any) -> list[dict[str, str]]:
+    page.evaluate(CLIPBOARD)
+    page.evaluate("window.copied = null")
+    page.locator("#allocations .table-tools button").click()
+    page.wait_for_function("window.copied")
+    return list(csv.DictReader(io.StringIO(page.evaluate("window.copied"))))
+
+
+def test_a_row_is_filtered_by_its_allocations_and_the_csv_has_all_that_match(browser: Any, many: Path) -> None:
+    with open_page(browser, many) as page:
+        assert page.locator("#allocation-table tbody tr:visible").count() == 20
+        assert len(csv_rows(page)) == 31
+        page.select_option("#least-bytes", str(100 * MIB))
+        (only,) = csv_rows(page)  # rows of three blocks of 50 MiB are no allocations of 100 MiB
+        assert only["Size (bytes)"] == str(300 * MIB)
+        assert only["Stack"].startswith("train.py:1 ")
+        assert "Allocations of 100 MiB or more each: 1 line, 300 MiB" in page.locator("#nothing").inner_text()
+
+
+def test_search_pictures_and_csv_follow_the_cursor(browser: Any, many: Path) -> None:
+    with open_page(browser, many) as page:
+        page.locator("#chart").focus()
+        page.keyboard.press("End")
+        page.locator("#allocations .moment-table table").wait_for()
+        heading = page.locator("#allocations-title")
+        assert heading.inner_text().startswith("Allocations alive at ")
+        assert "at the peak" not in heading.inner_text()
+        assert len(csv_rows(page)) == 30
+        page.fill("#filter", "outer")  # the outermost frame
+        assert "30 lines" in page.locator("#nothing").inner_text()
+        assert "30" in page.locator("#icicle-found").inner_text()
+        page.select_option("#least-bytes", str(100 * MIB))
+        assert page.locator("#allocations .moment-table tbody tr:visible").count() == 0
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save the picture (icicle) as SVG").click()
+        assert "This moment" in Path(saved.value.path()).read_text(encoding="utf-8")
+        page.locator("#icicle .moment-note button").click()
+        page.locator("#icicle-root").wait_for()
+        assert heading.inner_text().startswith("Allocations alive at the peak")
+        assert page.problems == []
+
+
+def test_a_link_to_a_selection_leads_to_it(browser: Any, many: Path) -> None:
+    with open_page(browser, many) as page:
+        by_allocation(page)
+        page.evaluate("window.scrollTo(0, 0)")
+        page.locator("#chart").focus(timeout=1000)
+        page.keyboard.press("p")
+        page.keyboard.press("ArrowUp")
+        address = page.url
+    with open_page(browser, many) as page:
+        page.goto("about:blank")
+        page.goto(address)
+        page.wait_for_selector("html[data-ready=yes]", state="attached")
+        assert 0 <= page.locator("#timeline h2").bounding_box()["y"] < 400
+
+
 def test_a_box_of_the_icicle_selects_its_band(browser: Any, file: Path) -> None:
     with open_page(browser, file) as page:
         by_allocation(page)
@@ -134,7 +243,9 @@ def test_the_segment_map_shows_other_moments_by_mouse_and_keyboard(browser: Any,
         page.locator("#segment-map").focus()
         page.keyboard.press("ArrowRight")
         about = page.locator("#segment-about").inner_text()
-        assert "MiB" in about
+        assert re.search(r"MiB at 0x7[0-9a-f]+.*, in .*default pool, stream 0", about)
+        assert page.locator("[data-pools]:visible").count() == 1
+        assert "Idle in whole segments" in page.locator("[data-pools]:visible").inner_text()
         page.keyboard.press("Escape")
         assert page.locator("#segment-map .mark").count() == 0
         assert violations(page) == []
@@ -144,7 +255,17 @@ def test_the_segment_map_shows_other_moments_by_mouse_and_keyboard(browser: Any,
 def test_the_segment_map_reads_without_scripts(browser: Any, file: Path) -> None:
     with open_page(browser, file, java_script_enabled=False) as page:
         assert page.locator("#segments svg").is_visible()
-        assert "Idle in whole segments" in page.locator("#segments table").inner_text()
+        assert "Idle in whole segments" in page.locator("#segments table:visible").first.inner_text()
+
+
+def test_nothing_is_cut_on_a_narrow_screen(browser: Any, many: Path) -> None:
+    with open_page(browser, many, viewport={"width": 400, "height": 800}) as page:
+        right = "element => element.getBoundingClientRect().right"
+        assert all(link.evaluate(right) <= 400 for link in page.locator("#contents a").all())
+        first, second = (page.locator(f".bar-axis span:nth-child({n})").first.bounding_box() for n in (1, 2))
+        assert first["x"] + first["width"] + 8 <= second["x"]
+        labels = page.locator(".segments-svg text")
+        assert max(label.evaluate(right) for label in labels.all()[:3]) <= 400
 
 
 def test_a_saved_picture_is_what_is_shown(browser: Any, file: Path) -> None:

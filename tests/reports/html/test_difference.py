@@ -36,7 +36,7 @@ def boxes_of(node: Changed) -> Iterator[Changed]:
 def test_one_function_belongs_together_whatever_its_line() -> None:
     found = difference_of(tree(a_1_f=100, b_2_g=50, c_3_h=7), tree(a_9_f=130, b_2_g=20, c_3_h=7))
     (weights,) = found.children
-    assert {(box.label, box.net) for box in weights.children} == {("a.py f", 30), ("b.py:2 g", -30)}
+    assert {(box.label, box.net) for box in weights.children} == {("a.py:1→9 f", 30), ("b.py:2 g", -30)}
     assert (found.net, found.grown, found.shrunk) == (0, 30, 30)
 
 

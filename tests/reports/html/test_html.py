@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from memprof.reports.document.text import plain
+from memprof.reports.html.advice import is_code
 from memprof.reports.html.elements import el, join
 from memprof.reports.html.interactive_timeline import pack_columns
 from memprof.reports.html.report import render_html, write_html
@@ -209,3 +210,30 @@ def test_unwritable_places_are_one_sentence_and_leave_nothing(tmp_path: Path, pl
     with pytest.raises(InputError, match=r"directory"):
         write_text(tmp_path / place, "x")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("--optim paged_adamw_8bit", "--offload_model true --offload_optimizer true", "gradient_checkpointing=True"),
+        *("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512", "load_in_4bit: true"),
+        *("pip install 'trl>=1.16'", "accelerate launch --use_fsdp --fsdp_version 2 train.py", "a.b=16 a.c=all-linear"),
+        *("quantization_config = BitsAndBytesConfig(\n    load_in_4bit=True,\n)", "import torch"),
+        *("beta=0  # no reference", "model.gradient_checkpointing_enable()"),
+    ],
+)
+def test_a_setting_to_paste_is_code(setting: str) -> None:
+    assert is_code(setting)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("--compress-weight, or a lower first number of --percent (the share of the weights on the GPU)", ""),
+        *("--offload (or --offload-train and --offload-rollout)", "checkpoint activations (torch.utils.checkpoint)"),
+        *("a smaller batch", "--lowvram, or --reserve-vram 1.0", "adapter: lora, lora_r: 16", "vae, tiled"),
+        *("actor.param_offload and optimizer_offload", "--train_batch_size 1 with more --gradient_accumulation_steps"),
+    ],
+)
+def test_a_sentence_stands_in_no_box_of_code(setting: str) -> None:
+    assert not is_code(setting)
