@@ -74,10 +74,14 @@ class UnreadFigure(Model, frozen=True, kw_only=True):
     Attributes:
         text: the figure as printed.
         line: its line.
+        label: the words beside it that say what it is; empty if there are none.
+        bytes: its value.
     """
 
     text: str
     line: Count
+    label: str
+    bytes: PrintedBytes
 
 
 class FailedRank(Model, frozen=True, kw_only=True):

@@ -83,13 +83,9 @@ def _fold(into: Hit, other: Hit, *, words: bool = True) -> None:
 
 def _without_consequences(events: list[Hit]) -> list[Hit]:
     """Return the events without a driver's bare *out of memory* that repeats a fuller one beside it."""
-    kept = []
-    for i, hit in enumerate(events):
-        if hit.form.event != "driver" or hit.values:
-            kept.append(hit)
-            continue
+
+    def repeats(i: int, hit: Hit) -> bool:
         beside = [e for e in events[max(0, i - 3) : i + 4] if e is not hit and abs(e.line - hit.line) <= 3]
-        fuller = any(e.form.kind in ("engine", "library") or e.values.get("requested") for e in beside)
-        if not fuller:
-            kept.append(hit)
-    return kept
+        return any(e.form.kind in ("engine", "library") or e.values.get("requested") for e in beside)
+
+    return [hit for i, hit in enumerate(events) if hit.form.event != "driver" or hit.values or not repeats(i, hit)]
