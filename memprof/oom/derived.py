@@ -28,7 +28,7 @@ class Numbers(Protocol):
 
     def code_line(self, pattern: str) -> str | None: ...
 
-    def largest(self, table: str) -> tuple[float, str, str]: ...
+    def largest(self, *tables: str) -> tuple[float, str, str]: ...
 
 
 def _told(n: Numbers) -> bool:
@@ -143,10 +143,12 @@ VALUES: dict[str, Callable[[Numbers], float | str | None]] = {
     "largest_row": lambda n: 4096 * n.largest("kernel_row")[0],
     "users": lambda n: n.largest("ray_row")[0],
     "user": lambda n: n.largest("ray_row")[1] or None,
-    "smi_size": lambda n: MIB * n.largest("smi_row")[0],
-    "smi_name": lambda n: n.largest("smi_row")[1] or None,
-    "smi_pid": lambda n: n.largest("smi_row")[2] or None,
+    "smi_size": lambda n: n.largest("smi_row", "rocm_row")[0],
+    "smi_name": lambda n: n.largest("smi_row", "rocm_row")[1] or None,
+    "smi_pid": lambda n: n.largest("smi_row", "rocm_row")[2] or None,
     "used": lambda n: n.or_0("memory_current") or None,
+    "in_use": lambda n: n.pool_used if n.has("kind:driver") else None,
+    "limit_bytes": lambda n: n.pool_limit,
     "limit": lambda n: n.or_0("memory_max", "job_limit", "container_limit") or None,
     "largest_name": lambda n: n.largest("kernel_row")[1] or None,
     "gaps": lambda n: n.cached if n.has("cause:fragmentation") else None,

@@ -42,7 +42,7 @@ class Facts:
             around: what stands in place of a text around the message.
         """
         self.given = dict(values)
-        self._values = dict(values)
+        self._values = {name: value for name, value in values.items() if value is not None}
         self._holds: dict[str, bool] = {}
         self._lines: dict[str, int | None] = {}
         self.frames: Sequence[Frame] = failure.frames if failure else ()
@@ -110,7 +110,7 @@ class Facts:
     def decide(self, cause: str, reason: str) -> None:
         """Take note of the verdict: facts and values may depend on it."""
         self.given.update(cause=cause, reason=reason)
-        self._values = dict(self.given)
+        self._values = {name: value for name, value in self.given.items() if value is not None}
         self._holds.clear()
 
     def _found(self, name: str) -> bool:
@@ -145,9 +145,8 @@ class Facts:
             "text": (rule.text, [self._message, *places, *around]),
         }
         patterns = [(pattern, texts) for pattern, texts in searched.values() if pattern]
-        if any(self._searched(name, pattern, texts) for pattern, texts in patterns) or any(map(self.has, rule.any)):
-            return True
-        return bool(rule.all) and not patterns and not rule.any
+        found = any(self._searched(name, pattern, texts) for pattern, texts in patterns) or any(map(self.has, rule.any))
+        return found or (bool(rule.all) and not patterns and not rule.any)
 
     def _searched(self, name: str, pattern: str, texts: Sequence[str]) -> bool:
         for text in texts:
@@ -168,10 +167,12 @@ class Facts:
         code = self.frames[-1].code if self.frames else ""
         return code.strip()[:_LONGEST_CODE] if code and re.search(pattern, code) else None
 
-    def largest(self, table: str) -> tuple[float, str, str]:
-        """Return size, in the table's unit, name and process id of the largest row of a table of processes."""
-        rows = re.finditer(facts_file().pattern[table], self._around[0])
-        return max(((float(row["size"]), row["name"], row["pid"]) for row in rows), default=(math.nan, "", ""))
+    def largest(self, *tables: str) -> tuple[float, str, str]:
+        """Return size (bytes, or the table's unit if none is printed), name and pid of tables' largest process."""
+        rows = [row for table in tables for row in re.finditer(facts_file().pattern[table], self._around[0])]
+        sizes = [bytes_of(row["size"].lower()) if row["size"][-1:].isalpha() else float(row["size"]) for row in rows]
+        found = [(size, row["name"].strip(), row["pid"]) for size, row in zip(sizes, rows, strict=True)]
+        return max(found, default=(math.nan, "", ""))
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes that the lines around the message give, by the names of ``facts.toml``."""

@@ -138,7 +138,7 @@ class ExplainedFailure(Model, frozen=True, kw_only=True):
         frame: the innermost frame outside installed libraries.
         numbers: the figures of the message with their meaning.
         suggestions: what to try, best first.
-        unread: sizes in and next to the message that the answer does not use, the first eight.
+        unread: sizes in and next to the message that the answer does not use, the nearest eight.
         evidence: every fact that was read, with ``--explain-facts``.
         ranks: each rank that failed.
         headline: the answer in sentences; ``places`` and ``assumed`` are empty.

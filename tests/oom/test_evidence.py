@@ -55,6 +55,28 @@ def test_nvidia_smis_table_names_the_largest_process() -> None:
     assert failure.facts["smi_size"] == 18764 * 2**20
 
 
+def test_rocm_smis_table_names_the_largest_process() -> None:
+    failure = only(
+        "HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 63.98 GiB of which 1.20 GiB is "
+        "free. Of the allocated memory 3.10 GiB is allocated by PyTorch, and 152.50 MiB is reserved by PyTorch but "
+        "unallocated.\n"
+        "PID     PROCESS NAME    GPU(s)  VRAM USED       SDMA USED       CU OCCUPANCY\n"
+        "77      Xorg            1       22277025        0               UNKNOWN\n"
+        "4242    python3         1       62277025792     0               UNKNOWN\n"
+    )
+    assert "python3 (process 4242) with 58.00 GiB" in failure.because
+
+
+def test_the_kernels_table_comes_first_where_it_names_another_process() -> None:
+    failure = only(
+        "[  pid  ]   uid  tgid total_vm      rss pgtables_bytes swapents oom_score_adj name\n"
+        "[   8001]  1000  8001 30000000 14000000    449536        0             0 pt_main_thread\n"
+        "[   8100]  1000  8100  3000000  1000000    449536        0             0 python3\n"
+        "Out of memory: Killed process 8100 (python3) total-vm:12000000kB, anon-rss:3900000kB, file-rss:0kB\n"
+    )
+    assert failure.suggestions[0].action.startswith("look at pt_main_thread first")
+
+
 def test_private_pools_that_fill_the_device_are_not_fragmentation() -> None:
     text = (
         "CUDA out of memory. Tried to allocate 340.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 120.00 "
@@ -120,8 +142,35 @@ XLA = "Stats: \nLimit:                 16909336576\nInUse:                 15909
             r"uses 13.98 GiB of its limit of 14.00 GiB; 14.45 GiB of the GPU's 15.78 GiB",
             {"pool_limit": 14 * GIB},
         ),
+        (
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 26843545600 bytes. Error code 12\n"
+            "              total        used        free      shared  buff/cache   available\n"
+            "Mem:            31Gi        21Gi       1.2Gi       0.3Gi        8.8Gi       9.1Gi\n",
+            "torch.cpu",
+            r"9.10 GiB of 31.00 GiB were available",
+            {"host_total": 31 * GIB},
+        ),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=77.batch.\n"
+            "JobID MaxRSS ReqMem State\n77.batch 128849018K 120G OUT_OF_ME+\n",
+            "slurm.oom_kill",
+            r"its requested host memory \(120.00 GiB\).*used at most 122.88 GiB",
+            {"job_limit": 120 * GIB},
+        ),
+        (
+            '"State": {"OOMKilled": true, "ExitCode": 137},\n"HostConfig": {"Memory": 8589934592}\n',
+            "kubernetes.oomkilled",
+            r"limit of host memory \(8.00 GiB\)",
+            {"container_limit": 8 * GIB},
+        ),
+        (
+            f"{XLA}ResourceExhaustedError: OOM when allocating tensor with shape[256,224,224,64] and type float",
+            "tensorflow",
+            r"It uses 14.82 GiB of its limit of 15.75 GiB",
+            {"pool_limit": 16909336576},
+        ),
     ],
-    ids=["cgroup", "slurm", "xla", "rocm", "julia"],
+    ids=["cgroup", "slurm", "xla", "rocm", "julia", "free", "sacct", "docker", "tensorflow"],
 )
 def test_limits_and_usage_around_a_message_are_read(text: str, form: str, because: str, facts: dict[str, int]) -> None:
     failure = only(text)

@@ -33,9 +33,7 @@ def events_of(stream: Stream, hits: list[Hit]) -> list[Hit]:
 def _caused(stream: Stream, before: Hit, hit: Hit) -> bool:
     """Say whether ``hit`` was raised because of ``before``: Python says so between them, or they stand close."""
     between = hit.line - before.last_line
-    if between <= _CLOSE:
-        return True
-    return between <= _CHAIN and _chained(stream.squeezed[before.stop : hit.start])
+    return between <= _CLOSE or (between <= _CHAIN and _chained(stream.squeezed[before.stop : hit.start]))
 
 
 def _chained(text: str) -> bool:

@@ -62,10 +62,9 @@ def _of_stream(stream: Stream, notes: list[str]) -> list[Failure]:
     events = events_of(stream, hits_in(stream))
     chosen = list(range(len(events)))
     if len(events) > _MOST_EVENTS:
-        chosen = [*chosen[: _MOST_EVENTS // 2], *chosen[-_MOST_EVENTS // 2 :]]
-        notes.append(
-            f"Of {len(events)} failures in one part of the log the first and last {_MOST_EVENTS // 2} were read."
-        )
+        half = _MOST_EVENTS // 2
+        chosen = [*chosen[:half], *chosen[-half:]]
+        notes.append(f"Of {len(events)} failures in one part of the log the first and last {half} were read.")
     failures = []
     for i in chosen:
         floor = events[i - 1].last_line + 1 if i else 0

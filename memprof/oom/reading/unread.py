@@ -14,18 +14,18 @@ _SIZE = re.compile(
     r"(?<![\w.,/:=-])\d[\d,]{0,24}(?:\.\d{1,9})? ?(?:bytes|[kKMGT]i?B|[MGT]i?)(?![\w/])"
     r"|(?<=\(B\): )\d{7,15}(?!\d)"  # rocm-smi: VRAM Total Memory (B): 17163091968
 )
-_BEFORE, _AFTER = 2, 6  # lines
+_BEFORE, _AFTER = 8, 12  # lines
 _MOST = 8
 _FIELDS = (
     "requested", "total", "free", "allowed", "in_use", "allocated", "private_pools", "unallocated", "reserved", "other",
 )  # fmt: skip
 # The words of a clause that end where a size begins; those that follow it.
-_LABEL = re.compile(r"([^\W\d_][\w %/-]{2,40}?)(?: ?\(B\))?[\s:=~<>(\"'|]{0,24}$")
+_LABEL = re.compile(r"((?<![\w.])(?![^\n]*\d{4})[^\W\d_][\w %/-]{2,40}?)(?: ?\(B\))?[\s:=~<>(\"'|]{0,24}$")
 _FOLLOWING = re.compile(r"\s{0,4}((?:of )?[^\W\d_][\w -]{2,30})")
 
 
 def unread_figures(failure: Failure, facts: Mapping[str, object]) -> tuple[UnreadFigure, ...]:
-    """Return the first sizes in the message's lines and those next to it that were not read, each once."""
+    """Return the sizes in the message's lines and next to it that were not read, each once: the nearest."""
     read = list(_read(failure, facts))
     found: dict[str, UnreadFigure] = {}
     for line, text in zip(failure.around_lines, failure.around.split("\n"), strict=False):
@@ -35,7 +35,8 @@ def unread_figures(failure: Failure, facts: Mapping[str, object]) -> tuple[Unrea
                 if size and not any(abs(size - known) <= 0.006 * size for known in read):
                     figure = UnreadFigure(text=match[0], line=line, label=_label(text, match), bytes=size)
                     found.setdefault(match[0], figure)
-    return tuple(found.values())[:_MOST]
+    nearest = sorted(found.values(), key=lambda figure: abs(figure.line - failure.line))[:_MOST]
+    return tuple(sorted(nearest, key=lambda figure: figure.line))
 
 
 def _label(text: str, size: re.Match[str]) -> str:
