@@ -77,6 +77,20 @@ def test_the_kernels_table_comes_first_where_it_names_another_process() -> None:
     assert failure.suggestions[0].action.startswith("look at pt_main_thread first")
 
 
+def test_shards_that_were_loading_tell_the_phase() -> None:
+    shards = "Loading checkpoint shards:  75%|███████▌  | 3/4 [00:21<00:07,  7.10s/it]\n"
+    text = (
+        "CUDA out of memory. Tried to allocate 250.00 MiB. GPU 0 has a total capacity of 14.74 GiB of which 100.12 MiB "
+        "is free. Of the allocated memory 14.51 GiB is allocated by PyTorch, and 12.33 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    failure = only(shards + text)
+    assert "the whole model would need about 19.35 GiB" in failure.because
+    assert failure.suggestions[0].action.startswith("load in")
+    loaded = only(f"{shards}Loading checkpoint shards: 100%|██████████| 4/4\n{text}")
+    assert "while weights were loaded or moved" not in loaded.because
+
+
 def test_private_pools_that_fill_the_device_are_not_fragmentation() -> None:
     text = (
         "CUDA out of memory. Tried to allocate 340.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 120.00 "
