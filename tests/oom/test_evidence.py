@@ -39,7 +39,9 @@ def only(text: str) -> ExplainedFailure:
     return failure
 
 
-@pytest.mark.parametrize(("name", "is_engine"), [("VllmWorkerProcess", True), ("RewardServer", False)])
+@pytest.mark.parametrize(
+    ("name", "is_engine"), [("VllmWorkerProcess", True), ("EngineCore_0", True), ("RewardServer", False)]
+)
 def test_a_process_that_the_log_names_is_not_left_over(name: str, is_engine: bool) -> None:
     failure = only(f"({name} pid=4321) INFO Loading model weights\n[rank0]: {CUDA}")
     assert f"The log names process 4321 as {name}, so it belongs to this run" in failure.because
@@ -204,6 +206,8 @@ def test_a_cgroup_that_killed_nothing_is_no_failure() -> None:
         "bash: riga 12: 88213 Ucciso                 python train.py",
         "run.sh：第 12 行：88213 已杀死               python train.py",
         "run.sh: satır 7: 4711 Öldürüldü              python train.py",
+        "[1]    7 Killed                  python -m vllm",
+        "run.sh: line 12:     7 Killed                  python train.py",
     ],
 )
 def test_killed_behind_a_line_number_in_any_language(text: str) -> None:
