@@ -126,7 +126,7 @@ class ExplainedFailure(Model, frozen=True, kw_only=True):
         other_processes_bytes: memory of the other processes that the message names.
         unexplained_bytes: unaccounted memory of the device.
         processes: the other processes that the message names.
-        facts: other values of the message by name.
+        facts: other values of the message and of the lines around it, by name; sizes in bytes.
         sum: the memory in use as a sum, in a sentence.
         contradictions: figures that cannot be right, each a sentence.
         cause: ``full``, ``fragmentation``, ``other_processes``, ``unexplained``, ``outside_torch``,
