@@ -42,7 +42,7 @@ class Facts:
             around: what stands in place of a text around the message.
         """
         self.given = dict(values)
-        self._values = {name: value for name, value in values.items() if value is not None}
+        self._values: dict[str, Value] = {name: value for name, value in values.items() if value is not None}
         self._holds: dict[str, bool] = {}
         self._lines: dict[str, int | None] = {}
         self.frames: Sequence[Frame] = failure.frames if failure else ()
