@@ -13,7 +13,6 @@ from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
-    from memprof.report.comparison import Surplus
 
 #: Name at most so many places; fewer where they hold half.
 MOST = 4
