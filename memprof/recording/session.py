@@ -18,7 +18,7 @@ from memprof.errors import UsageError
 from memprof.foreign import SnapshotFile
 from memprof.frame_paths import own_folders
 from memprof.recording import phases
-from memprof.recording.guard import FailureGuard, as_warning, guarded
+from memprof.recording.guard import FailureGuard, as_warning, error_text, guarded, read_foreign
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.owners import OwnershipRegistry
 from memprof.recording.phase_peaks import PhasePeaks
@@ -34,7 +34,7 @@ from memprof.recording.recorder import (
     Tags,
     WindowPeaks,
 )
-from memprof.recording.referrers import holders_of, largest_tensors
+from memprof.recording.referrers import find_holders
 from memprof.recording.system.engine_sleep import SWITCHES, Residency
 from memprof.recording.system.host import host_section, node_name, rss_bytes, versions
 from memprof.recording.system.outside_torch import Outside
@@ -122,6 +122,7 @@ class Session:
         self._survived: deque[_Failure] = deque(maxlen=_MOST_SURVIVED)
         self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._holders: list[list[Any]] = []
+        self._search_notes: list[str] = []
         self._sources: list[Any] | None = None  # of the first file after the end, too
         self._handles: list[Any] = []
         self._residency = Residency()
@@ -143,7 +144,7 @@ class Session:
         self.owners.add_model(model, role)
         scope = getattr(self.recorder, "scope", None)
         if scope is not None:
-            scope.add_root(model, role)
+            read_foreign(lambda: scope.add_root(model, role), None)  # whose parameters' names say what could be read
 
     def start(self) -> None:
         """Begin to record. Raise what goes wrong, with everything undone: nothing runs yet."""
@@ -372,12 +373,9 @@ class Session:
     def _ask_holders(self) -> None:
         """Find what refers to the largest tensors without an owner."""
         now = self.recorder.now_us()
-        tensors = largest_tensors(self.owners.owns, self.recorder.watches, _MOST_HELD, _WORTH_ASKING)
-        self._holders = []
-        for tensor in tensors:
-            held = holders_of(tensor, tensors)
-            if held:
-                self._holders.append([tensor.untyped_storage().data_ptr(), now, *held])
+        found = find_holders(self.owners.owns, self.recorder.watches, _MOST_HELD, _WORTH_ASKING)
+        self._holders = [[address, now, *names] for address, names in found.rows]
+        self._search_notes = [] if found.note is None else [found.note]
 
     def _look_again(self) -> None:
         self.owners.claim_shards()  # before their parameters: a flat parameter's views know less
@@ -477,9 +475,10 @@ class Session:
 
     def _all_notes(self) -> list[str]:
         error = self.guard.failure
-        cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
+        cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error_text(error)}"]
         cut += [] if self._looked else [_ELSEWHERE]
-        return [*cut, *self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
+        own = [*self.notes, *self._search_notes, *self._residency.notes]
+        return [*cut, *own, *self.recorder.notes, *self.owners.remarks()]
 
     def _device_rows(self, raw: RawSnapshot, recorded: Recorded) -> list[dict[str, int | str | None]]:
         """Describe every device that the snapshot holds something of, and how complete the others' histories are."""
@@ -545,13 +544,10 @@ class Session:
         found = self.recorder.oom()
         if found is None:
             return None
-        at = found.time_us
-        # The span that was open when it failed; by now the exception has closed it.
-        spans = self.phases.to_plain(0, at)
-        holding = [s for s in spans if s["start_us"] <= at and (s["end_us"] is None or s["end_us"] >= at)]
-        if holding:
-            return _Failure(found, holding[-1]["phase"], holding[-1]["step"])
-        return _Failure(found, Phase.OTHER.value, self._step)
+        mark = self.phases.at(found.time_us)  # by now the exception has closed it
+        if mark is None:
+            return _Failure(found, Phase.OTHER.value, self._step)
+        return _Failure(found, mark.phase, mark.step)
 
     def _non_torch(self) -> int | None:
         rows = [(c.peaks.reserved_end, c.end_us) for c in self._counters if c.peaks.reserved_end is not None]
@@ -574,7 +570,12 @@ def _plain(value: Any) -> Any:
                 return kind(value)
         return None
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {_text(k): _plain(v) for k, v in read_foreign(lambda: list(value.items()), [])}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(v) for v in value]
-    return str(value)
+        return [_plain(v) for v in read_foreign(lambda: list(value), [])]
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    """Return an object of the program's as text; its class if its ``__str__`` raises."""
+    return read_foreign(lambda: str(value), f"<{type(value).__name__}>")

@@ -15,6 +15,7 @@ from memprof.compat import torch as names
 from memprof.compat.patching import Patches
 from memprof.foreign import Args, Kwargs
 from memprof.recording.cuda.ring import AllocationCount
+from memprof.recording.frames import compiler_not_imported
 from memprof.recording.recorder import RawSnapshot, Segment
 
 # What this process's torch tells of failed allocations: it takes observers and never gives them back.
@@ -112,7 +113,8 @@ class TorchCuda:
         return end
 
     def snapshot(self) -> RawSnapshot:
-        return cast(RawSnapshot, dict(self._snapshot()))
+        with compiler_not_imported():
+            return cast(RawSnapshot, dict(self._snapshot()))
 
     def segments(self) -> list[Segment]:
         """Return the allocator's state, on a torch that can without the history: cheap."""
