@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.facts import Draft, Facts, Ints, multiset
-from memprof.snapshot.model import distinct
+from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
 NOTICEABLE = 1024  # bytes; smaller tensors (buffers, scales, counters) do not tell models apart
@@ -68,7 +68,7 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
     _assign_roles(facts, draft, models, trained)
     # What is gone before anything runs was replaced: by a tied head, another dtype, loaded values. No model has it.
     models.append(LoadedModel(rows[facts.timeline.free_event[rows] <= facts.first_run], Counter(), Category.WEIGHTS))
-    rules = facts.stacks.rules.rules
+    rules, reinforced = facts.stacks.rules.rules, any(map(facts.has_phase, _OF_REINFORCEMENT))
     for model in models:
         role = model.role or Category.WEIGHTS
         adapters = _adapters_in(facts, model, trained) if role is Category.WEIGHTS else model.rows[:0]
@@ -81,8 +81,9 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
             others = model.alternatives or (() if role is Category.WEIGHTS else (Category.WEIGHTS,))
             # Gradients of their sizes show that these are parameters, where the stack alone leaves it open.
             others += () if has_gradients else tuple(map(Category, rules[int(index)].alternatives))
-            evidence = Evidence.FINGERPRINT if others else Evidence.STACK
-            draft.fill(mine, role, evidence, rules[int(index)].name, alternatives=dict.fromkeys(others))
+            # Blocks older than the history have no order: a critic made by the same line can't be told from the policy.
+            others += (Category.VALUE_MODEL,) if reinforced and facts.ghost[mine].any() else ()
+            draft.fill(mine, role, Evidence.STACK, rules[int(index)].name, alternatives=dict.fromkeys(others))
 
 
 def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
@@ -102,8 +103,9 @@ def _models(facts: Facts, rows: Ints, trained: Counter[int]) -> list[LoadedModel
     _, first = np.unique(keys, return_index=True)
     models = []
     for key in keys[np.sort(first)]:
-        for part in _split_copies(facts, rows[keys == key], trained):
-            models.append(LoadedModel(part, multiset(facts.size[part])))
+        for one in _split_widths(facts, rows[keys == key], trained):
+            for part in _split_copies(facts, one, trained):
+                models.append(LoadedModel(part, multiset(facts.size[part])))
     return [m for m in models if len(m.rows)]
 
 
@@ -127,6 +129,26 @@ def _builders(facts: Facts, rows: Ints, trained: Counter[int]) -> Ints:
         if total > (1 + _MINOR) * wanted > 0 and not parts:
             keys[mine] = lines
     return keys
+
+
+def _split_widths(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:
+    """Split two language models of different widths that one line makes: two embeddings of one vocabulary."""
+    # Where no order of birth is known, what is trained stands apart.
+    last_born = facts.ghost[rows] & is_among(facts.size[rows], np.array(sorted(trained), np.int64))
+    rows = rows[np.argsort(last_born, kind="stable")]
+    sizes = np.where(facts.size[rows] >= NOTICEABLE, facts.size[rows], 0)
+    values, place = np.unique(sizes, return_inverse=True)
+    first, last = np.full(len(values), len(rows)), np.zeros(len(values), np.int64)
+    np.minimum.at(first, place, np.arange(len(rows)))
+    np.maximum.at(last, place, np.arange(len(rows)))
+    straddling = np.zeros(len(rows) + 1, np.int64)
+    np.add.at(straddling, first[values > 0] + 1, 1)
+    np.add.at(straddling, last[values > 0] + 1, -1)
+    for cut in np.flatnonzero(np.cumsum(straddling)[1:-1] == 0) + 1 if len(rows) else ():
+        below, above = (embedding_geometry(multiset(facts.size[part]))[0] for part in (rows[:cut], rows[cut:]))
+        if below == above > 0:
+            return [rows[:cut], rows[cut:]]
+    return [rows]
 
 
 def _split_copies(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:
@@ -310,7 +332,12 @@ def _role_beside(
     if alike and copied and any(map(facts.has_phase, _OF_REINFORCEMENT)):
         model.alternatives = (Category.VALUE_MODEL, Category.REFERENCE_MODEL)
         return Category.REWARD_MODEL
-    seen = bool(trained) or any(map(facts.has_phase, _OF_REINFORCEMENT))
+    reinforced = any(map(facts.has_phase, _OF_REINFORCEMENT))
+    words = embedding_geometry(model.sizes)[0]
+    if trained and not reinforced and 0 < words == embedding_geometry(policy.sizes)[0] and not copied:
+        model.alternatives = (Category.REWARD_MODEL, Category.WEIGHTS)  # a teacher, of another size than its student
+        return Category.REFERENCE_MODEL
+    seen = bool(trained) or reinforced
     model.never_runs = seen and is_language_model(model.sizes)
     return Category.REWARD_MODEL if model.never_runs else Category.WEIGHTS
 
@@ -356,13 +383,14 @@ def embedding_geometry(sizes: Counter[int]) -> tuple[int, int]:
     The most frequent small size is that of the norms' vectors. The embedding is the largest matrix that occurs
     (nearly) once. The embedding divided by a norm is the vocabulary, in any dtype.
     """
-    small = {s: c for s, c in sizes.items() if 512 <= s <= 1 << 17 and c > 1}
-    if not small:
+    recurrent = _recurrent_vectors(sizes)
+    small = {s: c for s, c in sizes.items() if 512 <= s <= 1 << 17 and c > 1 and s not in recurrent}
+    if not small and not recurrent:
         return 0, 0
-    most = max(small.values())
+    most = max(small.values(), default=0)
     hidden = [s for s, c in small.items() if c >= most / 2]
     alone = [s for s, c in sizes.items() if c <= max(most // 4, 2) and s > 1 << 20]
-    for vectors in (_recurrent_vectors(sizes), hidden):
+    for vectors in (hidden, recurrent.values()):
         for matrix in sorted(alone, reverse=True)[:3]:
             for vector in sorted(vectors, reverse=True):
                 if matrix % vector == 0 and 1000 <= matrix // vector <= 1 << 20:
@@ -370,18 +398,18 @@ def embedding_geometry(sizes: Counter[int]) -> tuple[int, int]:
     return 0, 0
 
 
-def _recurrent_vectors(sizes: Counter[int]) -> list[int]:
-    """Return bytes of hidden vectors by recurrent layers: matrices of [gates x hidden, hidden] with two biases each.
+def _recurrent_vectors(sizes: Counter[int]) -> dict[int, int]:
+    """Return bytes of hidden vectors by those of biases: a recurrent layer's, with matrices [gates x hidden, hidden].
 
     An LSTM has four gates, a GRU three; the bytes of a bias and of its matrix tell both extents, in any dtype.
     """
-    found = []
+    found = {}
     for bias, count in sizes.items():
         for gates, itemsize in ((4, 4), (3, 4), (4, 2), (3, 2)):
             hidden, rest = divmod(bias, gates * itemsize)
             # A Transformer's matrix has one bias, and its norms are vectors of their own.
             if not rest and hidden >= 64 and sizes[hidden * bias] == count > 1 and not sizes[hidden * itemsize]:
-                found.append(hidden * itemsize)
+                found[bias] = hidden * itemsize
     return found
 
 
