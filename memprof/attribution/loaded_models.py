@@ -238,7 +238,7 @@ def _trained_beside(facts: Facts, policy: LoadedModel, others: list[LoadedModel]
     """
     left = trained - policy.sizes
     for _ in others:
-        model = max((m for m in others if m.role is None), key=lambda m: _common(m.sizes, left), default=policy)
+        model = max((m for m in others if m.role is None), key=lambda m: _common(m.sizes, left))
         # Vectors are alike in all models of one width.
         if not _common(model.sizes, left) >= _SAME * model.bytes > _MINOR * policy.bytes:
             break
