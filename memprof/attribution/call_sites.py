@@ -109,8 +109,8 @@ def _find_decoding(
         alike = embeds and np.unique(trace.size[births[mine]], return_counts=True)[1].max() >= len(mine) / 2
         if not alike or _WRAPPERS in paths[int(where)][0]:
             continue
-        function = paths[int(where)][0]
-        own = [mine, *(c for s, c in calls.items() if paths[int(s)][0] == function and int(s) not in trained)]
+        caller = paths[int(where)][0]
+        own = [mine, *(c for s, c in calls.items() if paths[int(s)][0] == caller and int(s) not in trained)]
         own_longest = max(int(trace.size[births[c]].max()) for c in own)
         whole = np.flatnonzero(runs & (site == where))
         if own_longest < _PREFILL * np.median(trace.size[births[mine]]) and not _keeps(whole, mine, births, timeline):

@@ -232,8 +232,7 @@ def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64], parameters:
     if found:
         # A loop that adds gradients up in a list has several for a parameter.
         loaded = multiset(facts.size[parameters])
-        known = all(count <= 2 * loaded[size] for size, count in found.items())
-        return found & loaded if known else found
+        return found & loaded if all(count <= 2 * loaded[size] for size, count in found.items()) else found
     is_state = np.array([r.category is Category.OPTIMIZER_STATE for r in facts.stacks.rules.rules] + [False], bool)
     state = multiset(facts.size[is_state[matched] & ~facts.ghost & (facts.size >= 64)]) or replaced_by_step(facts)
     known = multiset(facts.size[facts.ghost | (facts.phase == Phase.LOAD.code)])
