@@ -101,7 +101,8 @@ class OwnershipRegistry:
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Add an optimizer whose state is claimed; wrappers (accelerate's) are unwrapped."""
-        self._read("an optimizer", lambda: self._add_optimizer(optimizer) or ())
+        failed = partial(self._unread.setdefault, "an optimizer")
+        read_foreign(partial(self._add_optimizer, optimizer), None, failed)
 
     def _add_optimizer(self, optimizer: Any) -> None:
         inner = unwrap_optimizer(optimizer)

@@ -570,9 +570,11 @@ def _plain(value: Any) -> Any:
                 return kind(value)
         return None
     if isinstance(value, Mapping):
-        return {_text(k): _plain(v) for k, v in read_foreign(lambda: list(value.items()), [])}
+        pairs: list[tuple[Any, Any]] = []
+        return {_text(k): _plain(v) for k, v in read_foreign(lambda: list(value.items()), pairs)}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(v) for v in read_foreign(lambda: list(value), [])]
+        items: list[Any] = []
+        return [_plain(v) for v in read_foreign(lambda: list(value), items)]
     return _text(value)
 
 

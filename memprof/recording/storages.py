@@ -52,9 +52,10 @@ def gradient_of(tensor: Any) -> Any:
     """Return the gradient of a leaf; None of another tensor, of which torch warns."""
     import torch
 
+    torchs: Any = torch.Tensor
     with without_overrides():
         try:
-            return torch.Tensor.grad.__get__(tensor) if torch.Tensor.is_leaf.__get__(tensor) else None
+            return torchs.grad.__get__(tensor) if torchs.is_leaf.__get__(tensor) else None
         except RuntimeError:
             return None
 
@@ -68,12 +69,14 @@ def storages_of(tensor: Any) -> Iterator[Any]:
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is not None:
         # Its names are the subclass's own code, and so may be the attributes.
-        inner = read_foreign(lambda: [getattr(tensor, name) for name in flatten(tensor)[0]], [])
+        nothing: list[Any] = []
+        inner = read_foreign(lambda: [getattr(tensor, name) for name in flatten(tensor)[0]], nothing)
         for part in inner:
             if is_tensor(part):  # a DTensor names its mesh too
                 yield from storages_of(part)
         return
+    torchs: Any = torch.Tensor
     with without_overrides():
-        is_meta = torch.Tensor.is_meta.__get__(tensor)
+        is_meta = torchs.is_meta.__get__(tensor)
     if not is_meta and (storage := storage_of(tensor)) is not None:
         yield storage

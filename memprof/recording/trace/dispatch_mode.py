@@ -19,7 +19,8 @@ STRIDED = torch.strided
 _NO_OVERRIDES: Any = torch_names.NO_FUNCTIONS.get()
 #: Torch's own layout and storage of a tensor, whatever a subclass has in their place; for use while an operation is
 #: shown, when no ``__torch_function__`` is called.
-layout_of: Callable[[torch.Tensor], Any] = torch.Tensor.layout.__get__
+_TENSOR: Any = torch.Tensor
+layout_of: Callable[[torch.Tensor], Any] = _TENSOR.layout.__get__
 storage_in_operation: Callable[[torch.Tensor], torch.UntypedStorage] = torch.Tensor.untyped_storage
 # What an operation's tensors are, by their types.
 _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)

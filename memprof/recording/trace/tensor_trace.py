@@ -344,7 +344,8 @@ class TensorTrace:
         return True
 
     def _birth(self, tensor: torch.Tensor, func: Any) -> None:
-        shape, dtype = torch.Tensor.shape.__get__(tensor), torch.Tensor.dtype.__get__(tensor)
+        torchs: Any = torch.Tensor
+        shape, dtype = torchs.shape.__get__(tensor), torchs.dtype.__get__(tensor)
         self._born(storage_in_operation(tensor), tuple(shape), dtype, func)
 
     def _born(self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
