@@ -17,6 +17,7 @@ import msgspec
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.fits import fits
 from memprof.config.optimizers import optimizer
+from memprof.errors import InputError
 from memprof.report import Report
 from memprof.report.advice import Advice
 from memprof.report.base import known
@@ -167,9 +168,20 @@ def with_words(rows: Sequence[Advice], report: Report) -> list[Advice]:
     elif first.enough is False:
         words = f"Not enough alone{_beside(first, others)}."
     else:
-        words = "Whether that is enough alone is not known: the step was not seen whole. "
-        words += "`memprof advise` simulates the whole step."
+        words = "Whether that is enough alone is not known: the step was not recorded completely."
+        words += f" {_simulating(report)}"
     return [msgspec.structs.replace(first, enough_words=words), *others]
+
+
+def _simulating(report: Report) -> str:
+    """Name what simulates the whole step, if that is possible; otherwise say why it is not."""
+    from memprof.config.from_recording import settings_like  # here: only runs that ran out of memory need it
+
+    try:
+        settings_like(msgspec.to_builtins(report.source))
+    except InputError as error:
+        return f"memprof cannot simulate it either: {error}."
+    return "`memprof advise` simulates the whole step."
 
 
 def _beside(first: Advice, others: Sequence[Advice]) -> str:
