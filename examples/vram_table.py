@@ -6,7 +6,7 @@
 
 Each cell is TRL's own training step, executed on tensors without values through a model of CUDA's caching allocator.
 The published figures are the peak of the first hundred steps on one H100 with TRL 0.14, which materialised
-logits (``--recipe trl`` shows what the installed TRL needs); docs/measurements.md has both tables.
+logits (``--recipe trl`` shows what the installed TRL needs); benchmarks/measurements.md has both tables.
 """
 
 from __future__ import annotations

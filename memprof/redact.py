@@ -16,79 +16,20 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, TypeGuard
 
 from memprof.frame_paths import library_path, own_folders, short_path
+from memprof.secret_names import hides, names_secret, split_camel, texts_in, words_of
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 
 HIDDEN = "<redacted>"
 
-# -- the names of secrets ----------------------------------------------------------------------------------------------
-# A name is split at underscores, hyphens, digits and capitals; plurals count as their singulars. Some words always name
-# a secret. Others do as the last word of a name, unless another one says what else they are: eos_token, cache_key.
-# Numbers, flags and special tokens of text such as <pad> are never secrets.
-
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_ALWAYS = {
-    "password", "passwd", "passphrase", "passcode", "pwd", "pw", "secret", "credential", "cred", "bearer", "jwt", "sas",
-    "dsn", "webhook", "auth", "authorization", "cookie",
-}  # fmt: skip
-_AS_LAST_WORD = {"token", "key", "session", "pass", "pat", "signature", "sig", "otp", "hmac", "mnemonic"}
-# Two words that name one together.
-_TOGETHER = re.compile(r"conn\w* str(?:ing)?s?|(?:seed|recovery|secret|backup) phrases?")
-# A word that ends so is two, without what separates them: PGPASSWORD, apikey, dbpass.
-_ENDINGS = (
-    "password", "passwd", "passphrase", "passcode", "pwd", "secret", "credential", "cred", "token", "key", "pass",
-)  # fmt: skip
-_ONE_WORD = {
-    "bypass", "compass", "encompass", "surpass", "trespass", "lowpass", "highpass", "bandpass", "sacred", "monkey",
-    "hotkey", "turkey", "donkey", "jockey", "hockey", "whiskey", "pubkey", "subtoken", "multitoken",
-}  # fmt: skip
-# What may follow the word: hub_token_id, client-key-data.
-_AFTER = {"id", "value", "data", "text", "string", "str", "base", "hex", "raw"}
-# In front of the word, these say that it opens something, whatever else is there.
-_OPENS = {
-    "access", "account", "api", "auth", "bot", "client", "deploy", "encryption", "hub", "license", "master", "oauth",
-    "personal", "private", "refresh", "secret", "service", "session", "shared", "signing", "ssh", "storage",
-    "subscription", "user", "security",
-}  # fmt: skip
-# These say that it is a piece of text, a position in a table, a pass over data, a function's arguments.
-_ELSE = {
-    "token": {
-        "eos", "bos", "pad", "padding", "unk", "sep", "cls", "mask", "special", "image", "video", "audio", "vision",
-        "num", "n", "max", "min", "new", "next", "last", "first", "completion", "prompt", "input", "output", "total",
-        "generated", "truncated", "per", "stop", "start", "end", "begin", "text", "vocab", "think", "thinking",
-        "embed", "class", "boi", "eoi", "decoder", "forced", "suppress", "tool", "response", "patch", "register",
-        "added", "extra", "seen", "batched", "draft", "speculative", "boundary", "fim", "prefix", "suffix", "middle",
-        "reasoning", "answer", "turn", "logprob", "entropy", "rollout", "reward", "role", "mm",
-    },
-    "key": {
-        "public", "primary", "foreign", "sort", "group", "partition", "dict", "cache", "column", "label", "prompt",
-        "image", "query", "dataset", "state", "config", "metric", "input", "output", "index", "row", "hash", "reward",
-        "answer", "question", "message", "completion", "field", "item", "map", "missing", "unexpected", "ignore",
-        "ignored", "skip", "tied", "weight", "layer", "module", "param", "parameter", "buffer", "lookup", "json",
-        "past", "attention", "attn", "self", "num", "rng", "unique", "eval", "train", "loss", "batch", "sequence",
-        "kv", "tensor", "text", "arg", "sampling", "trial", "shard", "block", "encoder", "decoder", "response",
-        "chosen", "rejected", "source", "target", "solution", "truth", "conversation", "tool", "video", "audio",
-        "feature", "template", "adapter", "router", "expert", "norm", "rope", "gt", "data", "kwargs", "args", "option",
-        "setting", "meta", "metadata", "info", "entry", "record", "value", "name", "optimizer", "log", "figure", "axis",
-    },
-    "pass": {"forward", "backward", "first", "second", "single", "one", "two", "multi", "extra", "per", "each", "last"},
-    "signature": {"forward", "function", "call", "method", "input", "model"},
-    "session": {"training", "inference", "tmux", "screen"},
-}  # fmt: skip
-# Texts that are no secrets under any name, and those that are none but under a name that always is one.
-_EMPTY = re.compile(r"(?i)\s*(?:true|false|yes|no|none|null|nil|auto)?\s*|<redacted>")
-_PLAIN = re.compile(
-    r"(?i:all|any|default|each|every|first|last|max|mean|min|missing|sum)|[+-]?[\d.,:eE+\s%-]*\d[\d.,:eE+\s%-]*|<[^<>]{0,40}>|</?s>|\[[A-Z_]{1,20}\]"
-)
-
 _ENVIRONMENTS = r"env(?:iron(?:ment)?)?|argv|cmd(?:line)?|command(?:_?line)?"
-# Settings that name people and places; see :func:`_names_secret` for those that name secrets.
+# Settings that name people and places; see :func:`names_secret` for those that name secrets.
 _PLACE = re.compile(
     r"(?i)(?:^|[_.-])(?:host[_-]?(?:name)?|node(?:name|list)|user(?:[_-]?name)?|login|logname|e?mail|entity"
     rf"|organi[sz]ation|cwd|{_ENVIRONMENTS}|master_addr|ip(?:_?address)?)(?:$|[_.-])"
@@ -131,7 +72,7 @@ _SECRETS = re.compile(
     r"|\b(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\S{1,40}) AAAA[A-Za-z0-9+/]{8,}=*(?: [^\s,;\"']+)?"
     r"|\bmachine\s{1,9}\S{1,200}\s{1,9}(?:login\s{1,9}\S{1,200}\s{1,9})?password\s{1,9}\S{1,400}"
     r"(?:\s{1,9}login\s{1,9}\S{1,200})?"
-    r"|(?i:\bbearer\s{1,9})(?=[^\s\d]{0,400}\d|\S{0,400}?[a-z][A-Z]|\S{24})[A-Za-z0-9._~+/-]{8,}=*"
+    r"|(?i:\b(?:bearer|apikey)\s{1,9}|\b(?:token|secret|password|api[_-]?key)\t{1,9})(?=[^\s\d]{0,400}\d|\S{0,400}?[a-z][A-Z]|\S{24})[A-Za-z0-9._~+/-]{8,}=*"
 )
 # Forty hexadecimal digits are a key of Weights & Biases, unless a word before them says that they are git's.
 _HASH = re.compile(
@@ -153,15 +94,15 @@ _EMAIL = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,64}@[^\W\d_][\w.-]{1,255}\b(?::[\w
 # Machines in prose: of a network of its own, or with a number or a hyphen in its first part.
 _MACHINE = re.compile(
     r"(?<![\w.-])(?:[a-z0-9-]{1,63}\.){2,6}(?:internal|corp|lan|intranet|localdomain)\b(?![.(-])"
-    r"|(?<![\w.-])(?=[a-z]{1,30}-?\d|[a-z]{1,30}-[a-z0-9])[a-z0-9-]{1,63}\.(?:[a-z0-9-]{1,63}\.){1,6}"
+    r"|(?<![\w.-])(?![\w.-]{1,120}\.(?:weight|bias|grad)\b)(?=[a-z]{1,30}-?\d|[a-z]{1,30}-[a-z0-9])[a-z0-9-]{1,63}\.(?:[a-z0-9-]{1,63}\.){1,6}"
     r"(?:local|com|net|org|io|ai|dev|edu|gov|cloud)\b(?![.(-])"
 )
 _URL = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{0,40})://[^\s'\"]+", re.IGNORECASE)
 _ADDRESS = re.compile(
-    r"(?:(?<![\w.-])(?P<before>[A-Za-z][\w.-]{1,30})(?:[:=][ \t]{0,3}|[ \t]{1,3}))?"
+    r"(?:(?<![\w.-])(?P<before>[A-Za-z][\w.-]{1,30})(?:[:=][ \t]{0,3}|[ \t]{1,3}|-))?"
     r"(?<![\d.])(?<![=<>~]=)(?<![Vv]ersion )(?!(?:0\.0\.0\.0|127\.0\.0\.1)(?![\d.]))"
     r"(?P<address>(?:\d{1,3}\.){3}\d{1,3})(?![\d.])(?::\d+)?"
-    r"|(?<![\w:])(?=[0-9a-fA-F:]{0,39}(?:[0-9a-fA-F]::[0-9a-fA-F]*\d|(?::[0-9a-fA-F]{1,4}){4}))[0-9a-fA-F:]{4,39}(?![\w:])"
+    r"|(?<![\w:])(?=[0-9a-fA-F:]{0,39}(?:\d[0-9a-fA-F]{0,3}::[0-9a-fA-F]*\d|(?::[0-9a-fA-F]{1,4}){4}))[0-9a-fA-F:]{4,39}(?![\w:])"
 )
 # What a version follows, and not an address.
 _VERSIONED = re.compile(
@@ -206,6 +147,11 @@ _TIGHT = re.compile(
     r"(?<![\w.:/-])(?P<name>[A-Za-z_][\w-]{2,60})(?P<between>\s?:=\s?|:)"
     r"(?P<value>[^\s,;\"'{}\[\]()<:/=][^\s,;\"'{}\[\]()<]{2,400})"
 )
+# The same with the signs of Chinese and Japanese texts.
+_WIDE = re.compile(
+    r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,60})(?P<between>[ \t]?[\uff1a\uff1d][ \t]?[\"']?)"
+    r"(?P<value>[^\s,;\"']{2,400})"
+)
 # A line of YAML under whose name a block follows, and one whose value goes on to the end of the line.
 _BLOCK_LINE = re.compile(
     r"([ \t]*(?:- )?)[\"']?([A-Za-z_][\w.-]{0,60})[\"']?:[ \t]*(?:[|>][+\d-]{0,2}|[!&][^\s]{1,60})?[ \t\r]*"
@@ -218,12 +164,12 @@ _DASHED = re.compile(
 # The name and the value as two settings, as Kubernetes lists variables.
 _PAIR = re.compile(
     r"(?P<name>\b(?i:name|key|variable|field|header)[\"']?\s?[:=]\s?[\"']?(?P<what>[\w.-]{1,60})[\"']?(?:,\s{0,20}|\s{1,20})"
-    r"[\"']?(?i:val|value)[\"']?\s?[:=]\s?)"
+    r"[\"']?(?i:val|value|content)[\"']?\s?[:=]\s?)"
     rf"(?P<between>[\"']?)(?P<value>(?<=')[^'\n]{{1,4000}}|(?<=\")[^\"\n]{{1,4000}}|[^\s,;\"'{{\[(]{_PLAIN_VALUE})"
 )
-# The same as a list of two.
+# The same as a list of two, or as the last arguments of setattr.
 _LIST_OF_TWO = re.compile(
-    r"(?<=[\[(])(?P<quote>\\{0,7}[\"'])(?P<name>[\w.-]{1,60})(?P=quote),\s?(?P=quote)"
+    r"(?:(?<=[\[(])|(?<=\w,\s))(?P<quote>\\{0,7}[\"'])(?P<name>[\w.-]{1,60})(?P=quote),\s?(?P=quote)"
     r"(?P<value>(?:(?!(?P=quote))[^\n]){1,4000})(?=(?P=quote)\s?[\])])"
 )
 # A key in a dictionary or a block of YAML, whose name tells what it is a key to.
@@ -232,6 +178,9 @@ _KEY_INSIDE = re.compile(
     rf"keys?\\{{0,7}}[\"']?\s?[:=]\s?\\{{0,7}}[\"']?)(?P<value>(?<=[\"'])[^\"'\n\\]{{1,4000}}|[^\s,;\"'{{\[(]{_PLAIN_VALUE})"
 )
 _KEY_LINE = re.compile(r"(?P<start>[ \t]*[\"']?keys?[\"']?:[ \t]+)(?P<value>[^\s{\[][^\n]*)")
+_NAMED = (
+    _ESCAPED, _ELEMENT, _NAMED_ELEMENT, _LITERAL, _TIGHT, _WIDE, _DASHED, _PAIR, _LIST_OF_TWO, _KEY_INSIDE,
+)  # fmt: skip
 # A list or a dictionary under a name.
 _CONTAINER = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,60})\\{0,7}[\"']?\s?[:=]\s?(?=[\[{(])")
 _LONGEST_CONTAINER = 20_000
@@ -243,7 +192,9 @@ _HOME = re.compile(
     r"([^\s/\\:*?\"<>|][^/\\:*?\"<>|\n]{0,60}?)(?=[/\\\s\"':]|$)"
 )
 # Fields that hold the name of a setting, and those that hold its value.
-_NAME_FIELDS, _VALUE_FIELDS = ("name", "key", "variable", "field", "header"), ("value", "val", "default", "data")
+_NAME_FIELDS, _VALUE_FIELDS = (
+    ("name", "key", "variable", "field", "header"), ("value", "val", "default", "data", "content"),
+)  # fmt: skip
 _NUMBERED = re.compile(r"(?:node-)?\d+")
 _NAMING_KEY = re.compile(r"(?i)(?:^|[_.-])(?:node|host(?:name)?|user(?:_?name)?|login)$")
 
@@ -358,19 +309,19 @@ def _names_in(data: Any) -> set[str]:
         value = waiting.pop()
         if isinstance(value, dict):
             waiting.extend(value.values())
-            found.update(filter(_worth_finding, _texts_in([value[field] for field in _hidden_fields(value)])))
+            found.update(filter(_worth_finding, texts_in([value[field] for field in _hidden_fields(value)])))
             for key, inner in value.items():
                 if isinstance(inner, dict) and (kept := _keys_of(str(key), inner)):
-                    found.update(filter(_worth_finding, _texts_in([inner[name] for name in kept])))
+                    found.update(filter(_worth_finding, texts_in([inner[name] for name in kept])))
                 if isinstance(inner, str) and _NAMING_KEY.search(str(key)):
                     found |= {inner, inner.split(".")[0]}
                 elif _private(str(key), inner):
-                    found.update(text for text in _texts_in(inner) if _worth_finding(text))
+                    found.update(text for text in texts_in(inner) if _worth_finding(text))
         elif isinstance(value, (list, tuple)):
             waiting.extend(value)
-            options = [inner for name, inner in pairwise(value) if _is_option(name) and _hides(name, inner)]
+            options = [inner for name, inner in pairwise(value) if _is_option(name) and hides(name, inner)]
             pair = value[1:] if _is_secret_pair(value) else []
-            found.update(filter(_worth_finding, _texts_in([*options, *pair])))
+            found.update(filter(_worth_finding, texts_in([*options, *pair])))
         elif isinstance(value, str):
             found.update(_HOME.findall(value))
     return found
@@ -388,21 +339,24 @@ def _worth_finding(text: str) -> bool:
 def _hidden_fields(value: dict[Any, Any]) -> list[str]:
     """Return the fields that hold a secret of which another one has the name."""
     named = next((value[field] for field in _NAME_FIELDS if isinstance(value.get(field), str)), None)
-    return [] if named is None else [field for field in _VALUE_FIELDS if _hides(named, value.get(field))]
+    return [] if named is None else [field for field in _VALUE_FIELDS if hides(named, value.get(field))]
 
 
 def _keys_of(name: str, inner: dict[Any, Any]) -> list[Any]:
     """Return the fields of a dictionary called ``name`` that hold a key to it: ``{"api": {"key": x}}``."""
     if "value" in inner or "val" in inner:
         return []
-    return [key for key, value in inner.items() if str(key).lower() in ("key", "keys") and _hides(f"{name}.key", value)]
+    return [key for key, value in inner.items() if str(key).lower() in ("key", "keys") and hides(f"{name}.key", value)]
 
 
 def _is_secret_pair(value: Sequence[Any]) -> bool:
     """Tell whether a list is the name of a setting and a secret, as headers are."""
     if len(value) != 2 or not all(isinstance(part, str) for part in value) or not _NAME.fullmatch(value[0]):
         return False
-    return _names_secret(value[0]) == "always" or (len(_words(value[0])) > 1 and _hides(*value))
+    # One word such as "token" may be the name of a column, next to another one.
+    return hides(*value) and (
+        names_secret(value[0]) == "always" or len(words_of(value[0])) > 1 or _worth_finding(value[1])
+    )
 
 
 def _walk(value: Any, clean: Callable[[str], str], name: str = "") -> Any:
@@ -419,7 +373,7 @@ def _walk(value: Any, clean: Callable[[str], str], name: str = "") -> Any:
             return [clean(value[0]), HIDDEN]
         before = [None, *value]  # an option of a command line, in front of its value
         return [
-            HIDDEN if _is_option(option) and _hides(option, item) else _walk(item, clean)
+            HIDDEN if _is_option(option) and hides(option, item) else _walk(item, clean)
             for option, item in zip(before, value, strict=False)
         ]
     return value
@@ -437,76 +391,6 @@ def _key(key: str, clean: Callable[[str], str]) -> str:
     return key if key.isidentifier() and key.islower() and len(key) < 32 else clean(key)
 
 
-def _split_camel(name: str) -> str:
-    """Return a name with underscores in front of its capitals: ``apiKeys`` is ``api_Keys``."""
-    return _CAMEL.sub("_", name)
-
-
-@lru_cache(maxsize=65536)
-def _names_secret(name: str, prose: bool = False) -> str:
-    """Return ``"always"`` or ``"often"`` if a setting of this name holds a secret, else nothing.
-
-    Args:
-        name: of the setting; of a dotted one, the last part counts for words that often name a secret.
-        prose: the name stands in a sentence, where one word such as "session" or "pass" says nothing.
-    """
-    words = _words(name)
-    kinds = [_kind(word) for word in words]
-    if "always" in kinds or any(_TOGETHER.fullmatch(f"{a} {b}") for a, b in pairwise(words)):
-        return "always"
-    last = _words(name.rpartition(".")[2])
-    if last in (["key"], ["keys"]):
-        last = _words(".".join(name.split(".")[-2:]))
-    while len(last) > 1 and last[-1] in _AFTER:
-        last.pop()
-    kind = _kind(last[-1]) if last else ""
-    if not kind:
-        return ""
-    before = [word.removesuffix("s") for word in last[:-1]]
-    if not before:
-        return "" if kind == "key" or (prose and kind != "token") else "often"
-    if before[-1] not in _OPENS and not _ELSE.get(kind, set()).isdisjoint({*before, *last[:-1]}):
-        return ""
-    return "often"
-
-
-def _hides(name: str, value: Any, prose: bool = False) -> bool:
-    """Tell whether a setting holds a secret: text under a secret's name, by itself or anywhere in a container."""
-    known = _names_secret(name, prose)
-    return bool(known) and any(
-        not _EMPTY.fullmatch(text) and (known == "always" or not _PLAIN.fullmatch(text)) for text in _texts_in(value)
-    )
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield every text of plain data, at any depth."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            waiting.extend(one.values())
-        elif isinstance(one, (list, tuple)):
-            waiting.extend(one)
-
-
-def _words(name: str) -> list[str]:
-    return [word.lower() for word in re.findall(r"[A-Za-z]+", _split_camel(name))]
-
-
-def _kind(word: str) -> str:
-    """Return ``"always"``, a word that often names a secret, or nothing."""
-    for one in (word, word.removesuffix("s")):
-        if one in _ALWAYS:
-            return "always"
-        if one in _AS_LAST_WORD:
-            return one
-        if one not in _ONE_WORD and len(one) > 5 and one.endswith(_ENDINGS):
-            return "always"
-    return ""
-
-
 def _names_place(key: str) -> bool:
     named = _PLACE.search(key) is not None
     return named and key not in _NO_PLACE and not key.endswith(_NO_PLACE_ENDINGS)
@@ -514,22 +398,22 @@ def _names_place(key: str) -> bool:
 
 def _private(key: str, value: Any) -> bool:
     """Tell whether a setting holds text under the name of a secret, a person or a place; figures do not count."""
-    if isinstance(value, (str, list, tuple)) and _names_place(key := _split_camel(key)):
+    if isinstance(value, (str, list, tuple)) and _names_place(key := split_camel(key)):
         is_name = _ENV_NAME.fullmatch(key) and isinstance(value, str) and _NAME.fullmatch(value)
         return not is_name and value not in _ANYWHERE
     if isinstance(value, dict) and _ENVIRONMENT.fullmatch(key):
         return True
-    return _hides(key, value)
+    return hides(key, value)
 
 
 def _setting_in_text(match: re.Match[str]) -> str:
     name, between, value = (part for part in match.groups()[:9] if part is not None)
     if match["header"] is not None:
         place = re.fullmatch(r"(?i)host_?name|user_?name", name) is not None
-        hidden = place or _hides(name, value, prose=not _at_start(match))
+        hidden = place or hides(name, value, prose=not _at_start(match))
     else:
         hidden = _private(name.removeprefix("--").replace("-", "_"), value)
-        hidden = hidden and not (value.isdecimal() and not _hides(name, value))
+        hidden = hidden and not (value.isdecimal() and not hides(name, value))
     return f"{name}{between}{HIDDEN if hidden else _SETTING.sub(_setting_in_text, value)}"
 
 
@@ -552,7 +436,7 @@ def _at_start(match: re.Match[str]) -> bool:
 def _named_in_text(match: re.Match[str]) -> str:
     name = f"{match['what']}.key" if match.re is _KEY_INSIDE else match.groupdict().get("what") or match["name"]
     is_words = match.re is _LIST_OF_TWO and not _is_secret_pair((name, match["value"]))
-    if is_words or not _hides(name.rpartition(":")[2], match["value"]):
+    if is_words or not hides(name.rpartition(":")[2], match["value"]):
         return match[0]
     return match[0][: match.start("value") - match.start()] + HIDDEN
 
@@ -568,7 +452,7 @@ def _without_lines(text: str) -> str:
         line = lines[at]
         at += 1
         plain = _PLAIN_LINE.fullmatch(line)
-        is_secret = plain is not None and _names_secret(plain[2]) == "always" and _hides(plain[2], plain[3])
+        is_secret = plain is not None and names_secret(plain[2]) == "always" and hides(plain[2], plain[3])
         if plain is not None and is_secret and not re.fullmatch(rf"{_SCHEME}\S+", plain[3]):
             line = f"{plain[1]}{HIDDEN}"
         kept.append(line)
@@ -576,13 +460,13 @@ def _without_lines(text: str) -> str:
         if head is None:
             continue
         if at < len(lines) and (key := _KEY_LINE.fullmatch(lines[at])) and _goes_on(lines[at], len(head[1])):
-            lines[at] = f"{key['start']}{HIDDEN}" if _hides(f"{head[2]}.key", key["value"]) else lines[at]
-        if not _names_secret(head[2]):
+            lines[at] = f"{key['start']}{HIDDEN}" if hides(f"{head[2]}.key", key["value"]) else lines[at]
+        if not names_secret(head[2]):
             continue
         start, indent = at, len(head[1])
         while at < len(lines) and _goes_on(lines[at], indent):
             at += 1
-        if _hides(head[2], _NO_TEXT.sub("", "\n".join(lines[start:at])).strip(" \t\n-")):
+        if hides(head[2], _NO_TEXT.sub("", "\n".join(lines[start:at])).strip(" \t\n-")):
             kept.append(f"{' ' * (indent + 2)}{HIDDEN}")
         else:
             kept += lines[start:at]
@@ -599,7 +483,7 @@ def _without_containers(text: str) -> str:
     """Hide the lists and dictionaries that stand under the name of a secret."""
     found, at = [], 0
     for match in _CONTAINER.finditer(text):
-        if match.start() < at or not _names_secret(match["name"]):
+        if match.start() < at or not names_secret(match["name"]):
             continue
         end = _closing(text, match.end())
         if re.search(r"[A-Za-z_]", _NO_TEXT.sub("", text[match.end() : end])):
@@ -630,7 +514,7 @@ def _cleaner(told: Iterable[str] = ()) -> Callable[[str], str]:
         text = _HASH.sub(lambda match: match[0] if match[1] else HIDDEN, text)
         text = _library_secrets().sub(HIDDEN, text)
         text = _without_containers(_without_lines(text))
-        for named in (_ESCAPED, _ELEMENT, _NAMED_ELEMENT, _LITERAL, _TIGHT, _DASHED, _PAIR, _LIST_OF_TWO, _KEY_INSIDE):
+        for named in _NAMED:
             text = named.sub(_named_in_text, text)
         text = _SETTING.sub(_setting_in_text, text)
         text = _EMAIL.sub(HIDDEN, text)

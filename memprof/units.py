@@ -7,6 +7,8 @@ import re
 from memprof.errors import UsageError
 
 GIB = 2**30
+#: Bytes of one element.
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # G is GB, as cards are sold: 24G and 24GB are 24 × 10⁹ bytes.
 _FACTORS: dict[str, int] = {

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from memprof.reports.document.build import timeline_of
 from memprof.reports.document.model import Timeline
-from memprof.reports.document.plan import PlanDocument, Point
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import category_label, phase_label, plain, thousands
 from memprof.reports.html.static_timeline import highest_of, nice_step
@@ -20,17 +19,18 @@ from memprof.reports.thinning import thinned
 
 from memprof.errors import UsageError
 from memprof.report import Report
-from memprof.report.comparison import Comparison
-from memprof.report.plan import Plan
 from memprof.report.run import StepGrowth
 from memprof.units import GIB, amount
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
+    from memprof.reports.document.plan import PlanDocument, Point
     from plotly.graph_objects import Figure
 
     from memprof.analysis.analysis import Analysis
     from memprof.analysis.breakdown import Breakdown
+    from memprof.report.comparison import Comparison
+    from memprof.report.plan import Plan
 
 #: What a figure of one run shows, and where a timeline's points lie (see :func:`analysis_figure`).
 _MIB = 1 << 20
@@ -88,14 +88,18 @@ def figure(found: Analysis | Breakdown | Report | Comparison | Plan, kind: str =
     Raises:
         UsageError: there is nothing to draw.
     """
-    if isinstance(found, Comparison):
-        return comparison_figure(found)
-    if isinstance(found, Plan):
-        return front_figure(PlanDocument(found))
     if isinstance(found, Report):
         return _category_bars(found.peak.categories)
     from memprof.analysis.analysis import Analysis
+    from memprof.report.comparison import Comparison
+    from memprof.report.plan import Plan
 
+    if isinstance(found, Comparison):
+        return comparison_figure(found)
+    if isinstance(found, Plan):
+        from memprof.reports.document.plan import PlanDocument
+
+        return front_figure(PlanDocument(found))
     return analysis_figure(found, kind) if isinstance(found, Analysis) else breakdown_figure(found)
 
 

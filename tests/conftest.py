@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import weakref
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -160,16 +159,21 @@ def thawed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def only_new_tensors() -> Iterator[None]:
-    """For tests that compare a recording to the byte: tensors that other modules' tests hold are not in it."""
-    torch = pytest.importorskip("torch")
+    """For tests that compare a recording to the byte: tensors that other modules' tests hold are not in it.
+
+    They are known by their storages, which the fixture holds: the Python object of a gradient is a new one whenever it
+    is read, and what is freed in the middle of a test would make its recordings differ.
+    """
+    pytest.importorskip("torch")
     import memprof.recording.trace.tensor_trace as trace
+    from memprof.recording.storages import storage_key, storage_of
 
     gc.collect()
-    held = {id(thing): weakref.ref(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)}
     every = trace._visible_tensors
+    held = {storage_key(storage): storage for tensor in every() if (storage := storage_of(tensor)) is not None}
 
-    def visible() -> list[object]:
-        return [tensor for tensor in every() if id(tensor) not in held or held[id(tensor)]() is not tensor]
+    def visible() -> list[Any]:
+        return [tensor for tensor in every() if (one := storage_of(tensor)) is None or storage_key(one) not in held]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace, "_visible_tensors", visible)

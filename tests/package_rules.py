@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"memprof": "memprof", "integrations": "memprof.integrations", "reports": "memprof.reports"}
 
 #: Modules on the shared modules: they may be imported from everywhere and import nothing but each other.
-SHARED_MODULES = ("_version", "errors", "files", "frame_paths", "redact", "text", "units", "vocabulary")
+SHARED_MODULES = (
+    "_version", "errors", "files", "foreign", "frame_paths", "redact", "secret_names", "text", "units", "vocabulary",
+)  # fmt: skip
 
 #: Each package, what it is for, and the packages it may import. A package comes after all that it imports: no circles.
 PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {

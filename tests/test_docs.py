@@ -14,7 +14,8 @@ from memprof.cli import main
 from tests.documentation import ROOT, SHELLS, Block, blocks_of, commands_in, documented_pages, memprof_commands
 from tests.workspace import Workspace
 
-PAGES = [*(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")), *documented_pages()]
+OTHERS = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/measurements.md")
+PAGES = [*(ROOT / name for name in OTHERS), *documented_pages()]
 BLOCKS = [block for page in documented_pages() for block in blocks_of(page)]
 SHELL = [block for block in BLOCKS if block.language in SHELLS]
 PYTHON = [block for block in BLOCKS if block.language in ("python", "py")]
@@ -162,7 +163,7 @@ ANSWERS = {
     "vLLM in the same process?": ("recording.md#what-it-works-with", "vLLM 0.32 in TRL's process, on a CPU"),
     "verl?": ("frameworks.md", "| verl 0.9, OpenRLHF 0.11, NeMo-RL, slime, AReaL 1.0 | | | from source |"),
     "How do I switch it off?": ("recording.md", "`MEMPROF=0` in the environment"),
-    "Is anything sent anywhere?": ("reading-a-report.md#sharing", "sends nothing anywhere"),
+    "Is anything sent anywhere?": ("privacy.md", "memprof has no telemetry"),
     "How do I share a report without secrets?": ("reading-a-report.md#sharing", "Redaction is pattern-based"),
     "May I open a stranger's pickle?": ("snapshot-format.md#safety", "Nothing is imported or called"),
     "What has never run on a GPU?": ("accuracy.md#what-never-ran-on-a-gpu", "have never run on a GPU:"),
@@ -177,7 +178,7 @@ ANSWERS = {
     "What does Liger save?": ("faq.md#what-does-liger-save", "TRL 1.16 (`trl`): 0.25 of 5.17 GiB"),
     "How do I contribute?": ("../CONTRIBUTING.md", "make test"),
     "Many GPUs?": ("many-gpus.md", "**no collective, no barrier**"),
-    "Can a pull request fail on memory?": ("assistants.md", "fails above 2%"),
+    "Can a pull request fail on memory?": ("ci.md", "if the allocated peak grew by more than 2%"),
     "What is unattributed?": ("faq.md#why-does-the-page-say-unattributed", "No evidence explains"),
     "Which exit codes?": ("reading-a-report.md#exit-codes", "| 4 | it does not fit"),
 }

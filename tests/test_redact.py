@@ -270,6 +270,7 @@ SECRET_CONFIGS: dict[str, Any] = {
     "api": {"key": _PASSWORD}, "wandb": {"project": "x", "key": _PASSWORD}, "openai": {"Keys": [_PASSWORD]},
     "headers": [["Authorization", _PASSWORD], ("X-Api-Key", _PASSWORD)], "pw": _PASSWORD, "hmac": _PASSWORD,
     "request_hmac": _PASSWORD, "seed_phrase": _PASSWORD, "recoveryPhrase": _PASSWORD, "mnemonic": _PASSWORD,
+    "request": [["token", _PASSWORD]], "rows": [{"name": "token", "content": _PASSWORD}],
     "settings": [{"key": "HF_TOKEN", "val": _PASSWORD}, {"variable": "DB_PASSWORD", "default": _PASSWORD}],
 }  # fmt: skip
 SECRET_TEXTS = (
@@ -290,6 +291,8 @@ SECRET_TEXTS = (
     "api:\n  key: %s", r'{\"api\": {\"key\": \"%s\"}}', '[["Authorization", "%s"]]', "[('X-Api-Key', '%s')]",
     '{"key":"HF_TOKEN","val":"%s"}', "pw=%s", "pw: %s", "hmac=%s", "seed_phrase=%s", "seed phrase: %s", "Api Key = %s",
     "java -Dpassword=%s -jar x.jar", "-Dspring.datasource.password=%s", "serve -token %s -port 80", "api key = '%s'",
+    '[["token", "%s"]]', '{"headers": [["token", "%s"]]}', '{"name": "token", "content": "%s"}', "ApiKey %s",
+    'setattr(cfg, "api_key", "%s")', "token\t%s", "api_key\uff1a%s", "password \uff1d %s",
 )  # fmt: skip
 
 
@@ -424,6 +427,11 @@ KEPT: dict[str, str] = {
     "tokenizer": "tokenizer: fast, tokenize: true, detokenized=12",
     "session": "with session 3, pass 2 of 4, first pass: 0.1 s",
     "accents": "Größe: 3 GiB, état: complet, 大小: 8",
+    "types": "token: str, api_key: Optional[str] = None, def f(password: str | None = None, auth: bool): ...",
+    "flags": "auth=basic, password: required, secret: off, auth: enabled, --token TOKEN, password=True",
+    "counts": "{'password': 3, 'secrets': 12}, {password: 3}, (auth=0)",
+    "library": "cublas-12.4.5.8 and ABC::D1",
+    "parameter with a domain's ending": "q-proj.weight.ai",
     "markup": "| peak | 3 GiB |\n|---|---|",
     "dotted call": "model.generate(**inputs, use_cache=True)",
 }  # fmt: skip
@@ -445,7 +453,8 @@ KEPT_SETTINGS: dict[str, Any] = {
     "model_revision": _COMMIT, "_commit_hash": _COMMIT, "versions": {"torch": "2.13.0.1", "driver": "550.54.15.1"},
     "cudnn_version": "9.1.0.70", "sort": {"key": "loss"}, "dataset": {"key": "prompt", "split": "train"},
     "columns": [["token", "reward"], ("prompt", "completion")], "rows": [{"key": "lr", "value": "1e-6"}],
-    "fields": [{"name": "tokens", "default": "all"}, {"field": "loss", "data": "x"}],
+    "auth": "basic", "password": "required", "hub_token": "HUB_TOKEN", "api_key": "Optional[str]", "secret": "off",
+    "passwords": 3, "fields": [{"name": "tokens", "default": "all"}, {"field": "loss", "data": "x"}],
 }  # fmt: skip
 
 
@@ -453,6 +462,17 @@ KEPT_SETTINGS: dict[str, Any] = {
 def test_settings_that_only_look_secret_stay(name: str) -> None:
     left = redact({"config": {name: KEPT_SETTINGS[name]}})
     assert left == json.loads(json.dumps({"config": {name: KEPT_SETTINGS[name]}}))
+
+
+def test_a_text_and_data_follow_one_rule() -> None:
+    """What a setting is worth is judged alike in data, in its representation and in a command line."""
+    names = ("password", "hub_token", "auth", "api_key", "session_key", "eos_token", "sort_key")
+    values = ("off", "3", "str", "all", "basic", "x1y2z3", "4938", "493817", "TOKEN", "<pad>", "required")
+    for name in names:
+        for value in values:
+            stays = redact({name: value}) == {name: value}
+            for text in (f"{name}: {value}", f"{name}={value}", f"{{'{name}': '{value}'}}", f"--{name} {value}"):
+                assert (redact_text(text) == text) is stays, (text, stays)
 
 
 def test_forty_digits_are_a_key_unless_they_are_git_s() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.tabling import ROOT
 from memprof.report.base import Model
-from memprof.report.codec import ANSWERS, described
+from memprof.report.codec import answers, described
 from memprof.report.counters import LINES
 
 PAGE = ROOT / "docs" / "report-json.md"
@@ -78,7 +78,7 @@ def _markdown(text: str) -> str:
 def page() -> str:
     """Return the page's text."""
     found: dict[str, type[Model]] = {}
-    for kind in (*ANSWERS.values(), *LINES):
+    for kind in (*answers().values(), *LINES):
         _reached(kind, found)
     return HEAD + "".join("".join(_section(kind)) for kind in found.values())
 

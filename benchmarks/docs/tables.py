@@ -30,11 +30,12 @@ from examples import published_tables
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, Category
 
-_FILLED = "accuracy advice claims emulate glossary grpo-memory lean-techniques lean-trainer measurements oom simulating"
+_FILLED = "accuracy advice emulate glossary grpo-memory lean-step lean-trainer oom simulation-reference"
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in _FILLED.split()),
     *(ROOT / name / "README.md" for name in ("benchmarks", "examples")),
+    ROOT / "benchmarks" / "measurements.md",
 )
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -80,11 +80,11 @@ def answers(seeds: dict[str, Any]) -> list[dict[str, Any]]:
     Args:
         seeds: a valid ``report`` and a valid ``compare``, whose values are kept.
     """
-    from memprof.report.codec import ANSWERS
+    from memprof.report.codec import answers
 
     known = {"memprof.report/1": seeds["report"], "memprof.compare/1": seeds["compare"]}
     found = []
-    for name, kind in ANSWERS.items():
+    for name, kind in answers().items():
         example = {"schema": name, **example_of(kind)}
         found.append(_filled(known[name], example) if name in known else example)
     return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import read_plain
+from memprof.snapshot.writer import save_snapshot
 
 
 def without_key(snapshot: Path) -> Path:

@@ -81,7 +81,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
 
     found = Flops()
     see, plan, fakes = FakeRecorder.see, cutting.plan, training.trl_on_fakes
-    alike = shortcut.alike_rounds
+    alike = shortcut.identical_iterations
 
     def seen(self: Any, func: Any, args: Any, kwargs: Any, out: Any, *more: Any) -> None:
         found.add(self, flops_of(func, args, kwargs, out))
@@ -133,7 +133,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
             (FakeRecorder, "see", seen),
             (cutting, "plan", planned),
             (training, "trl_on_fakes", on_fakes),
-            (shortcut, "alike_rounds", all_rounds),
+            (shortcut, "identical_iterations", all_rounds),
         ),
         told(lean),
     ):

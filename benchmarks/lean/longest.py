@@ -27,7 +27,7 @@ from typing import Any
 import click
 
 from benchmarks.lean.flops import with_layers
-from benchmarks.lean.memory import LLAMA, TUNED, alike_once, phase_peaks
+from benchmarks.lean.memory import LLAMA, TUNED, phase_peaks, repeated_micro_batches_once
 from benchmarks.measure import environment
 from benchmarks.tabling import RESULTS
 
@@ -70,7 +70,7 @@ def simulate(card: str, settings: dict[str, Any], capacity: int | None) -> dict[
     from memprof.config.settings import Settings
     from memprof.simulate.run import simulate_settings
 
-    with alike_once(warmed_up=True):
+    with repeated_micro_batches_once(warmed_up=True):
         return simulate_settings(Settings(**settings), capacity=capacity, gpu=find_gpu(CARDS[card]), stacks=False)
 
 

@@ -2,11 +2,12 @@
 
     python -m benchmarks.lean memory [CASE ...] [--again] [--json benchmarks/results/cpu/lean_memory.json]
 
-Each case is one simulated run (up to a minute of CPU time); results that the file already has are kept. Of each run the
-measured step is executed whole, but for micro-batches that are like those before them (:func:`alike_once`).
+Each case is one simulated run (up to a minute of CPU time); results that the file already has are kept. Of each run
+the measured step is executed whole, but for micro-batches that are like those before them
+(:func:`repeated_micro_batches_once`).
 Each case names a GPU that holds it, TRL's the smallest of memprof's list, less the context outside torch and a margin
-for the prediction's error. It is simulated on an allocator that has no more, and the lean trainer sees that GPU's free
-memory. The step's time is estimated (``benchmarks.lean.price``) on that GPU, and on the one of :data:`SPEED`.
+for the prediction's error. It is simulated on an allocator that has no more, and the lean trainer sees that GPU's
+free memory. The step's time is estimated (``benchmarks.lean.price``) on that GPU, and on the one of :data:`SPEED`.
 The 8B and 7B cases also have the FLOPs of training (``benchmarks.lean.flops``) and what of them is computed again.
 """
 
@@ -105,7 +106,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
+def repeated_micro_batches_once(*, warmed_up: bool = False) -> Iterator[None]:
     """Leave out TRL's micro-batches between the first and the last of an optimizer step, while open.
 
     They are like the last: gradients exist from the second on. ``warmed_up``: so is the first step, whose only lasting
@@ -156,7 +157,7 @@ def simulated(
         case: :class:`memprof.config.settings.Settings`, and of :data:`NOT_SETTINGS` ``on``, the GPU that is
             simulated, and ``offloaded_cache``, where keys and values are the host's.
         lean: arguments of ``LeanGRPOConfig`` that no setting has.
-        warmed_up: see :func:`alike_once`.
+        warmed_up: see :func:`repeated_micro_batches_once`.
     """
     from memprof import analyze
     from memprof.config.fits import room_bytes
@@ -170,7 +171,7 @@ def simulated(
     card = find_gpu(case["on"]) if "on" in case else None
     start = time.process_time()
     priced = pricing([case["on"], SPEED] if card else [], offloaded_cache=bool(case.get("offloaded_cache")))
-    with told(lean), alike_once(warmed_up=warmed_up), priced as price:
+    with told(lean), repeated_micro_batches_once(warmed_up=warmed_up), priced as price:
         raw = simulate_settings(Settings(**settings), capacity=card and room_bytes(card, 0.03), gpu=card, stacks=False)
     seconds = time.process_time() - start
     snapshot = snapshot_from_raw(raw)

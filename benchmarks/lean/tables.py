@@ -43,6 +43,7 @@ _BESIDE = (
     "8B LoRA, 8 x 20480, TRL tuned by hand",
     "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints, vLLM",
     "1.5B QLoRA, 8 x 1042, TRL tuned by hand",
+    "1.5B full, 8-bit Adam, reference, 8 x 1042, lean, vLLM, parked weights",
     "1.5B QLoRA, 8 x 1042, lean",
     "7B LoRA, 8 x (16384 + 1024), TRL's defaults",
 )
@@ -56,15 +57,18 @@ _SHORT = {
     "8B LoRA, 8 x 20480, TRL's defaults": "TRL's trainer, its defaults",
     "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": "TRL's, tuned, patched to offload checkpoints",
     "8B LoRA, 8 x 20480, lean": "the lean trainer",
+    "8B LoRA, 8 x 20480, lean, vLLM, parked weights": "the lean trainer, generating with vLLM",
+    "8B LoRA, 8 x 20480, lean, 48 GB": "the lean trainer",
+    "8B LoRA, 8 x 20480, lean, vLLM, parked weights, 48 GB": "the lean trainer, generating with vLLM",
 }
 
 
 def short() -> str:
-    """Show one run, with TRL's trainer and the lean one."""
+    """Show one run, with TRL's trainer and the lean one, and the GPU of each."""
     rows = _memory(lambda name: name in _SHORT)
-    return table(("", "training", "generation", "whole step"), [
-        (label, _gib(training_bytes(rows[name])), _gib(rows[name]["phases"].get("generate")),
-         _gib(rows[name]["allocated_bytes"]))
+    return table(("", "GPU", "training", "generation", "whole step", "time, s"), [
+        (label, rows[name]["settings"]["on"], _gib(training_bytes(rows[name])),
+         _gib(rows[name]["phases"].get("generate")), _gib(rows[name]["allocated_bytes"]), _price(rows[name]))
         for name, label in _SHORT.items()
     ])  # fmt: skip
 

@@ -39,6 +39,7 @@ def count(steps: int, out: Path) -> list[dict[str, int]]:
     from memprof.integrations.trackers.step_logging import Tracking
 
     from memprof.recording.guard import NULL_GUARD, MethodPatcher
+    from memprof.report.counters import CountersStart
 
     state = SimpleNamespace(global_step=0, max_steps=steps, is_world_process_zero=True)
     handler = SimpleNamespace(callbacks=[])
@@ -49,7 +50,7 @@ def count(steps: int, out: Path) -> list[dict[str, int]]:
     rows: list[dict[str, int]] = []
     tracemalloc.start()
     try:
-        tracking = Tracking(trainer, seams, folder, {}, False, lambda: None)
+        tracking = Tracking(trainer, seams, folder, CountersStart(), False, lambda: None)
         for step in range(1, steps + 1):
             state.global_step = step
             tracking.step_end(step, None, False)

@@ -5,6 +5,7 @@
 Every reward scores the completions in a child, and has one more child run a program that never ends, which its time
 limit ends. A training in a process of its own says what its parameters and rewards are, and how those children ended.
 With memprof, which records every step, all of that must be the same, and the process must end as it does without.
+Each process imports memprof anew, so nobody may edit it meanwhile: the benchmark ends if somebody does.
 """
 
 from __future__ import annotations
@@ -321,6 +322,12 @@ def _in_a_process(kind: str, watched: bool) -> dict[str, Any]:
     return {"exit": 0, **json.loads(done.stdout.strip().splitlines()[-1])}
 
 
+def _newest_source() -> float:
+    """Return when a file that the trainings import was changed last."""
+    folders = (ROOT / name for name in ("memprof", "integrations", "reports", "benchmarks/recording", "tests"))
+    return max(path.stat().st_mtime for folder in folders for path in folder.rglob("*.py"))
+
+
 @contextlib.contextmanager
 def _load(processes: int) -> Iterator[None]:
     """Keep the machine busy meanwhile."""
@@ -340,19 +347,22 @@ def _load(processes: int) -> Iterator[None]:
 @click.option("--json", "path", type=click.Path(path_type=Path))
 def main(rounds: int, load: int, kinds: tuple[str, ...], path: Path | None) -> None:
     found: dict[str, dict[str, int]] = {}
+    unchanged = _newest_source()
     with _load(load):
         for kind in kinds or KINDS:
             expected = _in_a_process(kind, watched=False)
             if expected.get("exit") != 0:
                 raise SystemExit(f"{kind} fails without memprof: {expected}")
             different = {"alone": 0, "watched": 0}
-            for _ in range(rounds):
+            for number in range(1, rounds + 1):
                 for way in different:
                     if (one := _in_a_process(kind, way == "watched")) != expected:
                         different[way] += 1
                         click.echo(f"{kind}, {way}: {json.dumps(one)}\n  and not {json.dumps(expected)}", err=True)
+                if _newest_source() != unchanged:
+                    raise SystemExit(f"{kind}, round {number}: the sources were edited meanwhile")
+                click.echo(f"{kind}: {number} of {rounds}, different ones: {json.dumps(different)}", err=True)
             found[kind] = different
-            click.echo(f"{kind}: of {rounds} each, different ones: {json.dumps(different)}", err=True)
     write_result({"what": "rewards with sandboxes", "rounds": rounds, "load": load, "different": found}, path)
     if any(different["watched"] for different in found.values()):
         raise SystemExit(1)

@@ -25,7 +25,7 @@ main = group_of(
         "speed": ("speed", "Time simulations, here and in another checkout, in CPU seconds."),
         "time": ("time", "Hold estimated times against published ones."),
         "rough": ("rough", "Compare formulas with simulations, for docs/grpo-memory.md."),
-        "claims": ("claims", "Check claims about GRPO's memory, for docs/claims.md."),
+        "claims": ("claims", "Check claims about GRPO's memory, for benchmarks/measurements.md."),
     },
 )
 

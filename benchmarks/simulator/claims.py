@@ -1,4 +1,4 @@
-"""Hold what people say about the memory of GRPO against simulations and timings: the figures of docs/claims.md.
+"""Check claims about the memory of GRPO by simulations and timings, for benchmarks/measurements.md.
 
     python -m benchmarks.simulator claims [--only NAME]... [--json benchmarks/results/cpu/claims.json]
 

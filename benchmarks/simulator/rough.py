@@ -15,9 +15,10 @@ from typing import Any
 import click
 
 from benchmarks import tabling
-from memprof.config.model_shape import DTYPE_BYTES, ModelShape
+from memprof.config.model_shape import ModelShape
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
+from memprof.units import DTYPE_BYTES
 
 RESULTS = tabling.RESULTS / "rough_math.json"
 MODEL = "meta-llama/Llama-3.2-1B-Instruct"

@@ -10,6 +10,7 @@ main = group_of(
     {
         "generate": ("generate", "Run the cases and write snapshots with their truth."),
         "zoo": ("zoo.run", "Run public programs at a small size and score attribution on them."),
+        "small": ("small", "Run small trainings of many kinds and score attribution on them."),
         "score": ("score", "Score attribution on labelled snapshots, by the truth's bytes."),
     },
 )

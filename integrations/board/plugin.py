@@ -13,6 +13,7 @@ from tensorboard.backend import http_util
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin
 from werkzeug import wrappers
 
+from memprof.analysis.ranks.run_folders import run_started
 from memprof.report.advice import Headline
 
 if TYPE_CHECKING:
@@ -110,11 +111,9 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
 
 
 def _newest_run_first(found: list[Recording]) -> list[Recording]:
-    """Order recordings by run, the run that wrote last first: the tab shows the first one."""
-    newest: dict[str, float] = {}
-    for recording in found:
-        newest[recording.run] = max(recording.changed, newest.get(recording.run, 0.0))
-    return sorted(found, key=lambda r: (-newest[r.run], r.run, r.step, r.rank))
+    """Order recordings by run, the run that started last first: the tab shows the first one."""
+    started = {run: run_started(folder) for run, folder in {r.run: r.pickle.parent for r in found}.items()}
+    return sorted(found, key=lambda r: (-started[r.run], r.run, r.step, r.rank))
 
 
 def _places(context: Any) -> list[tuple[str, Path]]:

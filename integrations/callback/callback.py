@@ -166,7 +166,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._over = self._state is None or state is self._state
         run = self._following(state)
-        if run is not None and run.recorder.finish(lambda: self.guard(run.end), self._finish):
+        if run is not None and run.recorder.finish():
             raise KeyboardInterrupt
 
     # -- our own -----------------------------------------------------------------------------------------------
@@ -177,10 +177,10 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             warnings.warn("memprof could not find the trainer it was given to; nothing is recorded.", stacklevel=3)
             return
         if self._run is not None:
-            if self._state is not state and not self._run.over:
+            if self._state is not state and not self._run.recorder.is_over:
                 warnings.warn("memprof already follows another training; this one is not recorded.", stacklevel=3)
                 return
-            self._run.end()
+            self._run.recorder.end()
         early = None
         if self._early is not None:
             ref, session = self._early
@@ -212,7 +212,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         wanted = recorder.snapshots and self._options is not None and self._options.report
         if wanted and report:
             together = functools.partial(
-                put_ranks_together, folder=run.folder, gathering=run.gathering, failed=run.failed
+                put_ranks_together, folder=run.folder, gathering=run.gathering, failed=recorder.failed
             )
             self.result = recorder.report(self.stream, self._print, self._print, run.notes(), together)
             run.attach(self.result.page)

@@ -15,12 +15,13 @@ import platform
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from memprof.compat.torch_sharding import STORE
 from memprof.recording.guard import FailureGuard
+from memprof.recording.recorder import RunIdentity
 
 _T = TypeVar("_T")
 
@@ -33,48 +34,44 @@ _POLL = 0.05
 MOST_TOLD = 32
 _MAX_BYTES = 16 << 20
 
-_trainings = 0
+# How many of each name this process has begun; the ranks of a run begin them in the same order.
+_begun: Counter[str] = Counter()
 
 
 class Gathering:
     """Exchange one rank's summaries of one ``train()`` with rank 0, through a ``store`` all ranks share: by default the
-    one of the process group, if there is one."""
+    one of the process group, if there is one. ``name`` tells what else in these processes exchanges apart."""
 
-    def __init__(self, rank: int, world_size: int, store: Any = None) -> None:
-        global _trainings
-        _trainings += 1
+    def __init__(self, rank: int, world_size: int, store: Any = None, name: str = "training") -> None:
+        _begun[name] += 1
         self.rank = rank
         self.world_size = world_size
         self.began = time.time()
         self._sent = False
         # A restarted worker group begins to count anew.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._prefix = f"memprof/{attempt}/{_trainings}"
+        self._prefix = f"memprof/{attempt}/{name}/{_begun[name]}"
         self._store: Any = store if store is not None else _default_store() if world_size > 1 else None
         if self._store is not None:
             self._bounded(lambda: self._store.set(self._key("here", rank), f"{os.getpid()} {platform.node()}"))
 
-    def agree_on(self, folder: Path) -> Path:
-        """Return the folder that rank 0 chose; this rank's choice if rank 0 does not answer within five seconds.
-
-        Ranks choose by the times of files, which a file system on another machine may set by another clock.
-        """
+    def agree_on(self, what: str, proposal: str) -> str | None:
+        """Return the first proposal that any rank made; no rank waits for another. None if the ranks cannot agree."""
+        if self.world_size == 1:
+            return proposal
         if self._store is None:
-            return folder
-        if self.rank == 0:
-            self._bounded(lambda: self._store.set(self._key("folder", 0), str(folder)))
-            return folder
-        chosen = self._bounded(self._chosen_folder)
-        return folder if chosen is None else Path(chosen)
+            return None
+        word = json.dumps(proposal)  # ASCII, whatever a path is made of
+        return self._bounded(lambda: str(json.loads(self._store.compare_set(self._key(what, 0), "", word))))
 
-    def _chosen_folder(self) -> str:
-        deadline = time.monotonic() + _STORE_SECONDS
-        while not self._store.check([self._key("folder", 0)]):
-            if time.monotonic() > deadline:
-                raise RuntimeError("rank 0 has chosen no folder")
-            time.sleep(_POLL / 10)
-        chosen: bytes = self._store.get(self._key("folder", 0))
-        return chosen.decode("utf-8", "surrogateescape")
+    def agree_on_identity(self) -> RunIdentity:
+        """Return the identity of the run that all ranks use."""
+        mine = RunIdentity.new()
+        agreed = self.agree_on("run", f"{mine.id} {mine.started}")
+        if agreed is None:
+            return RunIdentity(None, mine.started)
+        name, _, started = agreed.partition(" ")
+        return RunIdentity(name, float(started))
 
     def tell(self, summaries: Iterable[dict[str, Any]]) -> bool:
         """Leave this rank's summaries, or an empty list, for rank 0, which waits for them; tell whether it worked."""

@@ -18,29 +18,29 @@ from memprof.units import parse_size
 class Options:
     """Validated options; see :class:`memprof.MemProfCallback` for what each means."""
 
-    output_dir: Path | None
-    steps: int | Iterable[int] | None
-    every: int | None
-    max_entries: int | None
-    stacks: str | None
-    report: bool
-    max_disk: int | None
-    redact: bool
-    kind: str
-    reset_peaks: bool
-    scalars: bool
-    capacity: int | None
-    rehearse: bool
-    warn_above: float | int | None  # a share of the capacity, or bytes
-    on_high_memory: Callable[[HighMemory], object] | None
+    output_dir: Path | None = None
+    steps: Iterable[int] | None = None
+    every: int | None = None
+    max_entries: int | None = None
+    stacks: str | None = "python"
+    report: bool = True
+    max_disk: int | None = None
+    redact: bool = False
+    kind: str = "auto"
+    reset_peaks: bool = True
+    scalars: bool = True
+    capacity: int | None = None
+    rehearse: bool = False
+    warn_above: float | int | None = None  # a share of the capacity, or bytes
+    on_high_memory: Callable[[HighMemory], object] | None = None
 
     @classmethod
     def of(
         cls,
-        max_disk: int | str | None,
-        output_dir: Any,
-        max_entries: int | None,
-        stacks: str | None,
+        max_disk: int | str | None = None,
+        output_dir: Any = None,
+        max_entries: int | None = None,
+        stacks: str | None = "python",
         capacity: int | str | None = None,
         warn_above: int | str | None = None,
         **rest: Any,
@@ -53,7 +53,7 @@ class Options:
         room = None if capacity is None else capacity_bytes(capacity)
         disk = parse_size(max_disk) if isinstance(max_disk, str) else max_disk
         folder = None if output_dir is None else Path(output_dir)
-        if warn_above is not None and not rest.get("scalars"):
+        if warn_above is not None and not rest.get("scalars", True):
             raise UsageError("warn_above= reads the counters of each step: leave scalars=True.")
         limit = parse_threshold(warn_above)
         if limit is None and rest.get("on_high_memory") is not None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 import weakref
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ from memprof.integrations.callback.peak_records import NewRecords
 from memprof.integrations.callback.schedule import Schedule
 from memprof.integrations.callback.sessions import cycle_of, introduce, new_session, runs_always, uses_cuda
 from memprof.integrations.callback.worst_step import WorstStep, refusal
-from memprof.integrations.run_recorder.recorder import RunRecorder
+from memprof.integrations.run_recorder.recorder import Driver, RunRecorder
 from memprof.integrations.run_recorder.rehearsal import ran_out_of_memory, rehearse
 from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sentence
 from memprof.integrations.trackers.alerts import Alert
@@ -29,7 +27,6 @@ from memprof.recording.guard import FailureGuard, MethodPatcher, mark_user_error
 from memprof.recording.run_facts import collect_facts
 from memprof.recording.session import Session
 from memprof.recording.system.host import device_name, device_total
-from memprof.recording.system.signals import finish_first
 from memprof.recording.trainer_phases import TrainerPhases
 from memprof.report.counters import CountersStart
 from memprof.units import format_bytes
@@ -38,21 +35,13 @@ if TYPE_CHECKING:
     from memprof.report import Report
 
 
-class Stage(Enum):
-    """What a :class:`TrainingRun` does: follow the training, run the worst case before it, or nothing any more."""
-
-    FOLLOWING = "following"
-    REHEARSING = "rehearsing"
-    ENDED = "ended"
-
-
 class TrainingRun:
     """Follows one trainer from ``on_train_begin`` to its end, however it ends.
 
     On CUDA, and where a capacity is enforced, one session runs all along and snapshots are taken from its ring;
     elsewhere each recording is a session of its own, so that nothing is paid between recordings. ``early`` has run
-    since the trainer was built. ``on_error`` is told when the training ends by an exception or a signal, after what was
-    recorded is written; with False when somebody will not wait for a report.
+    since the trainer was built. ``report`` is called when the training has ended, after what was recorded is written;
+    with False when somebody will not wait for a report.
     """
 
     def __init__(
@@ -61,31 +50,30 @@ class TrainingRun:
         options: Options,
         early: Session | None,
         guard: FailureGuard,
-        on_error: Callable[[bool], None],
+        report: Callable[[bool], None],
     ) -> None:
         rank = int(getattr(trainer.accelerator, "process_index", 0))
         world_size = int(getattr(trainer.accelerator, "num_processes", 1))
         self.gathering = Gathering(rank, world_size)
         folder = options.output_dir or Path(trainer.args.output_dir) / RUN_FOLDER
-        self.folder = claim_folder(folder, world_size == 1, self.gathering.agree_on)
+        self.folder = claim_folder(folder, world_size == 1, lambda own: self.gathering.agree_on("folder", own))
         self._trainer = weakref.ref(trainer)
         self._options = options
         self._guard = guard
-        self._on_error = on_error
-        self._stage = Stage.FOLLOWING
-        #: Whether an exception, a signal or a mistake of memprof's own ended it.
-        self.failed = False
         self._schedule = Schedule(options.steps, options.every)
         self._first_step = trainer.state.global_step + 1
-        self._from_step: int | None = None  # first step of the recording in progress
         self._records = NewRecords(wanted=options.steps is None and options.every is None)
-        self._seams = MethodPatcher(guard, self._error)
+        self._seams = MethodPatcher(guard, lambda error: self.recorder.end_by(error))
         self._tracking: Tracking | None = None
         self._always = runs_always(trainer, options)
-        self._on_cuda = uses_cuda(trainer, options)
         self._cannot = missing("rehearse" if options.rehearse else "callback", of=trainer)
         tell = self._reported if options.scalars and options.report and not rank else None
-        self.recorder = RunRecorder(self.folder, rank, world_size, options.max_disk, self._terminated, tell)
+        identity = self.gathering.agree_on_identity()
+        driver = Driver(self._seams.restore, self._session_ends, self._ended, report)
+        self.recorder = RunRecorder(
+            self.folder, guard, driver, rank=rank, world_size=world_size, max_disk=options.max_disk, ring=self._always,
+            beside=self._records.took if uses_cuda(trainer, options) else None, reported=tell, identity=identity,
+        )  # fmt: skip
         self.recorder.step = trainer.state.global_step
         self.recorder.say(moved_sentence(folder, self.folder), "stderr")
         try:
@@ -99,60 +87,61 @@ class TrainingRun:
             self._seams.restore()
             raise
         guard.disable_in_forked_children()
-        guard.on_failure(self._undo)
+        guard.on_failure(self.recorder.abandon)
 
     # -- events of the trainer ---------------------------------------------------------------------------------
 
     def step_begin(self) -> None:
         """Note that an optimizer step begins."""
-        trainer = self._trainer()
-        if trainer is None or self.over:
+        trainer, recorder = self._trainer(), self.recorder
+        if trainer is None or recorder.is_over:
             return
         state = trainer.state
         step = state.global_step + 1
-        if self._from_step is not None and not self._schedule.goes_on(step):
-            self._finish_recording()
-        self.recorder.step = step
+        if recorder.first_step is not None and not self._schedule.goes_on(step):
+            recorder.write_recording()
+        recorder.step = step
         if self._schedule.begins(step, self._first_step, state.max_steps, lambda: cycle_of(trainer)):
-            if self._from_step is not None:
-                self._finish_recording()
+            if recorder.first_step is not None:
+                recorder.write_recording()
             self._begin_recording(trainer, step)
-        if self.recorder.session is not None:
-            self.recorder.session.set_step(step)
+        if recorder.session is not None:
+            recorder.session.set_step(step)
 
     def step_end(self) -> None:
         """Note that the optimizer has stepped."""
         self._phases.end_step()
         recorder, session = self.recorder, self.recorder.session
-        if not self.over:
+        is_recorded = recorder.first_step is not None
+        if not recorder.is_over:
             recorder.writing.look()
-        if self._tracking is not None and not self.over:
-            self._tracking.step_end(recorder.step, session, self._from_step is not None)
+        if self._tracking is not None and not recorder.is_over:
+            self._tracking.step_end(recorder.step, session, is_recorded)
         if session is None or not self._always:
             return
         peak = session.peak_of_step()
-        if self._from_step is not None or recorder.failed_step == recorder.step:
+        if is_recorded or recorder.failed_step == recorder.step:
             self._records.recorded(peak)
         elif self._records.is_one(recorder.step, peak):
-            self._write(session, recorder.step)
-            self._report_newest()
+            recorder.write(session, recorder.step)
+            recorder.report_newest()
 
     def rehearse(self, dataloader: Any) -> str | None:
         """One step at the worst case before the first; what it needed, in a sentence (None: it did not take place).
 
         What would end the run later, out of memory or an interrupt, is written and reported, and then raised.
         """
-        trainer = self._trainer()
-        if trainer is None or self.over:
+        trainer, recorder = self._trainer(), self.recorder
+        if trainer is None or recorder.is_over:
             return None
         if (why := refusal(trainer)) is not None:
             warnings.warn(f"memprof cannot rehearse this run: {why}.", stacklevel=4)
             return None
-        self._stage, self.recorder.step = Stage.REHEARSING, 0
+        recorder.rehearse()
         try:
             worst = WorstStep(trainer, dataloader, self._phases.end_step)
             self._begin_recording(trainer, 0)
-            if (session := self.recorder.session) is None:
+            if (session := recorder.session) is None:
                 raise RuntimeError("nothing is recorded")
         except Exception as error:
             self._forget_rehearsal(error)
@@ -161,79 +150,33 @@ class TrainingRun:
             peak = rehearse(session, worst.run, worst.kept)
         except BaseException as error:
             if not isinstance(error, Exception) or ran_out_of_memory(error):
-                self._follow_again()
-                self._guard(self._error, error)
+                recorder.rehearsed()
+                self._guard(recorder.end_by, error)
                 mark_user_error(error)
                 raise
             self._forget_rehearsal(error)
             return None
-        self._follow_again()
+        recorder.rehearsed()
         self._records.recorded(peak)
-        self._guard(self._finish_recording)
-        self.recorder.step = trainer.state.global_step
+        self._guard(recorder.write_recording)
+        recorder.step = trainer.state.global_step
         return f"memprof: rehearsed {worst.sentence}: peak {format_bytes(peak)}."
 
     def _forget_rehearsal(self, error: Exception) -> None:
         warnings.warn(f"memprof could not rehearse this run ({error!r}); training goes on.", stacklevel=5)
-        self._follow_again()
-        self._from_step = None
-        if not self._always:
-            self._stop_session()
+        self.recorder.rehearsed(keep=False)
 
-    def _follow_again(self) -> None:
-        if self._stage is Stage.REHEARSING:  # a failure of memprof's may have ended everything meanwhile
-            self._stage = Stage.FOLLOWING
-
-    def end(self) -> None:
-        """Write what is recorded, and put everything back."""
-        if self.over:
-            return
-        self._stage = Stage.ENDED
-        self._guard.forget(self._undo)
-        self._seams.restore()
-        try:
-            if self.recorder.session is not None:
-                self._finish_recording(last=True)
-            self.recorder.writing.settle()
-        finally:
-            self._stop_session()
-            self._phases.forget()
-            if self._tracking is not None:
-                self._tracking.end(self.failed)
-
-    def _undo(self) -> None:
-        """Undo everything after a mistake of memprof's own."""
-        self._stage, self.failed = Stage.ENDED, True
-        tracking = [] if (followed := self._tracking) is None else [lambda: followed.end(True)]
-        stops = (self.recorder.terminations.stop, self._seams.restore, self._phases.forget, self._stop_session)
-        self._guard.run_all_cleanups(*stops, *tracking, lambda: self.gathering.tell([]))
-
-    def _error(self, error: BaseException) -> None:
-        """Write when an exception leaves the trainer: it is the last chance."""
-        if self._stage is Stage.REHEARSING:
-            return  # whoever rehearses decides
-        self.failed = True
-        recorder = self.recorder
-        if recorder.failed_step == recorder.step:
-            self._from_step = None  # written when it happened, before anything was freed
-        elif recorder.session is not None and self._always:
-            self._from_step = self._from_step or recorder.step
-        if recorder.finish(self.end, self._on_error) and not isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt
-
-    def _terminated(self) -> None:
-        """Write before the process ends by SIGTERM. Nothing is unhooked."""
-        session, self._stage, self.failed = self.recorder.session, Stage.ENDED, True
-        if session is not None and (self._always or self._from_step is not None):
-            self.recorder.writing.now(session, self._from_step or self.recorder.step)
+    def _session_ends(self, session: Session) -> None:
         if self._tracking is not None:
-            self._tracking.end(True)
-        self._on_error(True)
+            self._tracking.collect(session)
+        self._phases.forget()
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing is recorded any more."""
-        return self._stage is Stage.ENDED
+    def _ended(self, failed: bool) -> None:
+        self._phases.forget()
+        if self._guard.failure is not None:
+            self.gathering.tell([])  # rank 0 waits for nothing
+        if self._tracking is not None:
+            self._tracking.end(failed)
 
     # -- recordings --------------------------------------------------------------------------------------------
 
@@ -257,30 +200,11 @@ class TrainingRun:
             session = new_session(trainer, self._options, self._guard)
             self._introduce(session, trainer)
             self.recorder.begin(session)
-            if self.over:
+            if self.recorder.is_over:
                 return
             self._phases.current = session
             session.owners.claim_inputs(BUFFERED.of(trainer), "rollout")
-        self._from_step = step
-
-    def _finish_recording(self, last: bool = False) -> None:
-        """Write the recording in progress, if there is one; ``last``: nothing is recorded after it."""
-        session, first = self.recorder.session, self._from_step
-        if session is None or (first is None and self._always):
-            return
-        if self._tracking is not None:
-            self._tracking.collect(session)
-        if last or not self._always:
-            session.stop()
-        # Both are forgotten only now: what a signal's handler of the program's interrupts is written at the end.
-        with finish_first():
-            if first is not None:
-                self._write(session, first, last)
-            self._from_step = None
-            if not self._always:
-                self._stop_session()
-        if first is not None and not last:
-            self._report_newest()
+        self.recorder.record(step)
 
     def _track(self, trainer: Any) -> Tracking:
         facts = collect_facts(trainer, self._options.redact)
@@ -288,7 +212,8 @@ class TrainingRun:
         device, index = trainer.args.device.type, trainer.args.device.index or 0
         total = device_total(device, index)
         about = CountersStart(
-            started=time.time(),
+            run_id=self.recorder.writing.identity.id,
+            started=self.recorder.writing.identity.started,
             model_name=facts.get("model_name"),
             parameters=facts.get("parameters"),
             dtype=facts.get("dtype"),
@@ -304,8 +229,8 @@ class TrainingRun:
 
     def _before_summary(self) -> None:
         """Log before the trainer's closing summary: the last moment at which its trackers listen."""
-        if self._from_step is not None:
-            self._finish_recording()
+        if self.recorder.first_step is not None:
+            self.recorder.write_recording()
         self.recorder.writing.settle()
         self.attach(self.recorder.writing.result.page)
 
@@ -319,22 +244,6 @@ class TrainingRun:
         trainer = self._trainer()
         if self._tracking is not None and trainer is not None:
             self._tracking.reported(trainer, report)
-
-    def _stop_session(self) -> None:
-        self._phases.forget()
-        self.recorder.stop()
-
-    def _write(self, session: Session, step: int, last: bool = False) -> None:
-        """Write a recording; if training goes on, on CUDA in another thread, which CUDA's history does not see."""
-        if self._on_cuda and not last:
-            self.recorder.writing.beside(session, step, self._records.took)
-        else:
-            self.recorder.writing.now(session, step)
-
-    def _report_newest(self) -> None:
-        """Analyze what was just written; on CUDA the thread that writes it does."""
-        if not self._on_cuda:
-            self.recorder.writing.report_newest()
 
     def notes(self) -> list[str]:
         """Say which high peaks are in no recording any more, or never were."""

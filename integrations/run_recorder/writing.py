@@ -11,10 +11,11 @@ from memprof.integrations.run_recorder.background import Background
 from memprof.integrations.run_recorder.output import Result, add_report, bytes_of, prune
 
 from memprof.errors import MemprofError
+from memprof.recording.recorder import RunIdentity
 from memprof.recording.session import Session
 from memprof.recording.system.signals import finish_first
-from memprof.snapshot import save_snapshot
-from memprof.snapshot.unpickle import collector_paused
+from memprof.snapshot.columns import collector_paused
+from memprof.snapshot.writer import save_snapshot
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Writing:
     """Hold what one rank of a run has written: ``snapshots`` in order, and the ``result`` of their reports.
 
     The ranks share ``max_disk`` bytes; ``share`` is this rank's (None: no bound). ``report``, where given, is called
-    with each report on the thread that trains.
+    with each report on the thread that trains. ``identity`` is written to every file.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class Writing:
         world_size: int,
         max_disk: int | None,
         report: Callable[[Report], None] | None,
+        identity: RunIdentity,
     ) -> None:
-        self.folder, self.rank = folder, rank
+        self.folder, self.rank, self.identity = folder, rank, identity
         self.snapshots: list[Path] = []
         self.result = Result()
         self.unwritten: set[Path] = set()  # files whose writing an exception of the program's ended
@@ -56,7 +58,7 @@ class Writing:
             InputError: it cannot be written.
         """
         self.settle()
-        path = self.path_of(step)
+        path, session.identity = self.path_of(step), self.identity
         self.result.reports.forget(path)
         with finish_first():
             self.unwritten.add(path)
@@ -82,7 +84,7 @@ class Writing:
         """Take the snapshot, of CUDA's history, now; write and report it beside the training. ``took`` is called at the
         end with the seconds that all of it took. InputError: the previous snapshot could not be written."""
         self.settle()
-        path, began = self.path_of(step), time.monotonic()
+        path, began, session.identity = self.path_of(step), time.monotonic(), self.identity
         with finish_first(), collector_paused():
             raw = session.to_raw()
         taking = time.monotonic() - began

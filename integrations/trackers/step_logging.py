@@ -31,6 +31,7 @@ from memprof.units import GIB
 from memprof.vocabulary import Category, Group
 
 if TYPE_CHECKING:
+    from memprof.foreign import Args, Kwargs
     from memprof.report import Report
     from memprof.vocabulary import Category, Group
 
@@ -40,9 +41,9 @@ _STATES = ("allocated", "reserved", "inactive_split", "cached", "non_torch", "ho
 # More ranks than this get their maximum and imbalance only.
 _MAX_RANKS = 64
 _TAIL = 64 * 2**10
-# The share of a training's time that counting may take, and the CPU seconds that it may take in any case.
+# Seconds between two lines at least, and the share of a training's time that counting may take.
+_PAUSE = 0.1
 _SHARE = 0.005
-_FREE_SECONDS = 0.2
 # A counters file has at least this many bytes, whatever the bound of the folder: some fifty lines.
 _LEAST_BYTES = 2**14
 
@@ -55,8 +56,8 @@ class Tracking:
     summary, while its trackers still listen. ``max_bytes`` is what the rank may write to its folder; the counters take
     an eighth of it at most. ``alert`` gets each line too.
 
-    Counting takes at most 0.5% of the training's time, once it has taken a fifth of a second: steps of milliseconds
-    share lines. A step that is recorded or logged always has one.
+    A line is written at most ten times a second, and as seldom as counting takes 0.5% of the training's time: steps of
+    milliseconds share lines, whose peaks are those of all. A step that is recorded or logged always has one.
     """
 
     def __init__(
@@ -74,8 +75,7 @@ class Tracking:
         self.reporters = Reporters(trainer)
         self._to_trackers = FailureGuard("training", "memory figures that a tracker was to get")
         self._trainer_state, self._trainer_control = trainer.state, weakref.ref(trainer.control)
-        self._began = time.monotonic()
-        self._spent = 0.0  # CPU seconds
+        self._due = 0.0  # when the next line is written, on the monotonic clock
         self._on_device = on_device
         self._rank = int(getattr(trainer.accelerator, "process_index", 0))
         self._world = int(getattr(trainer.accelerator, "num_processes", 1))
@@ -107,13 +107,12 @@ class Tracking:
 
     def step_end(self, step: int, session: Session | None, recorded: bool) -> None:
         """Count what the steps since the last line needed, and write the line, if it is time for one."""
-        allowed = _FREE_SECONDS + _SHARE * (time.monotonic() - self._began)
-        control = self._trainer_control()
-        if not recorded and self._spent > allowed and not (control is not None and control.should_log):
+        now, control = time.monotonic(), self._trainer_control()
+        if not recorded and now < self._due and not (control is not None and control.should_log):
             return
         began = time.thread_time()
         self._count(step, session, recorded)
-        self._spent += time.thread_time() - began
+        self._due = now + max(_PAUSE, (time.thread_time() - began) / _SHARE)
 
     def _count(self, step: int, session: Session | None, recorded: bool) -> None:
         self.collect(session)
@@ -156,7 +155,7 @@ class Tracking:
 
     # -- the trainer's log -------------------------------------------------------------------------------------
 
-    def _enter_log(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter_log(self, args: Args, kwargs: Kwargs) -> None:
         logs = args[0] if args else kwargs.get("logs")
         if not isinstance(logs, dict):
             return

@@ -8,12 +8,12 @@ from the model, so that "it would have fitted in one contiguous block" can be ju
 from __future__ import annotations
 
 from memprof.advice.recorded_run import Run, run_of
-from memprof.config.model_shape import DTYPE_BYTES
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 from memprof.report import Report
 from memprof.report.base import ByCategory, known
 from memprof.report.run import OutOfMemory, StillAhead
+from memprof.units import DTYPE_BYTES
 from memprof.vocabulary import Category, Phase
 
 # What an optimizer's step finds: the rest of a pass is gone by then.

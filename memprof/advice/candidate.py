@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from memprof.advice.recorded_run import Effect
-from memprof.config.to_trl_config import written
 from memprof.files import read_toml
 from memprof.oom.facts import Facts
 from memprof.oom.wording import fill
@@ -28,6 +29,17 @@ class Toll:
     ROUNDED = 3  # the same training in coarser numbers
     TRAINED = 4  # fewer parameters are trained
     OBJECTIVE = 5  # other data, or another objective
+
+
+class ChangeTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of ``changes.toml``, whose head explains the fields."""
+
+    action: str
+    costs: str
+    exact: bool
+    toll: Literal["NOTHING", "SLOWER", "NEEDS", "ROUNDED", "TRAINED", "OBJECTIVE"]
+    setting: str = _PLAIN
+    device: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,12 +94,20 @@ def proposed(
         id: where one row stands for several changes; default: ``name``.
         words: what the row's names stand for.
     """
-    row, changes = change_rows()[name], changes or {}
-    facts = Facts({**words, "written": written(changes)})
-    texts = (row["action"], row["costs"], row.get("setting", _PLAIN))
-    action, costs, setting = (_filled(text, facts) for text in texts)
-    toll, device = getattr(Toll, row["toll"]), row.get("device", False)
-    return Candidate(id or name, action, costs, row["exact"], toll, changes, setting, effect, device)
+    row, changes = change_texts()[name], changes or {}
+    facts = Facts({**words, "written": _written(changes)})
+    action, costs, setting = (_filled(text, facts) for text in (row.action, row.costs, row.setting))
+    toll = getattr(Toll, row.toll)
+    return Candidate(id or name, action, costs, row.exact, toll, changes, setting, effect, row.device)
+
+
+def _written(changes: Mapping[str, Any]) -> str:
+    """Write changed settings for the trainer; without any, what knows the trainer's names is not loaded."""
+    if not changes:
+        return ""
+    from memprof.config.to_trl_config import written
+
+    return written(changes)
 
 
 def _filled(text: str, facts: Facts) -> str:
@@ -97,6 +117,6 @@ def _filled(text: str, facts: Facts) -> str:
 
 
 @cache
-def change_rows() -> dict[str, dict[str, Any]]:
-    """Return ``changes.toml``."""
-    return read_toml(Path(__file__).with_name("changes.toml"))
+def change_texts() -> dict[str, ChangeTexts]:
+    """Return the rows of ``changes.toml`` by name."""
+    return msgspec.convert(read_toml(Path(__file__).with_name("changes.toml")), dict[str, ChangeTexts])

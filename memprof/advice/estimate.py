@@ -13,9 +13,6 @@ from memprof.advice.candidates import candidates_for
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
 from memprof.advice.recorded_run import Effect, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
-from memprof.allocator.model import OutOfMemory
-from memprof.allocator.native import reserved_within
-from memprof.allocator.settings import settings_of
 from memprof.errors import UsageError
 from memprof.report import Report
 from memprof.report.advice import Advice
@@ -163,6 +160,11 @@ def saved_by_growing(analysis: Views) -> int | None:
     Blocks older than the recording are laid out anew, without gaps. All memory reserved when it began counts as needed:
     how much of it was in use is not known.
     """
+    # Half a model of the allocator and its replay, which a report without idle memory does not need.
+    from memprof.allocator.model import OutOfMemory
+    from memprof.allocator.native import reserved_within
+    from memprof.allocator.settings import settings_of
+
     timeline = analysis.timeline
     if timeline.reserved is None or not timeline.n_events:
         return None

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from memprof.advice.recorded_run import Effect, Peak, Run
-from memprof.config.fits import fits
 from memprof.config.optimizers import optimizer
 from memprof.errors import InputError
 from memprof.report import Report
@@ -84,6 +83,8 @@ def _toll(row: Advice) -> int:
 
 def is_enough(effect: Effect, run: Run, oom: OutOfMemory | None) -> bool | None:
     """Tell whether a run with a change gets through every step; None where what it still makes is not known."""
+    from memprof.config.fits import fits
+
     following, room = _following(run, oom), _room(oom)
     if following is None or room is None:
         return None
@@ -102,6 +103,8 @@ def enough_together(first: Effect, second: Effect, run: Run, oom: OutOfMemory | 
 
 def simulated_is_enough(row: SimulatedRow, oom: OutOfMemory | None) -> bool | None:
     """Tell whether a simulated run, which executes all phases with the state of a step before, would have had room."""
+    from memprof.config.fits import fits
+
     if oom is None or (room := _room(oom)) is None:
         return None
     reserved, reserved_then = row.device_peak_bytes, known(oom.reserved_bytes)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.advice.training_moments import held, tokens_of
-from memprof.config.model_shape import DTYPE_BYTES
 from memprof.config.optimizers import optimizer
+from memprof.units import DTYPE_BYTES
 from memprof.vocabulary import Category, Phase
 
 # Phases that run micro-batches through the model.
@@ -168,7 +168,7 @@ def _narrower_stream(run: Run, peak: Peak) -> int:
 def coarser_state(optim: str) -> Effect:
     """Keep Adam's two moments in few bits (and scales), those of embeddings as they were; or paged, off the device.
 
-    Bitsandbytes' layout, which the simulator's closed-form tests hold too (docs/simulating.md).
+    Bitsandbytes' layout, which the simulator's closed-form tests hold too (docs/simulation-reference.md).
     """
     row = optimizer(optim)
     each = round(row.state_bytes(2**16, 4) / 2**16, 2)  # bytes a parameter

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memprof.config.model_shape import DTYPE_BYTES, ModelShape
+from memprof.units import DTYPE_BYTES
 from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
+    from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings, TrainerSettings
 
 # Categories whose bytes come and go within a pass.

@@ -4,7 +4,7 @@ The model has two uses. It replays a recorded trace, to find the segments the al
 and the size of each block. And it drives a simulation, where it hands out addresses and reports the segments
 the device would see.
 
-The rules are those of torch's ``CUDACachingAllocator.cpp``: rounding (:mod:`memprof.allocator.rounding`),
+The rules are those of torch's ``CUDACachingAllocator.cpp``: rounding (:mod:`memprof.allocator.settings`),
 small and large pools per stream and private pool, best fit, splitting, merging, garbage collection,
 releasing cached blocks before an out-of-memory error, and expandable segments. All sizes are bytes.
 """
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from memprof.allocator.addresses import Addresses
-from memprof.allocator.rounding import MIN_BLOCK, SMALL_LIMIT, UNLIMITED
-from memprof.allocator.settings import AllocatorSettings
+from memprof.allocator.settings import MIN_BLOCK, SMALL_LIMIT, UNLIMITED, AllocatorSettings
 from memprof.errors import DoesNotFit, UsageError
+from memprof.foreign import RawRecord
 
 _ADDRESS_BITS = 56
 #: Kinds of operations of :meth:`CachingAllocator.run`: take a block as number ``place``; drop the own one of that
@@ -256,9 +256,9 @@ class CachingAllocator:
 
     # ------------------------------------------------------------------ the final state
 
-    def segments(self) -> list[dict[str, Any]]:
+    def segments(self) -> list[RawRecord]:
         """Return segments and blocks as in torch's snapshot, by address; block frames are empty."""
-        out: list[dict[str, Any]] = []
+        out: list[RawRecord] = []
         for expandable, blocks in self.chains():
             run: list[Block] = []
             for block in blocks:
@@ -560,7 +560,7 @@ class CachingAllocator:
             self.on_event(action, address, size, home.stream, home.pool)
 
 
-def segment_record(blocks: Sequence[tuple[int, int, int, bool]], pool: Pool, expandable: bool) -> dict[str, Any]:
+def segment_record(blocks: Sequence[tuple[int, int, int, bool]], pool: Pool, expandable: bool) -> RawRecord:
     """Return a segment as in torch's snapshot; of each block: address, bytes, requested bytes, whether it is free."""
     used = [(size, requested) for _, size, requested, free in blocks if not free]
     allocated = sum(size for size, _ in used)

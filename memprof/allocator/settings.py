@@ -7,19 +7,21 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 from memprof.allocator.alloc_conf import INTERVALS, AllocConf, parse_alloc_conf
-from memprof.allocator.rounding import (
-    MIB,
-    MIN_BLOCK,
-    MIN_LARGE_SEGMENT,
-    SEGMENT_ROUND,
-    SMALL_LIMIT,
-    SMALL_SEGMENT,
-    UNLIMITED,
-)
 from memprof.errors import UsageError
 
 #: The environment variables that torch reads the settings from; the first one that is set wins, even if it is empty.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+# Constants by which ``CUDACachingAllocator`` rounds requests up to blocks and blocks to segments, in bytes.
+MIB = 2**20
+MIN_BLOCK = 512
+SMALL_LIMIT = MIB  # blocks up to this size live in the small pool
+SMALL_SEGMENT = 2 * MIB
+MIN_LARGE_SEGMENT = 10 * MIB  # requests of this size or more get a segment of their own size
+SEGMENT_ROUND = 2 * MIB
+UNLIMITED = 1 << 62
+#: The release of torch from which on the oldest segment's block is taken; 2.12 was not tried.
+OLDEST_FIRST_SINCE = (2, 13)
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,10 @@ class Counters:
         return known(self.about.rank) or 0
 
     @property
+    def run_id(self) -> str | None:
+        return known(self.about.run_id)
+
+    @property
     def world_size(self) -> int:
         """Return the number of ranks of the run."""
         return known(self.about.world_size) or 1
@@ -172,12 +176,14 @@ def find_counters(place: Path) -> list[Path]:
 
 
 def read_run(place: Path) -> list[Counters]:
-    """Read the counters of every rank of a run, by rank.
+    """Read the counters of every rank of a run, by rank; files that an earlier run left in the folder are left out.
 
     Raises:
         InputError: there are none, or a file cannot be used.
     """
-    return [read_counters(path) for path in find_counters(place)]
+    ranks = [read_counters(path) for path in find_counters(place)]
+    newest = max(ranks, key=lambda rank: (rank.run_id is not None, known(rank.about.started) or 0.0)).run_id
+    return [rank for rank in ranks if newest is None or rank.run_id in (None, newest)]
 
 
 def read_counters(path: Path, newest_bytes: int | None = None) -> Counters:

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from memprof.analysis.allocations.places import largest_places, listed_places, place_of
 from memprof.analysis.peaks.next_step import next_step
-from memprof.config.gpus import size_words
-from memprof.config.trl_arguments import assumed_words
 from memprof.report import Report
 from memprof.report.advice import Advice, Headline, Place
 from memprof.report.allocations import Finding
 from memprof.report.base import known
-from memprof.report.comparison import ComparedCapacity, ComparedCategory, ComparedGroup, ComparedRun, Comparison
 from memprof.report.run import KnownSettings, OutOfMemory, Source
-from memprof.report.simulation import Fit
 from memprof.units import GIB, amount, format_bytes, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, Category, History, Kind, Phase, phase_words
+
+if TYPE_CHECKING:
+    from memprof.report.comparison import ComparedCapacity, ComparedCategory, ComparedGroup, ComparedRun, Comparison
+    from memprof.report.simulation import Fit
+
+    _Compared = ComparedCategory | ComparedGroup
 
 # Categories that are in use in every phase; the others come and go.
 _STANDING = {
@@ -94,9 +97,15 @@ def _assumed(report: Report) -> list[str]:
     """
     words = list(report.unchanged.assumed) if report.unchanged is not None else []
     if report.source.kind == Kind.SIMULATED:
+        from memprof.config.trl_arguments import assumed_words
+
         words = assumed_words(KnownSettings.of(report.source.config))
-    sizes = dict.fromkeys(size_words(part.gpu) for part in (report.fit, report.combination) if part is not None)
-    return [*words, *filter(None, sizes)]
+    judged = [part.gpu for part in (report.fit, report.combination) if part is not None]
+    if not judged:
+        return words
+    from memprof.config.gpus import size_words
+
+    return [*words, *filter(None, dict.fromkeys(map(size_words, judged)))]
 
 
 def named_category(report: Report) -> Category | None:
@@ -534,9 +543,6 @@ def _beside_words(change: str) -> str:
     if change.endswith(("less", "more")):
         return f"{change} than"
     return "as much as" if change == "same" else f"{change.removesuffix(' as much')} as much as"
-
-
-_Compared = ComparedCategory | ComparedGroup
 
 
 def _most_different(rows: Iterable[ComparedGroup], index: int) -> _Compared | None:

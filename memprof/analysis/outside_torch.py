@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memprof.config.gpus import CONTEXT_BYTES
 from memprof.report.run import NonTorchMemory, OtherProcess, Switch
 from memprof.snapshot.recorded_run import EngineSwitch, MemorySample, OutsideTorch
 from memprof.vocabulary import Phase
@@ -52,7 +51,7 @@ def outside_report(noted: OutsideTorch | None, samples: Iterable[MemorySample]) 
         at_start_bytes=at_first,
         highest_bytes=highest,
         grown_bytes=grown,
-        estimated_bytes=CONTEXT_BYTES * contexts or None,
+        estimated_bytes=_contexts_bytes(contexts) if contexts else None,
         process_groups=groups,
         group_at_most_bytes=grown // groups if grown is not None and groups else None,
         allocators=noted.allocators,
@@ -89,3 +88,10 @@ def _switch(switch: EngineSwitch) -> Switch:
         resident_bytes=None if counted is None else max(0, counted - unmapped),
         device_used_bytes=switch.device_used_bytes,
     )
+
+
+def _contexts_bytes(count: int) -> int:
+    """Return the usual size of so many CUDA contexts."""
+    from memprof.config.gpus import CONTEXT_BYTES
+
+    return CONTEXT_BYTES * count

@@ -13,7 +13,7 @@ from memprof.analysis.allocations.alike import without_lives
 from memprof.analysis.allocations.source_lines import source_lines
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
-from memprof.analysis.host.growth import host_report
+from memprof.analysis.host_growth import host_report
 from memprof.analysis.outside_torch import outside_report, switches_report
 from memprof.analysis.peaks.by_device import devices_note
 from memprof.analysis.peaks.counter_check import unseen_note
@@ -104,6 +104,8 @@ def _source(analysis: Views) -> Source:
         rank=run.rank,
         world_size=run.world_size,
         node=run.node,
+        run_id=run.run_id,
+        run_started=run.run_started,
         config=run.config,
         setup=_setup(run.setup),
         alloc_conf=conf_text(snapshot.settings),

@@ -20,6 +20,7 @@ _OTHER, _FORWARD, _BACKWARD = Phase.OTHER.code, Phase.FORWARD.code, Phase.BACKWA
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
 _DECODES = 3  # decoding runs the model at least so many times in a row without a backward
+_KEPT = 4  # a cache of two layers
 _PREFILL = 4  # and its longest input (the prompt's) is at least so many times the median one
 _EMBEDS = ("torch/nn/modules/sparse.py:forward", "torch/nn/functional.py:embedding", "*:*embed*", "*embed*.py:*")
 _WRAPPERS = "torch/nn/parallel/"
@@ -56,7 +57,7 @@ def resolve_runs(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, t
     # Some programs call a model's forward by name: the outermost forward is the model's.
     of_stack, paths = caller_path(stacks, (*stacks.rules.sets.get("module", ()), "*:forward"))
     site = of_stack[trace.stack[births]]
-    code = _find_decoding(code, runs, site, births, trace, stacks, paths)
+    code = _find_decoding(code, runs, site, births, trace, stacks, paths, timeline)
     runs = code == RUN
     trained, order = _sites(code, site, runs)
     named = np.isin(code, (_OLD, _REFERENCE)).any()
@@ -78,10 +79,12 @@ def _find_decoding(
     trace: Trace,
     stacks: StackIndex,
     paths: list[list[str]],
+    timeline: Timeline,
 ) -> Codes:
     """Find unnamed generation: one call site runs the model again and again on far shorter inputs than others do.
 
-    Each of these passes begins with the embedding of its token ids; images or states are no tokens.
+    Each of these passes begins with the embedding of its token ids; images or states are no tokens. The function's own
+    longest input is the prompt, or its passes keep keys and values for the next: an evaluation does neither.
 
     All that its function allocates outside the model is generation too: caches made up front, sampling.
     """
@@ -106,15 +109,33 @@ def _find_decoding(
         alike = embeds and np.unique(trace.size[births[mine]], return_counts=True)[1].max() >= len(mine) / 2
         if not alike or _WRAPPERS in paths[int(where)][0]:
             continue
-        mine = np.flatnonzero(runs & (site == where))
+        function = paths[int(where)][0]
+        own = [mine, *(c for s, c in calls.items() if paths[int(s)][0] == function and int(s) not in trained)]
+        own_longest = max(int(trace.size[births[c]].max()) for c in own)
+        whole = np.flatnonzero(runs & (site == where))
+        if own_longest < _PREFILL * np.median(trace.size[births[mine]]) and not _keeps(whole, mine, births, timeline):
+            continue
+        mine = whole
         out[mine] = _GENERATE
         # A function that training passes are made in too does not generate: the first that is decoding's own does.
         shared = {name for other in trained if other != where for name in paths[other]}
         function = next((name for name in paths[int(where)] if name not in shared), None)
         if function is not None:
-            own = with_function(stacks, function)[trace.stack[births]]
-            out[own & np.isin(code, (_OTHER, RUN))] = _GENERATE
+            of_function = with_function(stacks, function)[trace.stack[births]]
+            out[of_function & np.isin(code, (_OTHER, RUN))] = _GENERATE
     return out
+
+
+def _keeps(rows: Codes, starts: Codes, births: Codes, timeline: Timeline) -> bool:
+    """Tell whether passes leave as many blocks for the next one as keys and values of two layers."""
+    row_of_event = np.full(timeline.n_events, -1, np.int64)
+    born = timeline.alloc_event >= 0
+    row_of_event[timeline.alloc_event[born]] = np.flatnonzero(born)
+    freed = timeline.free_event[row_of_event[births[rows]]]
+    turn = np.searchsorted(starts, rows, side="right")
+    following = births[starts[np.minimum(turn, len(starts) - 1)]]
+    kept = np.bincount(turn[(turn < len(starts)) & (freed > following)], minlength=2)[1:]
+    return bool(np.median(kept[: len(starts) - 1] if len(starts) > 1 else kept) >= _KEPT)
 
 
 def _settle(

@@ -18,7 +18,7 @@ from memprof.attribution.tags import Tags
 from memprof.files import read_toml
 from memprof.snapshot.model import Action, Snapshot, order_of
 from memprof.timeline.timeline import Timeline
-from memprof.vocabulary import Category, Evidence, Phase
+from memprof.vocabulary import GUESSES, Category, Evidence, Phase
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -227,11 +227,14 @@ class Draft:
         detail: str = "",
         alternatives: Iterable[Category] = (),
     ) -> None:
-        """Decide those of ``rows`` (a mask or indices) that are still open."""
+        """Decide those of ``rows`` (a mask or indices) that are open. With alternatives, an answer is inferred."""
         index = np.flatnonzero(rows) if rows.dtype == bool else rows
         index = index[self.category[index] < 0]
         if not len(index):
             return
+        alternatives = [c for c in alternatives if c is not category]
+        if alternatives and evidence not in GUESSES:
+            evidence = Evidence.FINGERPRINT
         self.category[index] = category.code
         self.evidence[index] = evidence.code
         self.rule[index] = self.intern(self.rules, rule)

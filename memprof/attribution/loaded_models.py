@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.facts import Draft, Facts, Ints, multiset
-from memprof.snapshot.model import distinct
+from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
 NOTICEABLE = 1024  # bytes; smaller tensors (buffers, scales, counters) do not tell models apart
@@ -25,6 +25,8 @@ NEVER_RUNS = (Category.VALUE_MODEL, Category.REFERENCE_MODEL, Category.WEIGHTS) 
 _SMALLEST_VOCABULARY = 30_000  # the matrices between a vision tower and its language model have fewer rows
 _OF_REINFORCEMENT = (Phase.GENERATE, Phase.REWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
 _MINOR = 0.02  # a group of at most this share of the policy is part of it (buffers, late parameters)
+_SMALL_PART = 0.3  # who trains less than this share of a model trains adapters
+_FEW = 4  # a constructor's line that makes fewer tensors makes no model: an embedding or a head
 
 
 @dataclass
@@ -63,21 +65,25 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
     rows = _without_scratch(facts, draft, rows)
     lasting = rows[facts.timeline.free_event[rows] > facts.first_run]
     models = _models(facts, lasting, trained)
-    _assign_roles(facts, models, trained)
+    _assign_roles(facts, draft, models, trained)
     # What is gone before anything runs was replaced: by a tied head, another dtype, loaded values. No model has it.
     models.append(LoadedModel(rows[facts.timeline.free_event[rows] <= facts.first_run], Counter(), Category.WEIGHTS))
-    rules = facts.stacks.rules.rules
+    rules, reinforced = facts.stacks.rules.rules, any(map(facts.has_phase, _OF_REINFORCEMENT))
     for model in models:
         role = model.role or Category.WEIGHTS
-        adapters = _adapters_in(facts, model, trained) if role is Category.WEIGHTS else np.zeros(0, np.int64)
-        draft.decide(adapters, Category.ADAPTERS, "models.trained-part")
+        adapters = _adapters_in(facts, model, trained) if role is Category.WEIGHTS else model.rows[:0]
+        draft.decide(model.rows if role is Category.ADAPTERS else adapters, Category.ADAPTERS, "models.trained-part")
+        has_gradients = _common(model.sizes, trained) >= _SAME * model.bytes
         if model.never_runs:
             draft.fill(model.rows, role, Evidence.FINGERPRINT, "models.never-runs", alternatives=NEVER_RUNS)
         for index in distinct(matched[model.rows]):
             mine = model.rows[matched[model.rows] == index]
             others = model.alternatives or (() if role is Category.WEIGHTS else (Category.WEIGHTS,))
-            evidence = Evidence.FINGERPRINT if model.alternatives else Evidence.STACK
-            draft.fill(mine, role, evidence, rules[int(index)].name, alternatives=others)
+            # Gradients of their sizes show that these are parameters, where the stack alone leaves it open.
+            others += () if has_gradients else tuple(map(Category, rules[int(index)].alternatives))
+            # Blocks older than the history have no order: a critic made by the same line can't be told from the policy.
+            others += (Category.VALUE_MODEL,) if reinforced and facts.ghost[mine].any() else ()
+            draft.fill(mine, role, Evidence.STACK, rules[int(index)].name, alternatives=dict.fromkeys(others))
 
 
 def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
@@ -97,8 +103,9 @@ def _models(facts: Facts, rows: Ints, trained: Counter[int]) -> list[LoadedModel
     _, first = np.unique(keys, return_index=True)
     models = []
     for key in keys[np.sort(first)]:
-        for part in _split_copies(facts, rows[keys == key], trained):
-            models.append(LoadedModel(part, multiset(facts.size[part])))
+        for one in _split_widths(facts, rows[keys == key], trained):
+            for part in _split_copies(facts, one, trained):
+                models.append(LoadedModel(part, multiset(facts.size[part])))
     return [m for m in models if len(m.rows)]
 
 
@@ -106,7 +113,8 @@ def _builders(facts: Facts, rows: Ints, trained: Counter[int]) -> Ints:
     """Number the rows by the call that built their model.
 
     A constructor makes the parts of a model at many lines, so what calls the outermost constructor counts. Where one
-    such call makes more than the trained parameters (a trainer's constructor builds several models), its lines count.
+    such call makes more than the trained parameters (a trainer's constructor builds several models), its lines count,
+    unless one of them makes a part alone: an embedding or a head.
     """
     stack = facts.timeline.stack[rows]
     outer, inner = facts.stacks.builder_keys()
@@ -114,16 +122,40 @@ def _builders(facts: Facts, rows: Ints, trained: Counter[int]) -> Ints:
     wanted = sum(s * c for s, c in trained.items())
     for key in distinct(keys):
         mine = keys == key
-        if int(facts.size[rows[mine]].sum()) > (1 + _MINOR) * wanted > 0:
-            keys[mine] = inner[stack[mine]]
+        lines, sizes = inner[stack[mine]], facts.size[rows[mine]]
+        total = int(sizes.sum())
+        alone = ((lines == line) & (sizes >= NOTICEABLE) for line in distinct(lines))
+        parts = any(one.sum() < _FEW and sizes[one].sum() > _MINOR * total for one in alone)
+        if total > (1 + _MINOR) * wanted > 0 and not parts:
+            keys[mine] = lines
     return keys
+
+
+def _split_widths(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:
+    """Split two language models of different widths that one line makes: two embeddings of one vocabulary."""
+    # Where no order of birth is known, what is trained stands apart.
+    last_born = facts.ghost[rows] & is_among(facts.size[rows], np.array(sorted(trained), np.int64))
+    rows = rows[np.argsort(last_born, kind="stable")]
+    sizes = np.where(facts.size[rows] >= NOTICEABLE, facts.size[rows], 0)
+    values, place = np.unique(sizes, return_inverse=True)
+    first, last = np.full(len(values), len(rows)), np.zeros(len(values), np.int64)
+    np.minimum.at(first, place, np.arange(len(rows)))
+    np.maximum.at(last, place, np.arange(len(rows)))
+    straddling = np.zeros(len(rows) + 1, np.int64)
+    np.add.at(straddling, first[values > 0] + 1, 1)
+    np.add.at(straddling, last[values > 0] + 1, -1)
+    for cut in np.flatnonzero(np.cumsum(straddling)[1:-1] == 0) + 1 if len(rows) else ():
+        below, above = (embedding_geometry(multiset(facts.size[part]))[0] for part in (rows[:cut], rows[cut:]))
+        if below == above > 0:
+            return [rows[:cut], rows[cut:]]
+    return [rows]
 
 
 def _split_copies(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:
     """Split several models of one architecture behind the same caller: the first row of each size is the first's."""
     sizes = multiset(facts.size[rows])
     large = {s: c for s, c in sizes.items() if s >= NOTICEABLE}
-    copies = _copies(large, trained)
+    copies = _copies(facts.size[rows], large, trained)
     if copies < 2:
         return [rows]
     rank = rank_in_size(facts.size[rows])
@@ -132,16 +164,16 @@ def _split_copies(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]
     return [rows[which == k] for k in range(copies)]
 
 
-def _copies(large: dict[int, int], trained: Counter[int]) -> int:
-    """Count the equal models in a multiset of sizes."""
+def _copies(in_order: Ints, large: dict[int, int], trained: Counter[int]) -> int:
+    """Count the equal models in sizes, by what is trained; else by their order, as one is made after the other."""
     total = sum(s * c for s, c in large.items())
     common = {s: c for s, c in large.items() if trained.get(s, 0)}
     if total and sum(s * c for s, c in common.items()) >= _SAME * total:
         return max(min(c // trained[s] for s, c in common.items()), 1)
     counts = np.array(list(large.values()), np.int64)
     divisor = int(np.gcd.reduce(counts)) if len(counts) > 3 else 1
-    # The final norm and the embedding occur once in a model, so a divisor above one means whole copies.
-    return divisor if 2 <= divisor <= 4 else 1
+    parts = np.split(in_order[in_order >= NOTICEABLE], divisor) if 2 <= divisor <= 4 else []
+    return divisor if parts and all(np.array_equal(part, parts[0]) for part in parts) else 1
 
 
 def rank_in_size(sizes: Ints) -> Ints:
@@ -154,7 +186,7 @@ def rank_in_size(sizes: Ints) -> Ints:
     return rank
 
 
-def _assign_roles(facts: Facts, models: list[LoadedModel], trained: Counter[int]) -> None:
+def _assign_roles(facts: Facts, draft: Draft, models: list[LoadedModel], trained: Counter[int]) -> None:
     named = {
         Category.REWARD_MODEL: facts.stacks.any_of("reward_model"),
         Category.REFERENCE_MODEL: facts.stacks.any_of("reference_model"),
@@ -165,7 +197,7 @@ def _assign_roles(facts: Facts, models: list[LoadedModel], trained: Counter[int]
         for role, hits in named.items():
             if hits[stacks].mean() > 0.5:
                 model.role = role
-    policy = _policy(models, trained)
+    policy = _older_policy(facts, draft, models, trained) or _policy(models, trained)
     if policy is None:
         return
     policy.role = Category.WEIGHTS
@@ -173,30 +205,56 @@ def _assign_roles(facts: Facts, models: list[LoadedModel], trained: Counter[int]
     for model in others:
         if _noticeable(model.sizes) == _noticeable(policy.sizes):
             policy.alternatives, model.alternatives = (Category.REFERENCE_MODEL,), (Category.WEIGHTS,)
-    critic = _trained_beside(policy, others, trained)
-    if critic is not None:
-        critic.role = _beside_in_training(facts)
+    _trained_beside(facts, policy, others, trained)
     rewarded = bool((facts.module & (facts.phase == Phase.REWARD.code)).any())
     for model in others:
         if model.role is None:
             model.role = _role_beside(facts, model, policy, models, trained, rewarded)
+        if model.role is Category.WEIGHTS and model.bytes > _MINOR * policy.bytes and not model.alternatives:
+            model.alternatives = (Category.REFERENCE_MODEL, Category.REWARD_MODEL)
 
 
-def _trained_beside(policy: LoadedModel, others: list[LoadedModel], trained: Counter[int]) -> LoadedModel | None:
-    """Return the model that the gradients beyond the policy's belong to: a critic, with a head of its own.
+def _older_policy(facts: Facts, draft: Draft, models: list[LoadedModel], trained: Counter[int]) -> LoadedModel | None:
+    """Return the trained model where it is older than the history: what is loaded or copied later is beside it."""
+    unseen = facts.ghost & draft.open & ~facts.stacks.has_python[facts.timeline.stack]
+    older = multiset(facts.size[unseen]) & trained
+    if _common(older, trained) < _SAME * sum(s * c for s, c in trained.items()) or not trained:
+        return None
+    births, copied = facts.timeline.alloc_event, facts.stacks.count(("copy.py:deepcopy",)) > 0
+    backwards = facts.spans_of(Phase.BACKWARD)
+    first = backwards[0][0] if backwards else facts.timeline.n_events
+    for model in models:
+        is_copy = copied[facts.timeline.stack[model.rows]].mean() > 0.5
+        covers = _common(model.sizes, trained) >= _SAME * sum(s * c for s, c in trained.items())
+        if covers and not is_copy and births[model.rows].min() < first:
+            return None
+    return LoadedModel(np.zeros(0, np.int64), older)
 
-    A copy of the policy is none: its sizes may be counted twice where several passes run in one backward.
+
+def _trained_beside(facts: Facts, policy: LoadedModel, others: list[LoadedModel], trained: Counter[int]) -> None:
+    """Give the models that gradients beyond the policy's belong to their role: a critic, or a part of the model.
+
+    A critic has a head of its own, and may train a part of itself: then it alone has all those sizes.
     """
     left = trained - policy.sizes
+    for _ in others:
+        model = max((m for m in others if m.role is None), key=lambda m: _common(m.sizes, left))
+        # Vectors are alike in all models of one width.
+        if not _common(model.sizes, left) >= _SAME * model.bytes > _MINOR * policy.bytes:
+            break
+        model.role, model.alternatives = _beside_in_training(facts), (Category.REFERENCE_MODEL,)
+        left = left - model.sizes
     total = sum(s * c for s, c in left.items())
     fitting = [
         m
         for m in others
-        if _common(m.sizes, left) >= _SAME * total > 0
+        if m.role is None
+        and _common(m.sizes, left) >= _SAME * total > 0
         and m.bytes > _MINOR * policy.bytes
         and _noticeable(m.sizes) != _noticeable(policy.sizes)
     ]
-    return max(fitting, key=lambda m: _common(m.sizes, left), default=None)
+    if fitting:
+        max(fitting, key=lambda m: _common(m.sizes, left)).role = _beside_in_training(facts)
 
 
 def _beside_in_training(facts: Facts) -> Category:
@@ -215,7 +273,11 @@ def _policy(models: list[LoadedModel], trained: Counter[int]) -> LoadedModel | N
     wanted = sum(s * c for s, c in trained.items())
     for model in free:
         if wanted and _common(model.sizes, trained) >= _SAME * wanted:
-            return model
+            base = next((m for m in free if _adapts(model, m)), None)
+            if base is None:
+                return model
+            model.role = Category.ADAPTERS
+            return base
     # Several models are trained, or a part of one. A policy has a copy as its reference, a critic a head of its own.
     covered = [m for m in free if _common(m.sizes, trained) >= _SAME * m.bytes and m.bytes >= 0.2 * largest]
     shapes = [_noticeable(m.sizes) for m in free]
@@ -223,6 +285,13 @@ def _policy(models: list[LoadedModel], trained: Counter[int]) -> LoadedModel | N
         return next((m for m in covered if shapes.count(_noticeable(m.sizes)) > 1), covered[0])
     # Where adapters were made elsewhere or no backward was seen, the first model of some size is the policy.
     return next(m for m in free if m.bytes >= 0.2 * largest)
+
+
+def _adapts(model: LoadedModel, base: LoadedModel) -> bool:
+    """Tell whether trained matrices that were made apart adapt an older model: many, small, and no embedding."""
+    many = sum(model.sizes.values()) >= 2 * _FEW and embedding_geometry(model.sizes) == (0, 0)
+    older = bool(len(base.rows)) and base.rows.min() < model.rows.min()
+    return many and older and model.bytes < _SMALL_PART * base.bytes
 
 
 def _role_beside(
@@ -239,12 +308,14 @@ def _role_beside(
         policy.sizes - trained if _is_lora(policy, trained) else policy.sizes
     )
     same = same or _noticeable(model.sizes) == _noticeable(policy.sizes)
-    alike = _common(model.sizes, policy.sizes) >= _SAME * max(model.bytes, 1)
+    # An encoder's sizes are all among its decoder's: a copy has nearly all of the policy's too.
+    alike = _common(model.sizes, policy.sizes) >= _SAME * model.bytes > 0
+    is_copy = alike and model.bytes >= _SAME * policy.bytes
     taken = any(m.role is Category.REFERENCE_MODEL for m in models)
     if same and not (taken and rewarded):
         return Category.REFERENCE_MODEL
     if rewarded:
-        needs_reference = facts.has_phase(Phase.REFERENCE_LOGPROBS) and not taken and alike
+        needs_reference = facts.has_phase(Phase.REFERENCE_LOGPROBS) and not taken and is_copy
         exact = [
             m
             for m in models
@@ -256,19 +327,24 @@ def _role_beside(
     copied = any(_noticeable(m.sizes) == _noticeable(policy.sizes) for m in models if m is not policy)
     # With adapters the reference is the policy itself, adapters off. What else was loaded is a part of the policy:
     # peft's preparation for 4-bit training makes embeddings, head and norms anew in fp32, half of the bytes.
-    if not copied and (alike or (facts.has_phase(Phase.REFERENCE_LOGPROBS) and not _is_lora(policy, trained))):
+    if not copied and (is_copy or (facts.has_phase(Phase.REFERENCE_LOGPROBS) and not _is_lora(policy, trained))):
         return Category.REFERENCE_MODEL
     if alike and copied and any(map(facts.has_phase, _OF_REINFORCEMENT)):
         model.alternatives = (Category.VALUE_MODEL, Category.REFERENCE_MODEL)
         return Category.REWARD_MODEL
-    seen = bool(trained) or any(map(facts.has_phase, _OF_REINFORCEMENT))
+    reinforced = any(map(facts.has_phase, _OF_REINFORCEMENT))
+    words = embedding_geometry(model.sizes)[0]
+    if trained and not reinforced and 0 < words == embedding_geometry(policy.sizes)[0] and not copied:
+        model.alternatives = (Category.REWARD_MODEL, Category.WEIGHTS)  # a teacher, of another size than its student
+        return Category.REFERENCE_MODEL
+    seen = bool(trained) or reinforced
     model.never_runs = seen and is_language_model(model.sizes)
     return Category.REWARD_MODEL if model.never_runs else Category.WEIGHTS
 
 
 def _is_lora(policy: LoadedModel, trained: Counter[int]) -> bool:
     wanted = sum(s * c for s, c in trained.items())
-    return bool(wanted) and wanted < 0.3 * policy.bytes
+    return bool(wanted) and wanted < _SMALL_PART * policy.bytes
 
 
 def _adapters_in(facts: Facts, model: LoadedModel, trained: Counter[int]) -> Ints:
@@ -307,17 +383,34 @@ def embedding_geometry(sizes: Counter[int]) -> tuple[int, int]:
     The most frequent small size is that of the norms' vectors. The embedding is the largest matrix that occurs
     (nearly) once. The embedding divided by a norm is the vocabulary, in any dtype.
     """
-    small = {s: c for s, c in sizes.items() if 512 <= s <= 1 << 17 and c > 1}
-    if not small:
+    recurrent = _recurrent_vectors(sizes)
+    small = {s: c for s, c in sizes.items() if 512 <= s <= 1 << 17 and c > 1 and s not in recurrent}
+    if not small and not recurrent:
         return 0, 0
-    most = max(small.values())
+    most = max(small.values(), default=0)
     hidden = [s for s, c in small.items() if c >= most / 2]
     alone = [s for s, c in sizes.items() if c <= max(most // 4, 2) and s > 1 << 20]
-    for matrix in sorted(alone, reverse=True)[:3]:
-        for vector in sorted(hidden, reverse=True):
-            if matrix % vector == 0 and 1000 <= matrix // vector <= 1 << 20:
-                return matrix // vector, vector
+    for vectors in (hidden, recurrent.values()):
+        for matrix in sorted(alone, reverse=True)[:3]:
+            for vector in sorted(vectors, reverse=True):
+                if matrix % vector == 0 and 1000 <= matrix // vector <= 1 << 20:
+                    return matrix // vector, vector
     return 0, 0
+
+
+def _recurrent_vectors(sizes: Counter[int]) -> dict[int, int]:
+    """Return bytes of hidden vectors by those of biases: a recurrent layer's, with matrices [gates x hidden, hidden].
+
+    An LSTM has four gates, a GRU three; the bytes of a bias and of its matrix tell both extents, in any dtype.
+    """
+    found = {}
+    for bias, count in sizes.items():
+        for gates, itemsize in ((4, 4), (3, 4), (4, 2), (3, 2)):
+            hidden, rest = divmod(bias, gates * itemsize)
+            # A Transformer's matrix has one bias, and its norms are vectors of their own.
+            if not rest and hidden >= 64 and sizes[hidden * bias] == count > 1 and not sizes[hidden * itemsize]:
+                found[bias] = hidden * itemsize
+    return found
 
 
 def is_language_model(sizes: Counter[int]) -> bool:

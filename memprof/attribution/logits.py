@@ -48,7 +48,8 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
     wide = tagged | (_wide_by_size(facts, parameters, vocabulary) & (facts.tags.rank[facts.timeline.metadata] == 0))
     place = np.isin(facts.phase, _WHERE) | _between_passes(facts)
     outside = place & ~facts.module & _after_a_model_ran(facts)
-    head = place & facts.module & (facts.module_depth <= _head_depths(facts)) & _rare_or_tagged(facts, vocabulary)
+    head = place & facts.module & (facts.module_depth <= _head_depths(facts, wide, vocabulary))
+    head &= _rare_or_tagged(facts, vocabulary)
     # A recorded shape [batch, tokens, vocabulary] needs no place: whatever made it, these are logits.
     shaped = tagged & place & (facts.tags.rank[facts.timeline.metadata] >= 3)
     forward = wide & (outside | head | shaped) & draft.open
@@ -153,10 +154,7 @@ def _not_parameters(facts: Facts, parameters: Counter[int]) -> Bools:
 
 
 def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:
-    odd = vocabulary
-    while odd % 2 == 0:
-        odd //= 2
-    if odd >= _RARE:
+    if _is_rare(vocabulary):
         return np.ones(len(facts.size), bool)
     # The vocabulary is a common divisor: only blocks of many whole rows, larger than the activations, count.
     tagged = facts.tags.rank[facts.timeline.metadata] > 0
@@ -165,18 +163,29 @@ def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:
     return tagged | (facts.linear & (facts.size >= 4 * usual))
 
 
-def _head_depths(facts: Facts) -> Ints:
+def _is_rare(vocabulary: int) -> bool:
+    """Tell whether so few sizes are whole numbers of vocabulary rows that a size is evidence by itself."""
+    odd = vocabulary
+    while odd % 2 == 0:
+        odd //= 2
+    return odd >= _RARE
+
+
+def _head_depths(facts: Facts, wide: Bools, vocabulary: int) -> Ints:
     """Return for each row the module depth of its phase's head; 0 where no product is so much shallower than others.
 
     The head is the shallowest product with a parameter, if few are so shallow. A wrapper that trains and does not
     generate puts the same head deeper. In a recording that stops before the first head has run, the layers' products
-    must not be taken for it.
+    must not be taken for it. Where layers are as shallow as the head (a recurrent model's), few products are as wide.
     """
     products = facts.linear & facts.module & (facts.module_depth > 0)
     out = np.zeros(len(facts.size), np.int64)
     for phase in distinct(facts.phase[products]):
-        depths = facts.module_depth[products & (facts.phase == phase)]
-        shallowest = int(depths.min())
-        if (depths == shallowest).sum() * 3 <= len(depths):
-            out[facts.phase == phase] = shallowest
+        here = products & (facts.phase == phase)
+        depths = facts.module_depth[here]
+        shallow = depths == depths.min()
+        if shallow.sum() * 3 > len(depths) and _is_rare(vocabulary):
+            shallow = wide[here]
+        if 0 < shallow.sum() * 3 <= len(depths):
+            out[facts.phase == phase] = depths[shallow].max()
     return out

@@ -83,7 +83,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     _apply_matched(facts, draft, _with_role(facts, specific, "sharding"))
     apply_buckets(facts, draft)
     apply_workspaces(facts, draft)
-    trained = _trained(facts, draft, specific)
+    trained = _trained(facts, draft, specific, resolve >= 0)
     parameters = _parameter_sizes(facts, draft, resolve, trained)
     vocabulary, vector = find_vocabulary(facts, parameters)
     libraries = np.array([r.category is Category.WORKSPACE for r in facts.stacks.rules.rules] + [False], bool)
@@ -226,11 +226,14 @@ def _known_by_stack(facts: Facts, specific: NDArray[np.int64]) -> tuple[NDArray[
 # --------------------------------------------------------------------------------- parameter sizes
 
 
-def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> Counter[int]:
+def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64], parameters: NDArray[np.bool_]) -> Counter[int]:
     """Return the trained parameters' sizes: from gradients, or else from optimizer state that the trace sees made."""
     found = trained_sizes(facts, draft)
     if found:
-        return found
+        # A loop that adds gradients up in a list has several for a parameter.
+        loaded = multiset(facts.size[parameters])
+        known = all(count <= 2 * loaded[size] for size, count in found.items())
+        return found & loaded if known else found
     is_state = np.array([r.category is Category.OPTIMIZER_STATE for r in facts.stacks.rules.rules] + [False], bool)
     state = multiset(facts.size[is_state[matched] & ~facts.ghost & (facts.size >= 64)]) or replaced_by_step(facts)
     known = multiset(facts.size[facts.ghost | (facts.phase == Phase.LOAD.code)])

@@ -40,6 +40,7 @@ def apply_owners(facts: Facts, draft: Draft) -> None:
 _CACHE_NAME = re.compile(
     r"(?:^|[._])(?:keys|values|kv|(?:k|v|kv|key|value)s?_?(?:cache|buf(?:fer)?|mem(?:ory)?)s?|cached?_?\w*|past_\w+)$"
 )
+_LARGE_PART = 0.2  # a model's buffers are less of it
 _SECOND = 0.9  # the share of a second model's bytes whose names and sizes are the first one's
 
 
@@ -65,6 +66,13 @@ def apply_roles(facts: Facts, draft: Draft) -> None:
     again = _second_model(facts, draft, rows[draft.category[rows] == Category.WEIGHTS.code], grads)
     draft.category[again] = -1
     draft.decide(again, Category.REFERENCE_MODEL, "owner.second-model")
+    # What gets no gradient while as much else does may be another model's: a teacher's, a judge's, a frozen tower's.
+    left = rows[draft.category[rows] == Category.WEIGHTS.code]
+    frozen = left[[draft.names[draft.name[row]] not in trained for row in left.tolist()]]
+    has_adapters = bool((draft.category == Category.ADAPTERS.code).any())
+    if trained and not has_adapters and facts.size[frozen].sum() > _LARGE_PART * facts.size[left].sum():
+        draft.category[frozen] = -1
+        draft.decide(frozen, Category.WEIGHTS, "owner.without-gradient")
 
 
 def _second_model(facts: Facts, draft: Draft, rows: Ints, grads: Ints) -> Ints:

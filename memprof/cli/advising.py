@@ -57,8 +57,3 @@ def simulated(
             progress=told, analysis=analysis,
         )  # fmt: skip
     return with_headline(found)
-
-
-def fits_asked_card(report: Report) -> bool:
-    """Tell whether changes that make the run fit ``--gpu`` were found; True without ``--gpu``."""
-    return report.combination is None or report.combination.fits

@@ -90,3 +90,8 @@ def _told(analysis: Analysis | None) -> object:
     from msgspec import to_builtins
 
     return None if analysis is None else to_builtins(analysis.snapshot.run_without_sources)
+
+
+def fits_asked_card(report: Report) -> bool:
+    """Tell whether changes that make the run fit ``--gpu`` were found; True without ``--gpu``."""
+    return report.combination is None or report.combination.fits

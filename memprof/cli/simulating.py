@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,7 @@ from memprof.reports.renderers import Answer
 if TYPE_CHECKING:
     from memprof.config.settings import Settings, Value
     from memprof.executors import ExecutorChoice
+    from memprof.foreign import SnapshotFile
     from memprof.plan.simulations import SimulatedRow
     from memprof.simulate.evaluate import Outcome
     from memprof.simulate.lengths import Lengths
@@ -33,7 +34,7 @@ def need_torch() -> None:
 def emit_simulated(answer: Answer, outcome: Outcome, output: Output) -> None:
     """Write the snapshot where ``-o`` names no page, then emit the answer with the verdict."""
     if output.page is not None and output.page.suffix != ".html":
-        from memprof.snapshot import save_snapshot
+        from memprof.snapshot.writer import save_snapshot
 
         save_snapshot(outcome.raw, output.page)
         click.echo(f"Snapshot: {output.page}", err=True)
@@ -161,7 +162,7 @@ class ScriptRun(SettingsRun):
         from memprof.simulate.evaluate import judge
         from memprof.simulate.script.script import simulate_script
 
-        def once(capacity: int | None) -> dict[str, Any]:
+        def once(capacity: int | None) -> SnapshotFile:
             return simulate_script(
                 self.script, self.arguments, changes, device=self.device, capacity=capacity, gpu=self.card,
                 allow_unsimulated=self.allow_unsimulated,

@@ -25,7 +25,7 @@ _GENERATED = (
     "num_generations", "steps_per_generation", "num_iterations", "generation", "cache_implementation", "cache_dtype",
     *_ENGINE,
 )  # fmt: skip
-_ROWS = "--max-length alone says how long the rows of --trainer {trainer} are"
+_ROWS = "--max-length alone sets the length of the rows of --trainer {trainer} are"
 _RULES = (
     _Rule(_GENERATED, "trainer", lambda s, _: not s.supervised, "--trainer {trainer} generates nothing"),
     _Rule(("beta",), "trainer", lambda s, _: s.trainer != "sft", "--trainer sft has no KL term"),
@@ -33,7 +33,7 @@ _RULES = (
     _Rule(("prompt_length",), "max_length", lambda s, _: s.max_length is None or s.trainer != "sft", _ROWS),
     _Rule(
         ("prompt_length",), "max_length", lambda s, value: s.max_length is None or value == s.prompt_length,
-        "a prompt as long as --max-length leaves no room for an answer",
+        "a prompt as long as --max-length leaves no tokens for an answer",
     ),
     _Rule(("image_size",), "images", lambda s, _: bool(s.images), "no prompt has images; add --images"),
     _Rule(("lora_target_modules",), "lora_r", lambda s, _: s.has_adapter, "no adapter is trained; add --lora-r"),

@@ -73,6 +73,14 @@ _UNCOMPILED = {
 SKIP_COMPILER = Target("torch._C", "_dynamo.eval_frame.set_code_exec_strategy", **_UNCOMPILED)
 FRAME_ACTION = read("torch._C", "_dynamo.eval_frame._FrameAction", **_UNCOMPILED)
 FRAME_STRATEGY = read("torch._C", "_dynamo.eval_frame._FrameExecStrategy", **_UNCOMPILED)
+# Torch calls a subclass's `__torch_function__` for each attribute of it that is read, except inside this.
+NO_FUNCTIONS = Target("torch._C", "DisableTorchFunctionSubclass", "()", needed_by=("record.cuda", *_TRACED))
+# Torch's own code imports the compiler through it when stacks are made readable.
+LAZY_MODULES = replaced(
+    "torch", "__getattr__", "(name)",
+    **optional("torch's compiler is imported when a recording is written, which sets TORCHINDUCTOR_CACHE_DIR",
+               ("record.cuda", "record.trace")),
+)  # fmt: skip
 STORAGE_KEY = read("torch", "UntypedStorage._cdata", needed_by=("record.cuda", *_TRACED))
 STORAGE_RESIZE = replaced("torch", "UntypedStorage.resize_", "(self, size)", needed_by=_TRACED)
 OPERATOR_SCHEMA = read("torch", "ops.aten.add.Tensor._schema", needed_by=_TRACED)

@@ -24,6 +24,7 @@ from memprof.config.trainer_fields import executed_of, left_out_of
 from memprof.config.trl_arguments import assumed_words, attention_of, generation_of, recipe_of_release
 from memprof.errors import InputError, UsageError
 from memprof.files import write_whole
+from memprof.foreign import ConfigValues
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Likeness:
         return [*self.assumed, *assumed_words((settings or self.settings).known)]
 
 
-def settings_like(source: Mapping[str, Any]) -> Likeness:
+def settings_like(source: ConfigValues) -> Likeness:
     """Say what has to be simulated to execute the run of a report's ``source`` again.
 
     ``settings.model`` is the model's name: before simulating, put :func:`place_model`'s answer there.
@@ -63,7 +64,7 @@ def settings_like(source: Mapping[str, Any]) -> Likeness:
         raise InputError(f"this run cannot be simulated: {str(error).rstrip('.')}") from cause
 
 
-def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
+def ran_on(source: ConfigValues, settings: Settings) -> str | None:
     """Return the card of the run: its name where known, which gives its speed; else its size, where that matters.
 
     An engine takes a share of the card, and the lean trainer generates as many sequences together as fit.
@@ -94,7 +95,7 @@ def _named(model: Any) -> dict[str, Any] | None:
         return None
 
 
-def _as_simulated(config: Mapping[str, Any]) -> Settings:
+def _as_simulated(config: ConfigValues) -> Settings:
     known = {f.name for f in fields(Settings)}
     values = {name: value for name, value in config.items() if name in known}
     if values.get("trainer") not in CHOICES["trainer"]:  # a script's: the name of its class
@@ -110,7 +111,7 @@ _SAME_SUPERVISED = ("per_device_train_batch_size", "gradient_accumulation_steps"
 _SAME = (*(ours for ours, theirs in GRPO_NAMES.items() if ours == theirs and ours != "optim"), "cache_implementation")
 
 
-def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any]) -> Likeness:
+def _as_recorded(source: ConfigValues, config: ConfigValues, model: ConfigValues) -> Likeness:
     trainer = _kind(config)
     supervised = trainer in ("sft", "dpo")
     if not supervised and "num_generations" not in config:
@@ -156,7 +157,7 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     return Likeness(Settings(**values), dict(model), tuple(assumed))
 
 
-def _loss_of(source: Mapping[str, Any], trainer: str, assumed: list[str]) -> dict[str, Any]:
+def _loss_of(source: ConfigValues, trainer: str, assumed: list[str]) -> dict[str, Any]:
     """Return the recipe of the TRL that the run was recorded with; the installed TRL's where it is not known."""
     versions = source.get("versions")
     version = versions.get("trl") if isinstance(versions, Mapping) else None
@@ -169,7 +170,7 @@ def _loss_of(source: Mapping[str, Any], trainer: str, assumed: list[str]) -> dic
         return {}
 
 
-def _kind(config: Mapping[str, Any]) -> str:
+def _kind(config: ConfigValues) -> str:
     """Tell trainers apart, subclasses included; old recordings have the trainer's name alone."""
     name = str(config.get("trainer"))
     told = config.get("trainer_kind") or {"SFTTrainer": "sft", "DPOTrainer": "dpo"}.get(name)
@@ -177,14 +178,14 @@ def _kind(config: Mapping[str, Any]) -> str:
     return told if told in CHOICES["trainer"] else "grpo"
 
 
-def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:
+def _dtype(config: ConfigValues, setup: ConfigValues) -> str:
     if (known := dtype_of(setup)) is not None:
         return known
     name = str(config.get("dtype") or "float32")
     return name if name in CHOICES["dtype"] else "bfloat16"
 
 
-def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any], trainer: str) -> dict[str, Any]:
+def _adapter(config: ConfigValues, setup: ConfigValues, trainer: str) -> dict[str, Any]:
     """Return the settings of the adapter, and what of it is not simulated; UsageError for a kind that is not."""
     adapter = dict(setup.get("adapter") or {})
     kind = str(adapter.get("peft_type") or config.get("peft_type") or "LORA").upper()
@@ -200,7 +201,7 @@ def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any], trainer: str) 
     return {**values, "load_in_4bit": True, **four_bit(setup)}
 
 
-def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
+def _lengths(config: ConfigValues, setup: ConfigValues, assumed: list[str]) -> dict[str, Any]:
     """Return the lengths of the largest micro-batch seen; without one, the limits of the configuration."""
     batches = [row for row in setup.get("batches") or [] if len(row) == 4]
     if batches:
@@ -215,7 +216,7 @@ def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[
     return {**known, "assumed": tuple(name for name in limits if name not in known)}
 
 
-def _rows(config: Mapping[str, Any], setup: Mapping[str, Any], kind: str, assumed: list[str]) -> dict[str, Any]:
+def _rows(config: ConfigValues, setup: ConfigValues, kind: str, assumed: list[str]) -> dict[str, Any]:
     """Return rows and their length, of the largest micro-batch seen; without one, the configuration's limit."""
     batches = [row for row in setup.get("batches") or [] if len(row) == 4]
     values: dict[str, Any] = {"generation": "none"}
@@ -226,31 +227,31 @@ def _rows(config: Mapping[str, Any], setup: Mapping[str, Any], kind: str, assume
         values["padding"] = "worst" if rows > 1 and len({row[2] + row[3] for row in batches}) > 1 else "none"
     elif config.get("max_length"):
         length = int(config["max_length"])
-        assumed.append(f"the recording does not say how long rows were; all are taken to have max_length, {length:,}")
+        assumed.append(f"the recording has no lengths of rows; all are assumed to have max_length, {length:,}")
     else:
-        raise UsageError("the recording says neither how long rows were nor how long they may be")
+        raise UsageError("the recording contains neither the lengths of rows nor their maximum")
     if kind == "dpo":
         share = setup.get("completion_share")
         if share is None:
-            assumed.append("the recording does not say how long completions were; half of each row is taken for one")
+            assumed.append("the recording has no lengths of completions; half of each row is assumed to be one")
         values["prompt_length"] = min(max(1, round(length * (1 - (share or 0.5)))), length - 1)
         if config.get("precompute_ref_log_probs"):
             assumed.append("the reference is simulated in every step; this run computed its log-probabilities before")
     return {**values, "max_length": length}
 
 
-def _ranks(source: Mapping[str, Any], config: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
+def _ranks(source: ConfigValues, config: ConfigValues, assumed: list[str]) -> dict[str, Any]:
     ranks, kind = int(source.get("world_size") or 1), str(config.get("distributed_type"))
     stage = config.get("zero_stage")
     if ranks > 1 and "DEEPSPEED" in kind.upper() and stage is None:
-        assumed.append("the recording does not say which ZeRO stage ran; stage 2 is assumed")
+        assumed.append("the recording does not contain the ZeRO stage; stage 2 is assumed")
     return sharding_of(ranks, kind, stage or 2)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-def model_values(source: Mapping[str, Any]) -> dict[str, Any]:
+def model_values(source: ConfigValues) -> dict[str, Any]:
     """Return the values of the model's config: recorded, of the catalogue by its name, or put together from sizes.
     InputError where nothing of it is known."""
     recorded = (source.get("setup") or {}).get("model_config")

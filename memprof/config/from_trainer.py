@@ -10,7 +10,6 @@ import heapq
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -20,6 +19,7 @@ from memprof.config.to_trl_config import GRPO_NAMES, LEAN_NAMES
 from memprof.config.trainer_fields import ADAPTER_CLASSES, class_fields, executed_of, left_out_of
 from memprof.config.trl_arguments import attention_of, generation_of
 from memprof.errors import UsageError
+from memprof.foreign import ConfigValues
 
 #: Settings whose value a script's arguments hold, and may be given instead of theirs; by their names there.
 ARGUMENTS = {
@@ -95,7 +95,7 @@ def from_arguments(
     arguments: Any,
     model: Any,
     adapter: Any,
-    changes: Mapping[str, Any],
+    changes: ConfigValues,
     notes: list[str],
     *,
     lean: bool = False,
@@ -159,7 +159,7 @@ def _of_adapter(adapter: Any, trainer: str, notes: list[str]) -> dict[str, Any]:
     return values
 
 
-def as_built(settings: Settings, setup: Mapping[str, Any]) -> Settings:
+def as_built(settings: Settings, setup: ConfigValues) -> Settings:
     """Return the settings, read before the trainer was built, with what the built model has: the dtype of most of its
     weights, and whether in 4 bits, by ``setup`` as a recording keeps it."""
     changes: dict[str, Any] = {"load_in_4bit": setup["load_in_4bit"] and settings.has_adapter}
@@ -181,7 +181,7 @@ def optimizer_of(name: str) -> tuple[str, list[str]]:
     return near, [] if name in OPTIMIZERS else [f"the optimizer {name} is simulated as {near}"]
 
 
-def four_bit(setup: Mapping[str, Any]) -> dict[str, Any]:
+def four_bit(setup: ConfigValues) -> dict[str, Any]:
     """Return the settings of 4-bit weights that a recording's setup tells; {} where it is an old one."""
     found = setup.get("four_bit") or {}
     kind = str(found.get("bnb_4bit_compute_dtype", "auto")).removeprefix("torch.")
@@ -189,7 +189,7 @@ def four_bit(setup: Mapping[str, Any]) -> dict[str, Any]:
     return {**told, "bnb_4bit_compute_dtype": kind} if kind in CHOICES["bnb_4bit_compute_dtype"] else told
 
 
-def dtype_of(setup: Mapping[str, Any]) -> str | None:
+def dtype_of(setup: ConfigValues) -> str | None:
     """Return the dtype of most parameters, of those that a simulation knows; an adapter's few do not decide."""
     counts = {name: count for name, count in (setup.get("dtypes") or {}).items() if name in CHOICES["dtype"]}
     return max(counts, key=lambda name: counts[name], default=None)
@@ -221,7 +221,7 @@ def adapter_facts(config: Any) -> dict[str, Any]:
     }
 
 
-def adapter_values(facts: Mapping[str, Any], trainer: str | None = None) -> dict[str, Any]:
+def adapter_values(facts: ConfigValues, trainer: str | None = None) -> dict[str, Any]:
     """Return the settings of an adapter from :func:`adapter_facts`, as a recording keeps them.
 
     Raises:
@@ -248,7 +248,7 @@ def adapter_values(facts: Mapping[str, Any], trainer: str | None = None) -> dict
     return values
 
 
-def dropout_of(adapter: Mapping[str, Any]) -> float:
+def dropout_of(adapter: ConfigValues) -> float:
     """Return the share of an adapter's inputs that is dropped."""
     share = adapter.get("lora_dropout")
     return float(share) if isinstance(share, (int, float)) and 0 <= share < 1 else 0.0
@@ -264,7 +264,7 @@ def sharding_of(ranks: int, kind: str, stage: Any) -> dict[str, Any]:
     return {"gpus": ranks, "sharding": sharding}
 
 
-def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def lean_values(config: ConfigValues, notes: list[str]) -> dict[str, Any]:
     """Return settings by name from the lean trainer's arguments, :data:`LEAN_ARGUMENTS`; what is missing has its
     default. Sentences are added to ``notes`` where a setting stands for another one."""
     values = {name: config[name] for name in LEAN_NAMES if config.get(name) is not None}
@@ -281,7 +281,7 @@ def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     return {"recipe": "lean", "gradient_checkpointing": kind, "cache_implementation": name, **values}
 
 
-def not_kept(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+def not_kept(config: ConfigValues, defaults: ConfigValues) -> list[str]:
     """List ``name=value`` of the lean trainer's arguments that are not at their defaults and that settings lack."""
     set_so = ((name, config.get(name, defaults.get(name))) for name in _ONLY_THE_TRAINERS)
     return [f"{name}={value!r}" for name, value in set_so if value != defaults.get(name)]

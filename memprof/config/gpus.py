@@ -262,7 +262,8 @@ def size_words(name: str) -> str:
     if not alike:
         return words
     least = min(alike, key=lambda card: card.total_bytes)
-    return f"{words} (a GPU sold with that size, {least.name}, has {format_gib(least.total_bytes)}: name yours)"
+    has = f"{least.name}, has {format_gib(least.total_bytes)}"
+    return f"{words} (a GPU sold with that size, {has}: give the model of yours)"
 
 
 def older_note(gpu: Gpu) -> str | None:
@@ -293,7 +294,7 @@ _EMULATED = (
 _REFUSED = {
     "trl": ' TRL accepts bf16 there, and its loss then fails: "gemm input type at::BFloat16 and output type float is '
     'only supported for CUDA devices with compute capability 8.0 or higher".',
-    "lean": " The lean trainer does not support bf16 there, because its loss sums such products in float32.",
+    "lean": " The lean trainer does not support bf16 there, because its loss accumulates such matmuls in float32.",
 }
 
 # Seen on an emulated T4 with TRL 1.16 and torch 2.13; the kernel that refuses is CUDA's of every card.

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.foreign import ConfigValues
+
 #: Model types whose layers all keep a state and whose config names no layers.
 STATE_ONLY = ("mamba", "mamba2", "falcon_mamba")
 
@@ -85,7 +87,7 @@ def _token(read: Read, index: int, kind: str, kv_heads: int, head_dim: int, valu
     return heads * (2 * int(width) if width else head_dim + value_dim)
 
 
-def _of_layer(read: Read, index: int, kind: str) -> Mapping[str, Any]:
+def _of_layer(read: Read, index: int, kind: str) -> ConfigValues:
     """Return what the config says of one layer alone: Gemma 4's layers that see everything have wider heads."""
     layers = read("per_layer_config")
     if isinstance(layers, Mapping):

@@ -13,8 +13,7 @@ from typing import Any, TypeGuard
 
 from memprof.config.layer_caches import STATE_ONLY, LayerCache, caches_of, kinds_of, latent_of
 from memprof.errors import InputError
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from memprof.foreign import ConfigValues
 
 #: What a recording calls a size of the model, and what the model's config calls it.
 SIZE_NAMES = {
@@ -355,7 +354,7 @@ def _reader(config: Any) -> Callable[[str], Any]:
     return lambda name: getattr(text, name, None)
 
 
-def _values_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+def _values_of(values: ConfigValues) -> Callable[[str], Any]:
     kind = values.get("model_type")
     left_out = FAMILIES.get(kind, _LLAMA).defaults if isinstance(kind, str) else {}
 
@@ -395,7 +394,7 @@ def _count(read: Callable[[str], Any], name: str) -> int:
     value = read(name)
     if isinstance(value, (int, float)) and 0 < value <= (_MOST_LAYERS if name == "num_hidden_layers" else _MOST):
         return int(value)
-    raise InputError(f"the model's config does not say its {name}")
+    raise InputError(f"the model's config lacks its {name}")
 
 
 def _dense_layers(read: Callable[[str], Any], layers: int) -> int:

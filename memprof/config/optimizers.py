@@ -116,10 +116,10 @@ _LIKE = (
 )
 # Why an optimizer is not simulated, by how its name begins.
 _NOT_SIMULATED = {
-    "galore": "it keeps its moments in a low-rank projection of the gradients",
-    "apollo": "it keeps its moments in a low-rank projection of the gradients",
-    "lomo": "it updates the weights in the backward pass and keeps no gradients",
-    "adalomo": "it updates the weights in the backward pass and keeps no gradients",
+    "galore": "it stores its moments in a low-rank projection of the gradients",
+    "apollo": "it stores its moments in a low-rank projection of the gradients",
+    "lomo": "it updates the weights in the backward pass and stores no gradients",
+    "adalomo": "it updates the weights in the backward pass and stores no gradients",
     "muon": "its matrix iterations need memory that memprof does not know; transformers has no such --optim",
     "paged_ademamix": "it pages one of its three moments earlier than the others",
     "adamw_torch_xla": "it runs on TPUs",

@@ -14,6 +14,7 @@ from memprof.config.trainer_fields import ADAPTER_CLASSES
 
 if TYPE_CHECKING:
     from memprof.config.settings import GenerationSettings, ModelSettings, Settings
+    from memprof.foreign import Kwargs
 
 #: What ``GRPOConfig`` calls a setting whose value it takes as it is.
 GRPO_NAMES = {
@@ -35,14 +36,14 @@ _ATTENTION = {"auto": "sdpa", "flash": "flash_attention_2", "efficient": "sdpa",
 _BITS = {"auto": 4, "int4": 4, "int2": 2}  # transformers' default is 4
 
 
-def grpo_arguments(settings: Settings) -> dict[str, Any]:
+def grpo_arguments(settings: Settings) -> Kwargs:
     """Return the keyword arguments of the ``GRPOConfig`` or ``RLOOConfig`` that makes this run.
 
     Not in them: what launches several processes, the adapter (:func:`adapter_arguments`), the lean trainer's own
     (:func:`lean_arguments`), and kinds of checkpointing other than transformers' plain one, which has no argument.
     """
     s = settings
-    arguments: dict[str, Any] = {
+    arguments: Kwargs = {
         "per_device_train_batch_size": s.per_device_train_batch_size,
         "gradient_accumulation_steps": s.gradient_accumulation_steps,
         "steps_per_generation": s.generation_steps,
@@ -71,18 +72,18 @@ def grpo_arguments(settings: Settings) -> dict[str, Any]:
     return arguments
 
 
-def cache_arguments(implementation: str, dtype: str) -> dict[str, Any]:
+def cache_arguments(implementation: str, dtype: str) -> Kwargs:
     """Return the arguments of ``GRPOConfig`` that choose how generation keeps its keys and values."""
     if implementation == "dynamic":
         return {}
-    arguments: dict[str, Any] = {"cache_implementation": implementation}
+    arguments: Kwargs = {"cache_implementation": implementation}
     if implementation == "quantized":
         config = {"backend": "fp8"} if dtype == "fp8" else {"backend": "quanto", "nbits": _BITS[dtype]}
         arguments["generation_kwargs"] = {"cache_config": config}
     return arguments
 
 
-def _engine(s: GenerationSettings) -> dict[str, Any]:
+def _engine(s: GenerationSettings) -> Kwargs:
     if s.generation == "none":  # nothing generates in this process: a server elsewhere does
         return {"use_vllm": True, "vllm_mode": "server"}
     return {
@@ -93,7 +94,7 @@ def _engine(s: GenerationSettings) -> dict[str, Any]:
     }
 
 
-def lean_arguments(settings: Settings) -> dict[str, Any]:
+def lean_arguments(settings: Settings) -> Kwargs:
     """Return the further arguments of ``LeanGRPOConfig``: none for other recipes, none at their defaults."""
     if not settings.lean:
         return {}
@@ -104,12 +105,12 @@ def lean_arguments(settings: Settings) -> dict[str, Any]:
     }
 
 
-def adapter_arguments(settings: ModelSettings) -> tuple[str, dict[str, Any]] | None:
+def adapter_arguments(settings: ModelSettings) -> tuple[str, Kwargs] | None:
     """Return the name of the adapter's configuration class in PEFT (``LoraConfig``) and its keyword arguments; None
     where the whole model is trained."""
     if not settings.has_adapter:
         return None
-    told: dict[str, Any] = {}
+    told: Kwargs = {}
     targets = settings.lora_target_modules
     if settings.lora_r is not None:
         told = _lora(settings.lora_r, targets)
@@ -126,7 +127,7 @@ def adapter_arguments(settings: ModelSettings) -> tuple[str, dict[str, Any]] | N
     return ADAPTER_CLASSES[settings.peft_type], {**told, **settings.adapter_options.to_dict()}
 
 
-def four_bit_arguments(settings: Settings) -> dict[str, Any]:
+def four_bit_arguments(settings: Settings) -> Kwargs:
     """Return the keyword arguments of the ``BitsAndBytesConfig`` for 4-bit weights.
 
     Unless it is said, products are in the dtype of autocast, or of the weights: transformers' default is float32, which
@@ -139,7 +140,7 @@ def four_bit_arguments(settings: Settings) -> dict[str, Any]:
     return {**asked, "bnb_4bit_use_double_quant": True} if settings.bnb_4bit_use_double_quant else asked
 
 
-def _lora(rank: int, targets: Iterable[str]) -> dict[str, Any]:
+def _lora(rank: int, targets: Iterable[str]) -> Kwargs:
     names = list(targets)
     return {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear" if names == ["all-linear"] else names}
 
@@ -168,7 +169,7 @@ def as_python(settings: Settings) -> str:
         inside = ", ".join(f"{name}={value!r}" for name, value in adapter[1].items())
         lines.append(f"peft_config = {adapter[0]}({inside})")
     if not settings.lean and settings.checkpointing in ("selective", "offloaded"):
-        lines.append(f"# {settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
+        lines.append(f"# {settings.checkpointing} checkpointing: wrap the model first (docs/simulation-reference.md)")
     given = [f"model={settings.model!r}", "reward_funcs=reward_funcs", "args=args", "train_dataset=train_dataset"]
     given += ["peft_config=peft_config"] if adapter is not None else []
     return "\n".join([*lines, f"trainer = {trainer}(", *(f"    {text}," for text in given), ")", "trainer.train()"])
@@ -215,7 +216,7 @@ def as_yaml(settings: Settings) -> str:
         trainer = f"Lean{settings.trainer.upper()}Trainer"
         lines.append(f"# TRL's command line has no lean trainer: build {trainer} with these")
     if settings.load_in_4bit and (compute := four_bit_arguments(settings)["bnb_4bit_compute_dtype"]) != settings.dtype:
-        lines.append(f"# simulated with 4-bit products in {compute}; TRL's command line computes them in dtype")
+        lines.append(f"# simulated with 4-bit matmuls in {compute}; TRL's command line computes them in dtype")
     return "\n".join([*lines, *(f"{name}: {json.dumps(value)}" for name, value in told.items())]) + "\n"
 
 
@@ -227,7 +228,7 @@ def _without_argument(settings: Settings) -> list[str]:
     return told
 
 
-def _worth_a_line(settings: Settings) -> dict[str, Any]:
+def _worth_a_line(settings: Settings) -> Kwargs:
     arguments = grpo_arguments(settings)
     return {name: value for name, value in arguments.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
 
@@ -245,7 +246,7 @@ def written(changes: Mapping[str, Any]) -> str:
     parts = [_keywords(plain)] if plain else []
     if "gradient_checkpointing" in changes:
         parts.append(f"gradient_checkpointing={bool(changes['gradient_checkpointing'])}")
-    model: dict[str, Any] = {"dtype": changes["dtype"]} if "dtype" in changes else {}
+    model: Kwargs = {"dtype": changes["dtype"]} if "dtype" in changes else {}
     if "attn" in changes:
         model["attn_implementation"] = _ATTENTION[changes["attn"]]
     if model:

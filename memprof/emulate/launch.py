@@ -86,7 +86,7 @@ def find_card(card: str | None) -> Gpu:
     """
     found = find_gpu(card or _CARD)
     if found.maker != "nvidia":
-        raise UsageError(f"--gpu {card!r}: memprof emulate pretends NVIDIA's cards only.")
+        raise UsageError(f"--gpu {card!r}: memprof emulate supports NVIDIA GPUs only.")
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from memprof.errors import UsageError, how_to_install
 from memprof.executors.cluster import RETRIES, TIMEOUT_S, ClusterExecutor, connected, within
+from memprof.foreign import Kwargs
 
 _CLOSE_S = 10
 
@@ -69,5 +70,5 @@ class _Tasks(Executor):
         return future
 
 
-def _called(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _called(function: Callable[..., Any], args: Sequence[Any], kwargs: Kwargs) -> Any:
     return function(*args, **kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from memprof.errors import UsageError
+from memprof.foreign import Kwargs
 
 # Switches that count, and the least they can be.
 _COUNTS = {"tiled_mlp": 0, "max_tokens_per_piece": 1, "loss_chunk_tokens": 1, "generation_batch": 1}
@@ -71,28 +72,28 @@ class LeanSettings:
         False, "The prompt of a group goes through the model once for all its completions, exactly."
     )
     packing: bool = _setting(
-        False, "Sequences of a piece lie end to end in one row instead of being padded to the longest."
+        False, "Concatenate the sequences of a piece into one row instead of padding them."
     )
     generation: str | None = _setting(
         None,
-        "How sequences generate whose KV cache has no room: 'paged' (a rolling batch over a pool of "
+        "How to generate sequences whose KV cache doesn't fit: 'paged' (a rolling batch over a pool of "
         "bounded size) or 'generate' (transformers' generate in passes). None: paged where the model and the "
         "sampling settings allow it. 'paged' is used even where all have room.",
     )
     generation_batch: int | None = _setting(
         None,
-        "Sequences of full length whose KV cache generation may hold; the size of a pass. None: as many as "
+        "Number of full-length sequences whose KV cache generation may use; the size of a pass. None: as many as "
         "the GPU has room for; elsewhere all.",
     )
     reference: str = _setting(
         "auto",
-        "Where the reference policy is: 'adapter' (the adapter off or switched), 'host' (in host memory, "
+        "Location of the reference policy: 'adapter' (the adapter off or switched), 'host' (in host memory, "
         "streamed layer by layer), 'device' (a copy on the GPU, as TRL). 'auto': adapter with PEFT, else host.",
     )
     weights: str = _setting(
         "auto",
         "Weights of a model given as a string: 'fp32', 'bf16', 'nf4' (needs bitsandbytes), 'as_given' "
-        "(model_init_kwargs decides). 'auto': bf16 under an adapter where bf16 is on, else TRL's default, fp32.",
+        "(model_init_kwargs decides). 'auto': bf16 under an adapter if bf16 is on, else TRL's default, fp32.",
     )
     stochastic_rounding: str = _setting(
         "auto",
@@ -123,8 +124,8 @@ class LeanSettings:
     )
     park_weights: bool = _setting(
         False,
-        "Weights and optimizer state wait in pinned host memory while a colocated vLLM generates: for a "
-        "card that cannot hold both. Costs two copies of each over PCIe a generation, and as much host memory.",
+        "Move weights and optimizer state to pinned host memory while a colocated vLLM generates, for a "
+        "GPU that is too small for both. Costs two copies of each over PCIe per generation, and as much host memory.",
     )
     vllm_enable_sleep_mode: bool = _setting(
         True, "Let a colocated vLLM give its memory back while training (TRL's default: no)."
@@ -161,7 +162,7 @@ class LeanSettings:
                 setattr(args, name, getattr(cls, name))
         return args
 
-    def lean_settings(self) -> dict[str, Any]:
+    def lean_settings(self) -> Kwargs:
         """Return the settings this class adds, by name."""
         theirs = {f.name for base in type(self).__mro__ if base.__module__.startswith("trl.") for f in fields(base)}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in theirs}

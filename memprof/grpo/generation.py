@@ -234,7 +234,7 @@ class Generation:
         if work.shrunk is not None:
             self._pool = work.shrunk
             step.log.warn(
-                f"out of memory in a rolling batch: it went on with a pool of {work.shrunk.slots} tokens, which is "
+                f"out of memory in a rolling batch: it continued with a pool of {work.shrunk.slots} tokens, which is "
                 "kept (generation_batch spares the failed attempt)"
             )
 
@@ -261,7 +261,7 @@ class Generation:
             step.adaptation.clear()
             state.restore()
             if again and size == 1:
-                raise torch.OutOfMemoryError(f"{said}\nThe lean trainer has no room to generate one sequence.")
+                raise torch.OutOfMemoryError(f"{said}\nThe lean trainer can't generate even one sequence.")
             if again:
                 self._passes.kept = size = math.ceil(size / 2)
                 step.log.warn(f"out of memory in generation: passes have {size} sequences from here on: other draws")

@@ -18,6 +18,7 @@ import torch
 from memprof.compat import trl
 from memprof.compat.transformers import ATTENTION_KIND
 from memprof.errors import UsageError
+from memprof.foreign import Args, Kwargs
 from memprof.grpo.loss.head import add_lean_head
 from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.rows import Row, is_fake, row_inputs
@@ -31,7 +32,7 @@ from memprof.grpo.techniques.whole_length import frequencies_of
 #: How far two ways through the same layers may differ, relative and absolute: their operators are the same.
 _SAME = 1e-2
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Call = tuple[Args, Kwargs]
 
 
 def reference_place(args: Any, adapter: bool) -> tuple[str, str]:

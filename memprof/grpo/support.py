@@ -12,6 +12,7 @@ from memprof.config.gpus import capacity_bytes
 from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
 from memprof.grpo.loss.load_balancing import LoadBalancing
+from memprof.grpo.once_log import OnceLog
 
 # Whose hooks and methods are known to go with pieces.
 _LIBRARIES = ("torch.", "accelerate.", "deepspeed.", "memprof.", "peft.", "transformers.", "trl.")
@@ -28,7 +29,7 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
             "choose another optimizer."
         )
     if args.park_weights:
-        _check_parking(args)
+        _check_offload(args)
     if args.memory_budget is not None and str(args.memory_budget).strip().lower() != "auto":
         capacity_bytes(str(args.memory_budget))
     if args.exact_two_pass == "never" and args.top_entropy_quantile < 1.0:
@@ -43,10 +44,17 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
         )
 
 
-def _check_parking(args: Any) -> None:
+def disable_unsupported_sleep(args: Any, log: OnceLog) -> None:
+    """Turn vLLM's sleep mode off on a CPU, where vLLM raises an error for it, and log that."""
+    if args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode and args.device.type == "cpu":
+        args.vllm_enable_sleep_mode = False
+        log.warn("vLLM has no sleep mode on a CPU: vllm_enable_sleep_mode is off.")
+
+
+def _check_offload(args: Any) -> None:
     if not (args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode):
         raise UsageError(
-            "park_weights makes room for vLLM in this process: set use_vllm=True, vllm_mode='colocate' and "
+            "park_weights frees memory for vLLM in this process: set use_vllm=True, vllm_mode='colocate' and "
             "vllm_enable_sleep_mode=True."
         )
     if args.fsdp or args.deepspeed:
@@ -64,7 +72,7 @@ def check_bfloat16_of(capability: tuple[int, int], half: str, args: Any) -> None
         )
 
 
-def check_parking_of(args: Any, model: Any, quantization_config: Any = None) -> None:
+def check_offload_of(args: Any, model: Any, quantization_config: Any = None) -> None:
     """Refuse (UsageError) to park weights that are or will be quantised: merging an adapter replaces them, and the new
     ones would stay on the host. ``model``: the policy, or what it is loaded from."""
     if not args.park_weights:

@@ -17,18 +17,18 @@ from memprof.grpo import device as machine
 from memprof.grpo import support
 from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.config import LeanGRPOConfig
+from memprof.grpo.cpu_offload import WeightOffload
 from memprof.grpo.generation import Generation
 from memprof.grpo.loss.head import Head, add_lean_head
 from memprof.grpo.loss.load_balancing import LoadBalancing
 from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.once_log import OnceLog
-from memprof.grpo.parking import WeightParking
 from memprof.grpo.reference import HostReference, load_reference, reference_place
 from memprof.grpo.rows import Row, is_fake, rows_of
 from memprof.grpo.step.context import StepContext, base_model_of
 from memprof.grpo.step.micro_batch import PiecewiseStep
 from memprof.grpo.step.objective import LogprobInjection, Objective
-from memprof.grpo.step.optimizer_step import SurvivingStep
+from memprof.grpo.step.optimizer_step import RetryingStep
 from memprof.grpo.step.out_of_memory import Adaptation, say_where
 from memprof.grpo.step.own_loss import StepLoss
 from memprof.grpo.step.pieces import PieceSizes, fits_one_piece
@@ -78,9 +78,10 @@ class LeanTrainer(_Trainer):
         self._step_loss: StepLoss | None = None  # of the training step that runs
         self._has_stepped = False
         self._host_reference: HostReference | None = None
-        self._surviving: Any = None  # the optimizer whose step lives through memory that runs out
+        self._retrying: Any = None  # the optimizer whose step lives through memory that runs out
         support.check_supported(lean, known_loss=self._loss_is_trls)
-        support.check_parking_of(lean, model, chosen.get("quantization_config"))
+        support.check_offload_of(lean, model, chosen.get("quantization_config"))
+        support.disable_unsupported_sleep(lean, self._once_log)
         with _put_back(lean, "beta", "model_init_kwargs"):
             choose_weights(lean, chosen, self._once_log)
             adapter = chosen.get("peft_config") is not None or peft.CONFIGS.of(model) is not None
@@ -100,7 +101,7 @@ class LeanTrainer(_Trainer):
         if lean.use_vllm and lean.vllm_mode == "colocate" and lean.vllm_enable_sleep_mode:
             self._once_log.warn("unlike TRL by default, vLLM sleeps while training (vllm_enable_sleep_mode=False)")
         base = base_model_of(self.accelerator, self.model)
-        support.check_parking_of(lean, base)
+        support.check_offload_of(lean, base)
         self._check_half(lean, base)
         add_lean_head(base)
         temperature = trl.TEMPERATURE.of(self)
@@ -111,7 +112,7 @@ class LeanTrainer(_Trainer):
         self._probe: Answer | None = None  # before the first step
         self._probed_with: frozenset[Any] = frozenset()  # the forward hooks that were there
         self._clear_cache = accelerate.CLEAR_CACHE.get()
-        self._parking = WeightParking(self.accelerator.device, self._clear_cache)
+        self._offload = WeightOffload(self.accelerator.device, self._clear_cache)
         self._techniques = Techniques(lean, base, self.accelerator.device, self._once_log)
         self._adaptation = self._adapting(lean)
         self._balancing = LoadBalancing.of(base) if trl.AUX_LOSS.of(self) else None
@@ -131,8 +132,8 @@ class LeanTrainer(_Trainer):
         elif (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             why = "needs checkpointing with use_reentrant=False, torch's default"
         if why is None:
-            lighten = self._techniques.lighten
-            return Adaptation(self._once_log, self._clear_cache, lambda tokens: lighten(tokens, draws=self._draws))
+            reduce = self._techniques.reduce_memory
+            return Adaptation(self._once_log, self._clear_cache, lambda tokens: reduce(tokens, draws=self._draws))
         if lean.on_oom == "adapt":
             raise UsageError(f"on_oom='adapt' {why}.")
         self._once_log.say(f"memory that runs out ends the run: on_oom='adapt' {why}")
@@ -316,7 +317,7 @@ class LeanTrainer(_Trainer):
         """Generate as TRL does, but in as many parts as memory needs; draws then come in another order."""
         generate = super()._generate_single_turn
         if trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self) or images or multimodal_fields:
-            parked = self._parking.parked(self.model, self.optimizer) if self.args.park_weights else nullcontext()
+            parked = self._offload.parked(self.model, self.optimizer) if self.args.park_weights else nullcontext()
             with parked:
                 found = generate(prompt_ids, images, multimodal_fields, *more, **options)
         else:
@@ -343,8 +344,8 @@ class LeanTrainer(_Trainer):
     def create_optimizer(self, *args: Any, **options: Any) -> Any:
         """Return TRL's optimizer; where a run adapts, its step is repeated when memory runs out."""
         made = super().create_optimizer(*args, **options)
-        if self._adaptation is not None and self._surviving is not made:
-            self._surviving, self._adaptation.park = made, SurvivingStep.put_in(made, self._adaptation).park
+        if self._adaptation is not None and self._retrying is not made:
+            self._retrying, self._adaptation.park = made, RetryingStep.put_in(made, self._adaptation).park
         return made
 
     def _rows(self, inputs: MicroBatch, more: Mapping[str, object]) -> list[Row] | None:

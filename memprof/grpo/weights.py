@@ -6,10 +6,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from memprof.errors import UsageError
+from memprof.foreign import Kwargs
 from memprof.grpo.once_log import OnceLog
 
 
-def choose_weights(lean: Any, options: dict[str, Any], log: OnceLog) -> None:
+def choose_weights(lean: Any, options: Kwargs, log: OnceLog) -> None:
     """Put ``lean.weights`` into what the trainer is built with, for a model given as a string.
 
     ``auto``: bf16 under an adapter, because the base is never updated, where ``bf16`` is on; otherwise TRL's default,
@@ -36,7 +37,7 @@ def choose_weights(lean: Any, options: dict[str, Any], log: OnceLog) -> None:
     lean.model_init_kwargs = {**given, "dtype": "float32" if wanted == "fp32" else "bfloat16"}
 
 
-def _nf4(options: dict[str, Any]) -> Any:
+def _nf4(options: Kwargs) -> Any:
     if options.get("peft_config") is None:
         raise UsageError("weights='nf4' needs an adapter (peft_config): quantised weights cannot be trained.")
     if find_spec("bitsandbytes") is None:

@@ -25,12 +25,15 @@ from typing import TYPE_CHECKING, Any
 from memprof.compat import missing, require
 from memprof.errors import UsageError, import_for
 from memprof.instrument.training_method import TRAIN, TrainingPhases
+from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.run_recorder.output import write_report
-from memprof.integrations.run_recorder.recorder import RunRecorder
+from memprof.integrations.run_recorder.recorder import Driver, RunRecorder
+from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sentence
 from memprof.recording.api import device_of, make_recorder, switched_off
-from memprof.recording.guard import FailureGuard, MethodPatcher, as_warning, guarded
+from memprof.recording.guard import FailureGuard, MethodPatcher, as_warning, guarded, on_stderr
 from memprof.recording.owners import unwrap_optimizer
 from memprof.recording.phases import PhaseMark, phase_id
+from memprof.recording.recorder import RunIdentity
 from memprof.recording.session import Session
 from memprof.recording.system.inference_engine import runner_of
 from memprof.vocabulary import Kind, Phase
@@ -75,7 +78,8 @@ def attach(
         optimizer: whose state is to be known; optimizers that step are found without it.
         role: ``actor``, ``critic``, ``reference``, ``reward`` or ``rollout``.
         reference_model: another model in the same worker.
-        output_dir: a folder for all workers; each role writes into a folder of its own in it.
+        output_dir: a folder for all workers; each role writes into a folder of its own in it, numbered (``actor-2``) if
+            an earlier run has written there.
         rank, world_size: this worker's place among those of its role; by default the process group's, else the
             environment's.
         device, kind, max_entries, stacks: as in :func:`memprof.record`.
@@ -91,10 +95,10 @@ def attach(
         raise UsageError(f"this process has a {role!r} attached already; detach it first.")
     import_for("memprof.attach", "torch", {"torch": "record"})
     place = _place(rank, world_size)
-    watch = Attachment(role, Path(output_dir) / role, place[0])
     if switched_off():
-        return watch
+        return Attachment(role, Path(output_dir) / role, place[0])
     require("attach")
+    watch = _claimed(role, Path(output_dir) / role, place, agrees=rank is None and world_size is None)
     try:
         runner = runner_of(model)
         model = model if runner is None else runner.model
@@ -123,6 +127,17 @@ def attach(
     return watch
 
 
+def _claimed(role: str, folder: Path, place: tuple[int, int], agrees: bool) -> Attachment:
+    """Return an attachment that writes to a folder without another run; ``agrees``: ranks are the process group's."""
+    rank, world_size = place
+    ranks = Gathering(rank, world_size, name=f"attach/{role}") if agrees or world_size == 1 else None
+    own = claim_folder(folder, world_size == 1, lambda own: None if ranks is None else ranks.agree_on("folder", own))
+    if rank == 0 and (moved := moved_sentence(folder, own)):
+        on_stderr(moved)
+    identity = RunIdentity(None, RunIdentity.new().started) if ranks is None else ranks.agree_on_identity()
+    return Attachment(role, own, rank, identity)
+
+
 def attached(role: str | None = None) -> Attachment | None:
     """Return what this process has attached: of ``role``, or the first."""
     if role is not None:
@@ -139,12 +154,14 @@ class Attachment:
         rank: its place.
     """
 
-    def __init__(self, role: str, folder: Path, rank: int) -> None:
+    def __init__(self, role: str, folder: Path, rank: int, identity: RunIdentity | None = None) -> None:
         self.role = role
         self.folder = folder
         self.rank = rank
         self.guard = FailureGuard("worker", "what the ring contains, from here on")
-        self._recorder = RunRecorder(folder, rank)
+        self._recorder = RunRecorder(
+            folder, self.guard, Driver(self._unhook, ended=self._ended), rank=rank, ring=True, identity=identity
+        )
         self._given: tuple[Any, Any] = (None, None)
         self._seams: MethodPatcher | None = None
         self._asked = 0.0
@@ -267,17 +284,21 @@ class Attachment:
     @guarded
     def detach(self, dump: bool = True) -> Path | None:
         """Stop watching; write what the ring holds unless ``dump`` is false. Return the snapshot's path, if any."""
-        if self._recorder.session is None:
-            return None
-        if self._seams is not None:
-            self._seams.restore()
-        # The session's hooks hold this object: with the model it would be a circle, and stay until collected.
-        session = self._recorder.stop()
-        self._seams, self._given = None, (None, None)
-        _attached.pop(self.role, None)
+        session = self._recorder.session
+        self._recorder.end()
         return self._write(session, "the worker was done") if dump and session is not None else None
 
     # -- our own -----------------------------------------------------------------------------------------------
+
+    def _unhook(self) -> None:
+        if self._seams is not None:
+            self._seams.restore()
+        # The session's hooks hold this object: with the model it would be a circle, and stay until collected.
+        self._seams, self._given = None, (None, None)
+
+    def _ended(self, failed: bool) -> None:
+        if _attached.get(self.role) is self:
+            del _attached[self.role]
 
     def _leave(self, mark: PhaseMark | None) -> None:
         self._recorder.leave(mark)

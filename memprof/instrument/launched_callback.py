@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from memprof.compat import require
+from memprof.foreign import Args, Kwargs
 from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.callback.options import Options
 from memprof.integrations.callback.trainer_lookup import find_trainer
@@ -65,7 +66,7 @@ def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callabl
     signature = inspect.signature(original)
     built = 0
 
-    def with_callback(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def with_callback(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         nonlocal built
         try:
             bound = signature.bind(*args, **kwargs)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from memprof.compat import torch as torch_names
+from memprof.integrations.callback.options import Options
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
 from memprof.recording.guard import FailureGuard, on_stderr
@@ -24,7 +24,7 @@ class LoadWatch:
     the history as if nobody had watched. ``ran_out`` is told, on the spot, when an allocation fails.
     """
 
-    def __init__(self, options: Mapping[str, Any], ran_out: Callable[[Session], None]) -> None:
+    def __init__(self, options: Options, ran_out: Callable[[Session], None]) -> None:
         self._options = options
         self._ran_out = ran_out
         self._session: Session | None = None
@@ -35,7 +35,7 @@ class LoadWatch:
     def begin(self) -> None:
         """Wait for CUDA; where it is never used nothing happens."""
         when_used = torch_names.WHEN_CUDA_IS_USED.find()
-        if when_used and self._options.get("kind", "auto") != Kind.TRACE.value:
+        if when_used and self._options.kind != Kind.TRACE.value:
             when_used(self._guard.hook(self._start))
 
     def end(self) -> None:
@@ -57,11 +57,11 @@ class LoadWatch:
         recorder = make_recorder(
             torch.device("cuda", _device_index()),
             Kind.CUDA.value,
-            max_entries=self._options.get("max_entries") or _RING,
-            stacks=self._options.get("stacks", "python"),
+            max_entries=self._options.max_entries or _RING,
+            stacks=self._options.stacks,
             reset_peaks=False,
         )
-        session = Session(recorder, redact=self._options.get("redact", False), guard=self._guard)
+        session = Session(recorder, redact=self._options.redact, guard=self._guard)
         session.on_oom(lambda: self._ran_out(session))
         if isinstance(recorder, CudaHistory):
             recorder.on_switch = self._guard.hook(self.end)

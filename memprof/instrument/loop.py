@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
 from memprof.compat.transformers import GENERATE
-from memprof.errors import MemprofError
+from memprof.foreign import Args, Kwargs
 from memprof.instrument.loading import LoadWatch
-from memprof.integrations.run_recorder.recorder import RunRecorder
+from memprof.integrations.callback.distributed import Gathering
+from memprof.integrations.callback.options import Options
+from memprof.integrations.run_recorder.recorder import Driver, RunRecorder
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
 from memprof.recording.guard import FailureGuard, guarded, on_stderr
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
-from memprof.units import parse_size
 from memprof.vocabulary import Phase
 
 # The first two steps: optimizer state is made in one and there in the next.
@@ -38,17 +38,17 @@ _HIDDEN = str(Path(__file__).resolve().parent) + "/"
 
 
 class PlainLoop:
-    """Hooks into torch until the chosen steps are recorded, by the callback's ``options``."""
+    """Hooks into torch until the chosen steps are recorded, by the callback's ``options``; prints the ``table``."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        steps = options.get("steps")
-        self._steps = None if steps is None else frozenset([steps] if isinstance(steps, int) else steps)
-        self._every: int | None = options.get("every")
-        self._options = options
-        disk = options.get("max_disk")
-        limit = parse_size(disk) if isinstance(disk, str) else disk
-        folder = Path(options.get("output_dir") or "_memprof")
-        self._recorder = RunRecorder(folder, max_disk=limit, rescue=self._terminated)
+    def __init__(self, options: Options, table: bool = True) -> None:
+        self._steps = None if options.steps is None else frozenset(options.steps)
+        self._every = options.every
+        self._options, self._table = options, table
+        folder = options.output_dir or Path(RUN_FOLDER)
+        self.guard = FailureGuard("loop", lost="the steps being recorded", say=on_stderr)
+        driver = Driver(self._unhook, self._session_ends, report=self._report)
+        self._recorder = RunRecorder(folder, self.guard, driver, max_disk=options.max_disk)
+        self.guard.on_failure(self._recorder.abandon)
         self._thread = threading.get_ident()
         self._step = 1
         self._stepped = False
@@ -58,10 +58,8 @@ class PlainLoop:
         self._optimizer_mark: PhaseMark | None = None
         self._handles: list[Any] = []
         self._patches = Patches()
-        self._over = False
         self._left_to_script = False
-        self.guard = FailureGuard("loop", lost="the steps being recorded", say=on_stderr)
-        self.guard.on_failure(self._give_up)
+        self._ranks_asked = False
         self._loading = LoadWatch(options, self._ran_out_while_loading)
         self._load_snapshot: Path | None = None
         self._unseen = torch_names.IS_COMPILING.get()
@@ -94,16 +92,15 @@ class PlainLoop:
 
     def watch_generation(self, mixin: Any) -> None:
         """Mark transformers' ``generate`` as a phase; it may be imported later than torch."""
-        if not self._over:
+        if not self._recorder.is_over:
             self._wrap(mixin, GENERATE.name, Phase.GENERATE)
 
     @guarded
     def end(self) -> None:
         """Write what is recorded, put everything back, report."""
         self.guard.run_pending_undo()
-        if self._over:
-            return
-        self._recorder.finish(self._finish, lambda waited_for: self._report() if waited_for else None)
+        if not self._recorder.is_over:
+            self._recorder.finish()
 
     @property
     def recorded(self) -> bool:
@@ -115,16 +112,15 @@ class PlainLoop:
         """Tell whether nothing was recorded, though nothing failed and the script recorded nothing itself."""
         return not (self.recorded or self._left_to_script or self.guard.failure)
 
-    def _finish(self) -> None:
-        self._over = True
-        self._loading.end()
-        self._unhook()
-        try:
-            self._write_recording()
-        except MemprofError as error:
-            warnings.warn(f"memprof could not write what it recorded ({error}).", stacklevel=2)
+    def _session_ends(self, session: Session) -> None:
+        self._marks, self._optimizer_mark = [], None
+
+    def _report(self, waited_for: bool) -> None:
+        if waited_for and self._recorder.snapshots and self._options.report:
+            self._recorder.report("stderr", self._table, page=True)
 
     def _unhook(self) -> None:
+        self._loading.end()
         self._patches.restore()
         while self._handles:
             self._handles.pop().remove()
@@ -174,7 +170,7 @@ class PlainLoop:
         if self._wanted(self._step):
             self._recorder.session.set_step(self._step)
         else:
-            self._write_recording()
+            self._recorder.write_recording()
             if self._steps is None and self._every is None:
                 self._unhook()
 
@@ -183,7 +179,7 @@ class PlainLoop:
         if original is None:
             return
 
-        def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
+        def before(args: Args, _kwargs: Kwargs) -> PhaseMark | None:
             if self._elsewhere():
                 return None
             if phase is Phase.GENERATE:
@@ -216,18 +212,23 @@ class PlainLoop:
         options = self._options
         recorder = make_recorder(
             parameter.device,
-            options.get("kind", "auto"),
-            max_entries=options.get("max_entries") or _RING,
-            stacks=options.get("stacks", "python"),
-            capacity=options.get("capacity"),
+            options.kind,
+            max_entries=options.max_entries or _RING,
+            stacks=options.stacks,
+            capacity=options.capacity,
             hidden=[_HIDDEN],
-            reset_peaks=options.get("reset_peaks", True),
+            reset_peaks=options.reset_peaks,
         )
-        session = Session(recorder, config=_facts(module), guard=self.guard, redact=options.get("redact", False))
+        session = Session(recorder, config=_facts(module), guard=self.guard, redact=options.redact)
         session.notes += missing("run")
         self._recorder.step = self._step
-        self._recorder.writing.rank = session.rank  # known by now, where the script sets RANK itself
+        writing = self._recorder.writing
+        writing.rank = session.rank  # known by now, where the script sets RANK itself
+        if session.world_size > 1 and not self._ranks_asked:
+            self._ranks_asked = True
+            writing.identity = Gathering(session.rank, session.world_size, name="loop").agree_on_identity()
         self._recorder.begin(session)
+        self._recorder.record(self._step)
         session.set_step(self._step)
         scope = getattr(recorder, "scope", None)
         if scope is not None and self._depth:
@@ -281,35 +282,9 @@ class PlainLoop:
         self._recorder.writing.rank = session.rank
         self._load_snapshot = self._recorder.writing.now(session, 0)
 
-    def _write_recording(self) -> None:
-        session = self._recorder.stop()
-        self._marks = []
-        self._optimizer_mark = None
-        # Written when memory first ran out; once more where the script caught that, and went on or failed later.
-        if session is not None and not self._recorder.knows_failure(session):
-            self._recorder.writing.now(session, self._recorder.step)
-
-    # -- the end -----------------------------------------------------------------------------------------------
-
-    def _report(self) -> None:
-        if self._recorder.snapshots and self._options.get("report", True):
-            self._recorder.report("stderr", self._options.get("table", True), page=True)
-
-    def _terminated(self) -> None:
-        self._over = True
-        if (session := self._recorder.session) is not None:
-            self._recorder.writing.now(session, self._recorder.step)
-        self._report()
-
     def _elsewhere(self) -> bool:
         """Tell whether another thread works: the recorder sees it (data loading, servers), and it marks no phase."""
-        return self._over or threading.get_ident() != self._thread
-
-    def _give_up(self) -> None:
-        """Undo everything after a failure of memprof's own."""
-        self._over = True
-        recorder = self._recorder
-        self.guard.run_all_cleanups(self._loading.end, self._unhook, recorder.terminations.stop, recorder.stop)
+        return self._recorder.is_over or threading.get_ident() != self._thread
 
 
 def _phase_of_forward(module: Any, role: str) -> Phase | None:

@@ -85,10 +85,12 @@ class Attachment:
 
     def _torch(self, torch: ModuleType) -> None:
         from memprof.instrument.loop import PlainLoop
+        from memprof.integrations.callback.options import Options
 
         if not self._trained:
             folder = self._options.get("output_dir") or self._claimed(Path(RUN_FOLDER))
-            self._loop = PlainLoop({**self._options, "output_dir": folder})
+            options = {name: value for name, value in self._options.items() if name != "table"}
+            self._loop = PlainLoop(Options.of(**{**options, "output_dir": folder}), self._options.get("table", True))
             self._loop.begin()
 
     def _trainer(self, module: ModuleType) -> None:

@@ -28,7 +28,7 @@ class Numbers(Protocol):
 
     def code_line(self, pattern: str) -> str | None: ...
 
-    def largest(self, table: str) -> tuple[float, str]: ...
+    def largest(self, *tables: str) -> tuple[float, str, str]: ...
 
 
 def _told(n: Numbers) -> bool:
@@ -107,6 +107,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
         n.outside >= max(2 * GIB, 0.06 * n.or_0("total")) and n.outside - 0.75 * GIB >= n.missing
     ),
     "outside_outweighs_idle": lambda n: n.outside - 0.75 * GIB > 8 * n.idle,
+    "private_pools_fill_device": lambda n: n.private_pools >= max(n.total / 2, 8 * n.idle),
     "uses_private_pools": lambda n: n.private_pools > 0,
     "other_above_half": lambda n: n.other > n.or_0("allocated") / 2,
     "whole_gibs_from_32": lambda n: n.total >= 32 * GIB and n.total % GIB == 0,
@@ -142,6 +143,13 @@ VALUES: dict[str, Callable[[Numbers], float | str | None]] = {
     "largest_row": lambda n: 4096 * n.largest("kernel_row")[0],
     "users": lambda n: n.largest("ray_row")[0],
     "user": lambda n: n.largest("ray_row")[1] or None,
+    "smi_size": lambda n: n.largest("smi_row", "rocm_row")[0],
+    "smi_name": lambda n: n.largest("smi_row", "rocm_row")[1] or None,
+    "smi_pid": lambda n: n.largest("smi_row", "rocm_row")[2] or None,
+    "used": lambda n: n.or_0("memory_current") or None,
+    "in_use": lambda n: n.pool_used if n.has("kind:driver") else None,
+    "limit_bytes": lambda n: n.pool_limit,
+    "limit": lambda n: n.or_0("memory_max", "job_limit", "container_limit") or None,
     "largest_name": lambda n: n.largest("kernel_row")[1] or None,
     "gaps": lambda n: n.cached if n.has("cause:fragmentation") else None,
     "large": lambda n: n.asked if n.has("cause:refused") else None,

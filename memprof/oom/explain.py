@@ -20,13 +20,14 @@ from memprof.oom.stack import own_frame, phase_of
 from memprof.report.advice import Headline
 from memprof.report.oom import ExplainedFailure, ExplainedText, FailedRank, MessageNumber, OtherProcess, Suggestion
 from memprof.units import GIB, format_bytes
+from memprof.vocabulary import phase_words
 
 _MOST_RANKS_NAMED = 16
 # Lines between the messages of two ranks of one event: tracebacks of a node's ranks stand between them.
 _APART = 4_000
 _ALIKE = ("form", "backend", "cause", "phase", "framework")
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
-_LOWER_NAMES = ("torch", "bitsandbytes", "vLLM")
+_LOWER_NAMES = ("torch", "bitsandbytes", "vLLM", "llama.cpp")
 _NO_HEADLINE = Headline(verdict="", cause="", places=(), action="", assumed=())
 # Messages that say nothing about the device.
 _ONE_NUMBER = ("cpu", "host", "library", "driver")
@@ -101,6 +102,7 @@ def _explained(failure: Failure, explain_facts: bool) -> ExplainedFailure:
     facts = facts_of(failure, parts, phase, names)
     logits = facts.has("logits")
     verdict, tried = judge(failure, facts)
+    read = {**failure.facts, **facts.sizes()}
     row = ExplainedFailure(
         kind=failure.kind,
         form=failure.form.id,
@@ -126,7 +128,7 @@ def _explained(failure: Failure, explain_facts: bool) -> ExplainedFailure:
         other_processes_bytes=parts.others,
         unexplained_bytes=parts.unexplained,
         processes=tuple(OtherProcess(pid=pid, bytes=size) for pid, size in parts.processes),
-        facts=dict(failure.facts),
+        facts=read,
         sum=_sum(parts),
         contradictions=parts.contradictions,
         cause=verdict.cause,
@@ -137,7 +139,7 @@ def _explained(failure: Failure, explain_facts: bool) -> ExplainedFailure:
         frame=own_frame(failure.frames),
         numbers=(),
         suggestions=tuple(Suggestion(action=action, why=why) for action, why in tried),
-        unread=unread_figures(failure),
+        unread=unread_figures(failure, read),
         evidence=tuple(facts.listed()) if explain_facts else (),
         ranks=(),
         headline=_NO_HEADLINE,
@@ -223,9 +225,10 @@ def _who(row: ExplainedFailure) -> str:
 
 def _where(row: ExplainedFailure) -> str | None:
     """Say in which phase and from which frame memory was asked for; None where neither is known."""
-    known = [words for words in (row.phase and f"in {row.phase}", row.frame and f"called from {row.frame}") if words]
+    phase = f"happened in the {phase_words(row.phase)} phase" if row.phase else None
+    known = [words for words in (phase, row.frame and f"{'' if phase else 'was '}called from {row.frame}") if words]
     wide = " It makes logits: a tensor as wide as the vocabulary." if row.logits else ""
-    return f"It was {', '.join(known)}.{wide}" if known else None
+    return f"It {', '.join(known)}.{wide}" if known else None
 
 
 def _sentence(text: str) -> str:

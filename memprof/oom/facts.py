@@ -13,15 +13,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memprof.allocator.settings import AllocatorSettings, settings_of
-from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.derived import BY_NUMBERS, SIZES, VALUES
 from memprof.oom.framework_settings import PLAIN, Names
 from memprof.oom.knowledge_files import FactRule, Rule, facts_file
-from memprof.report.oom import TextFact
+from memprof.oom.reading.sizes import bytes_of
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
+    from memprof.oom.arithmetic import Parts
     from memprof.oom.failure import Failure, Frame
+    from memprof.report.oom import TextFact
 
 Value = str | int | float | bool | None
 
@@ -41,7 +42,7 @@ class Facts:
             around: what stands in place of a text around the message.
         """
         self.given = dict(values)
-        self._values = dict(values)
+        self._values: dict[str, Value] = {name: value for name, value in values.items() if value is not None}
         self._holds: dict[str, bool] = {}
         self._lines: dict[str, int | None] = {}
         self.frames: Sequence[Frame] = failure.frames if failure else ()
@@ -76,10 +77,13 @@ class Facts:
 
     def _worked_out(self, name: str) -> Value:
         rules = facts_file()
-        if name in rules.capture or name in rules.number:
-            pattern = rules.capture.get(name) or rules.number[name]
+        pattern = rules.capture.get(name) or rules.number.get(name) or rules.size.get(name)
+        if pattern:
             match = next((m for text in (*self._around, self._message) if (m := _search(pattern, text))), None)
-            return None if match is None else float(match[1]) if name in rules.number else match[1]
+            if match is None or name in rules.capture:
+                return match and match[1]
+            found = next(filter(None, match.groups()))
+            return bytes_of(found.lower()) if name in rules.size else float(found)
         if name not in VALUES:
             return None
         try:
@@ -106,7 +110,7 @@ class Facts:
     def decide(self, cause: str, reason: str) -> None:
         """Take note of the verdict: facts and values may depend on it."""
         self.given.update(cause=cause, reason=reason)
-        self._values = dict(self.given)
+        self._values = {name: value for name, value in self.given.items() if value is not None}
         self._holds.clear()
 
     def _found(self, name: str) -> bool:
@@ -141,9 +145,8 @@ class Facts:
             "text": (rule.text, [self._message, *places, *around]),
         }
         patterns = [(pattern, texts) for pattern, texts in searched.values() if pattern]
-        if any(self._searched(name, pattern, texts) for pattern, texts in patterns) or any(map(self.has, rule.any)):
-            return True
-        return bool(rule.all) and not patterns and not rule.any
+        found = any(self._searched(name, pattern, texts) for pattern, texts in patterns) or any(map(self.has, rule.any))
+        return found or (bool(rule.all) and not patterns and not rule.any)
 
     def _searched(self, name: str, pattern: str, texts: Sequence[str]) -> bool:
         for text in texts:
@@ -164,13 +167,22 @@ class Facts:
         code = self.frames[-1].code if self.frames else ""
         return code.strip()[:_LONGEST_CODE] if code and re.search(pattern, code) else None
 
-    def largest(self, table: str) -> tuple[float, str]:
-        """Return the size, in the table's unit, and the name of the largest row of a table of processes."""
-        rows = [(float(row[1]), row[2]) for row in re.finditer(facts_file().pattern[table], self._around[0])]
-        return max(rows, default=(math.nan, ""))
+    def largest(self, *tables: str) -> tuple[float, str, str]:
+        """Return size (bytes, or the table's unit if none is printed), name and pid of tables' largest process."""
+        rows = [row for table in tables for row in re.finditer(facts_file().pattern[table], self._around[0])]
+        sizes = [bytes_of(row["size"].lower()) if row["size"][-1:].isalpha() else float(row["size"]) for row in rows]
+        found = [(size, row["name"].strip(), row["pid"]) for size, row in zip(sizes, rows, strict=True)]
+        return max(found, default=(math.nan, "", ""))
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that the lines around the message give, by the names of ``facts.toml``."""
+        names = (*facts_file().size, "largest_row", "smi_size")
+        return {name: int(getattr(self, name)) for name in names if self.value(name) is not None}
 
     def listed(self) -> Iterator[TextFact]:
         """Yield every fact that holds and every value that is known, with its line."""
+        from memprof.report.oom import TextFact
+
         rules = facts_file()
         for name, value in self.given.items():
             if value not in (None, False, "") and not name.startswith("setting_"):
@@ -207,7 +219,9 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) ->
     numbers = _numbers(failure, parts, _allocator_in(surroundings))
     if failure.kind != "device":
         numbers.update({name: failure.facts[name] for name in ("total", "free") if name in failure.facts})
+    own_pid, own_actor = _of_this_run(parts, surroundings)
     told: dict[str, Value] = {
+        "own_pid": own_pid, "own_actor": own_actor,
         "form": failure.form.id, "kind": failure.kind, "program": failure.form.program, "backend": failure.backend,
         "phase": phase, "rank": failure.rank, "framework": names.framework or None,
         "framework_kind": names.kind if names.framework else None, "engine_sleeps": names.sleeps, "torch": version,
@@ -220,6 +234,14 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) ->
     return Facts({**facts.given, "setting_micro_batch": PLAIN.words["batch"]}, failure)
 
 
+def _of_this_run(parts: Parts, text: str) -> tuple[str | None, str | None]:
+    """Return the first of the other processes that the log names before its lines, ``(EngineCore_DP0 pid=77)``."""
+    for pid, _ in parts.processes:
+        if (match := re.search(facts_file().pattern["named_process"] % pid, text)) is not None:
+            return str(pid), match[1]
+    return None, None
+
+
 def _allocator_in(text: str) -> AllocatorSettings:
     """Return the allocator's settings that a log shows; torch's defaults if it shows none."""
     found: dict[str, str] = {}
@@ -229,6 +251,8 @@ def _allocator_in(text: str) -> AllocatorSettings:
 
 
 def _numbers(failure: Failure, parts: Parts, allocator: AllocatorSettings) -> dict[str, Value]:
+    from memprof.oom.arithmetic import free_bytes, missing_bytes
+
     asked, allocated = failure.requested, parts.allocated
     return {
         **{k: v for k, v in asdict(parts).items() if k not in ("processes", "contradictions", "own_process")},

@@ -50,13 +50,14 @@ class FactRule(Rule, frozen=True, kw_only=True):
 
 
 class FactsFile(msgspec.Struct, frozen=True):
-    """``facts.toml``: facts, and regular expressions by name: settings, texts, numbers, and for the code."""
+    """``facts.toml``: facts, and regular expressions by name: settings, texts, numbers, sizes, and for the code."""
 
     fact: dict[str, FactRule]
     setting: dict[str, str]
     pattern: dict[str, str]
     capture: dict[str, str]
     number: dict[str, str]
+    size: dict[str, str]
 
 
 class Remedy(Rule, frozen=True, kw_only=True):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memprof.config.model_shape import DTYPE_BYTES, FAMILIES, ModelShape
+from memprof.config.model_shape import FAMILIES, ModelShape
 from memprof.config.settings import Settings
+from memprof.units import DTYPE_BYTES
 
 
 def least_bytes(settings: Settings, config: Mapping[str, object], piece_tokens: int) -> tuple[int, int]:

@@ -208,7 +208,7 @@ def _varied(base: Settings, vary: tuple[str, list[Value]], fixed: set[str]) -> l
 
 # Settings that say nothing of a run on the one card of a plan.
 _NOT_VARIED = {
-    "gpu": "a plan is for one GPU model; make one for each",
+    "gpu": "a plan is for one GPU model; run one plan for each",
     "device": "a plan is for a GPU",
     "left_out": "what it names is not simulated",
     "assumed": "it names what nobody gave",

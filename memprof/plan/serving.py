@@ -126,7 +126,7 @@ def _notes(
     elif sequences < wanted:
         found.append(f"{sequences:,} of {wanted:,} sequences fit at full length at once; vLLM queues the others.")
     found.append(
-        f"With sleep mode the engine gives back all but about {format_bytes(round(_ASLEEP))} while the trainer works: "
+        f"With sleep mode the engine frees all but about {format_bytes(round(_ASLEEP))} while the trainer works: "
         "its share then counts against the trainer's memory during generation only."
     )
     return tuple(found)

@@ -94,7 +94,7 @@ def end_of_search(base: Settings, what: str, found: Collection[Settings]) -> str
         return None
     if what != "context":
         return f"the search ended at {most} {'generations' if what == 'num_generations' else 'in a micro-batch'}"
-    why = "the model was made for no more" if positions_of(find_config(base.model)) == most else "none is longer"
+    why = "the model doesn't support more" if positions_of(find_config(base.model)) == most else "none is longer"
     return f"the search ended at {most} tokens: {why}"
 
 

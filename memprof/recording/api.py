@@ -12,7 +12,7 @@ from memprof.compat import missing, require
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import InputError, UsageError, import_for
 from memprof.recording import phases
-from memprof.recording.guard import FailureGuard
+from memprof.recording.guard import FailureGuard, read_foreign
 from memprof.recording.recorder import Recorder
 from memprof.recording.session import Session
 from memprof.vocabulary import Kind
@@ -159,13 +159,14 @@ def _device(device: torch.device | str | int | None) -> torch.device:
 
 
 def device_of(model: Any) -> torch.device | None:
-    if model is None or not callable(getattr(model, "parameters", None)):
+    """Return the device of a model's first parameter that is on one; None if there is none, or its code raises."""
+
+    def find() -> torch.device | None:
+        if model is not None and callable(getattr(model, "parameters", None)):
+            return next((parameter.device for parameter in model.parameters() if not parameter.is_meta), None)
         return None
-    for parameter in model.parameters():
-        if not parameter.is_meta:
-            where: torch.device = parameter.device
-            return where
-    return None
+
+    return read_foreign(find, None)
 
 
 def switched_off() -> bool:

@@ -7,12 +7,17 @@ costs a hundred times what symbolising all of them at once does; hence the two l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypedDict
 
-from memprof.compat.torch import GATHER_STACK, SYMBOLIZE
+from memprof.compat.patching import Patches
+from memprof.compat.torch import GATHER_STACK, LAZY_MODULES, SYMBOLIZE
 
 _BATCH = 20_000
+_COMPILER = "torch._inductor"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "compat") + os.sep)
 
@@ -42,6 +47,31 @@ def stack_lines(frames: Stack) -> list[str]:
     return [f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in frames]
 
 
+@contextmanager
+def compiler_not_imported() -> Iterator[None]:
+    """Keep torch from importing its compiler on this thread.
+
+    Torch asks it for the source of compiled code when it makes stacks readable. A program that has not imported it has
+    no such code; importing it takes seconds and changes the environment, the warnings' filters and torch's functions.
+    """
+    original = LAZY_MODULES.find()
+    if _COMPILER in sys.modules or not original:
+        yield
+        return
+    own, patches = threading.get_ident(), Patches()
+
+    def lazily(name: str) -> Any:
+        if f"torch.{name}" == _COMPILER and threading.get_ident() == own:
+            raise AttributeError(name)
+        return original(name)
+
+    patches.put(*LAZY_MODULES.place(), lazily)
+    try:
+        yield
+    finally:
+        patches.restore()
+
+
 class StackWriter:
     """Turns captured stacks into lists of frame dicts as torch writes them, innermost frame first, equal ones into the
     same list, which a pickle stores once. Frames of memprof's own recording code and of ``hidden`` folders are left
@@ -59,7 +89,8 @@ class StackWriter:
         places = [i for i, tb in enumerate(captured) if tb is not None]
         for start in range(0, len(places), _BATCH):
             batch = places[start : start + _BATCH]
-            readable = symbolize([captured[i] for i in batch])
+            with compiler_not_imported():
+                readable = symbolize([captured[i] for i in batch])
             # Dicts are shared inside one batch and kept alive, so ids name frames while it lasts.
             known: dict[int, Frame | None] = {}
             same: dict[tuple[int, ...], Stack] = {}

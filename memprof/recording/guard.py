@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 from memprof.compat.patching import Patches, copy_of
 from memprof.compat.targets import Target
 from memprof.errors import MemprofError
+from memprof.foreign import Args, Kwargs
 
-Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Enter = Callable[[Args, Kwargs], Any]
 Leave = Callable[[Any, Any, "BaseException | None"], None]
 
 _ABSENT = object()
@@ -32,6 +33,7 @@ _ABSENT = object()
 _FORKED = RuntimeError("this process was forked from the run, whose recording is the parent's")
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Error = TypeVar("_Error", bound=BaseException)
+_T = TypeVar("_T")
 
 
 def mark_user_error(error: _Error) -> _Error:
@@ -77,6 +79,30 @@ def _raised_by_a_signal(error: BaseException) -> bool:
     while step is not None and (step.tb_frame.f_code not in codes or step.tb_frame.f_code.co_filename == __file__):
         step = step.tb_next
     return step is not None
+
+
+def read_foreign(read: Callable[[], _T], default: _T, failed: Callable[[str], object] | None = None) -> _T:
+    """Return what ``read`` finds in the program's own objects; ``default`` if their code raises.
+
+    Properties, ``__len__``, ``named_parameters`` and the like are the program's: what they raise does not end a
+    recording. ``failed`` is called with a text of the exception.
+    """
+    try:
+        return read()
+    except Exception as error:
+        if _is_of_the_run(error):
+            raise
+        if failed is not None:
+            failed(error_text(error))
+        return default
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception's ``repr``, or its class if that raises."""
+    try:
+        return repr(error)
+    except Exception:
+        return type(error).__name__
 
 
 class FailureGuard:
@@ -153,7 +179,7 @@ class FailureGuard:
     def around(
         self,
         original: Callable[..., Any],
-        before: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        before: Callable[[Args, Kwargs], Any] | None = None,
         after: Callable[[Any, Any, BaseException | None], Any] | None = None,
         unseen: Callable[[], bool] | None = None,
     ) -> Callable[..., Any]:
@@ -193,7 +219,7 @@ class FailureGuard:
         return wrapper
 
     def changing(
-        self, original: Callable[..., Any], change: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+        self, original: Callable[..., Any], change: Callable[..., tuple[Args, Kwargs]]
     ) -> Callable[..., Any]:
         """Return a function that calls ``original`` with what ``change(args, kwargs)`` makes of its arguments."""
 
@@ -215,6 +241,8 @@ class FailureGuard:
         if self.failure is not None:
             return
         self.failure, self._unsaid = error, True
+        # Only its text is needed: its frames would keep what the run had there alive, for as long as the guard is.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         try:
             self._tell(error)
         except RecursionError:
@@ -257,7 +285,7 @@ class FailureGuard:
         if isinstance(error, MemprofError):
             return f"memprof does not watch this {self._run}, which goes on: {error} Lost: {self._lost}."
         run = self._run if self._run == "training" else f"the {self._run}"
-        what = str(error) if isinstance(error, OSError) else repr(error)  # the one names the file
+        what = str(error) if isinstance(error, OSError) else error_text(error)  # the one names the file
         return f"memprof failed and stopped watching ({what}); {run} goes on. Lost: {self._lost}."
 
 
@@ -381,7 +409,7 @@ class MethodPatcher:
     ) -> Callable[..., Any]:
         """Return what :meth:`wrap` puts in the place of ``original``."""
 
-        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def before(args: Args, kwargs: Kwargs) -> Any:
             if not self._active:
                 return _ABSENT
             self._depth += 1

@@ -8,6 +8,7 @@ from typing import Any
 from memprof.compat import transformers as names
 from memprof.compat.patching import Patches
 from memprof.compat.torch import IS_COMPILING
+from memprof.foreign import Args, Kwargs
 from memprof.recording.guard import NULL_GUARD, FailureGuard
 from memprof.recording.owners import OwnershipRegistry
 from memprof.vocabulary import Category
@@ -54,7 +55,7 @@ class CacheWatch:
         self._is_watching = False
         self._patches.restore()
 
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
+    def _before(self, args: Args, kwargs: Kwargs) -> tuple[Any, int | None]:
         """Return the cache, and the index of the layer that is updated."""
         cache, args = args[0], args[1:]
         if not self._is_watching:  # another recording, which goes on, has wrapped this one's function

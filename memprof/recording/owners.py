@@ -11,12 +11,13 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memprof.recording import sharded_owners
-from memprof.recording.guard import NULL_GUARD, FailureGuard
+from memprof.recording.guard import NULL_GUARD, FailureGuard, read_foreign
 from memprof.recording.sharded_owners import SHARDED, UNSHARDED, is_sharded, zero_tensors
-from memprof.recording.storages import storage_key, storages_of
+from memprof.recording.storages import gradient_of, storage_key, storages_of
 from memprof.recording.system.inference_engine import engine_parts, runner_of
 from memprof.units import format_bytes
 from memprof.vocabulary import Category
@@ -44,6 +45,7 @@ _ADAPTER = re.compile(
 _REFERENCE_ADAPTER = re.compile(r"\.(ref)\.")
 _KEEP = 500_000
 _DEPTH = 4
+_T = TypeVar("_T")
 # Shards may be padded; their storages are no larger than this times the shards unless they hold something else too.
 _WHOLE = 1.25
 
@@ -70,6 +72,7 @@ class OwnershipRegistry:
         self._engines: weakref.WeakSet[Any] = weakref.WeakSet()
         self._runners: list[weakref.ref[Any]] = []
         self._hooks: dict[int, Any] = {}
+        self._unread: dict[str, str] = {}  # what raised when it was read, with the exception's text
 
     # -- what to watch -----------------------------------------------------------------------------------------
 
@@ -80,17 +83,27 @@ class OwnershipRegistry:
 
     def add_wrapper(self, module: Any) -> None:
         """Add what an engine wrapped the policy in (DistributedDataParallel, FSDP): it may hold buffers of its own."""
-        if hasattr(module, "modules") and not any(ref() is module for ref in self._wrappers):
+        is_wrapper = read_foreign(lambda: hasattr(module, "modules"), False)
+        if is_wrapper and not any(ref() is module for ref in self._wrappers):
             self._wrappers.append(weakref.ref(module))
 
     def add_inference_engine(self, engine: Any) -> None:
         """Add a vLLM that runs in this process: its model, its KV cache and its buffers are claimed. Others are not."""
-        runner = runner_of(engine)
+        runner = read_foreign(lambda: runner_of(engine), None)
         if runner is not None and not any(ref() is runner for ref in self._runners):
             self._runners.append(weakref.ref(runner))
 
+    def _read(self, what: str, read: Callable[[], Iterable[_T]]) -> list[_T]:
+        """Return what is found in the program's objects; if their code raises, what was found before, and a remark."""
+        found: list[_T] = []
+        read_foreign(lambda: found.extend(read()), None, lambda error: self._unread.setdefault(what, error))
+        return found
+
     def add_optimizer(self, optimizer: Any) -> None:
         """Add an optimizer whose state is claimed; wrappers (accelerate's) are unwrapped."""
+        self._read("an optimizer", lambda: self._add_optimizer(optimizer) or ())
+
+    def _add_optimizer(self, optimizer: Any) -> None:
         inner = unwrap_optimizer(optimizer)
         if inner is not None:
             self._optimizers.add(inner)
@@ -109,14 +122,10 @@ class OwnershipRegistry:
     def claim_models(self) -> None:
         """Claim parameters and buffers of every model."""
         for model, role in self.models:
-            adapted = getattr(model, "peft_config", None) is not None
-            for name, tensor in _named_tensors(model):
-                category = _category(name, tensor, role, adapted)
-                self.claim(tensor, category, SHARDED if is_sharded(tensor) else None, name)
-                for part in _quantisation_state(tensor):
-                    self.claim(part, category, None, f"{name} (quantisation state)")
+            for name, tensor, category, detail in self._read(f"the {role} model", partial(_parts, model, role)):
+                self.claim(tensor, category, detail, name)
         for runner in self._alive(self._runners):
-            for name, tensor, category in engine_parts(runner):
+            for name, tensor, category in self._read("the inference engine", partial(engine_parts, runner)):
                 self.claim(tensor, category, None, name)
 
     def claim_shards(self, again: bool = False) -> None:
@@ -126,15 +135,16 @@ class OwnershipRegistry:
         """
         modules = [*(m for m, role in self.models if role == "policy"), *self._alive(self._wrappers)]
         for module in [m for m in modules if m in self._engines] if again else modules:
-            for tensor, category, detail, name in sharded_owners.engine_tensors(module):
+            what = f"a sharded model ({type(module).__name__})"
+            for tensor, category, detail, name in self._read(what, partial(sharded_owners.engine_tensors, module)):
                 self._forget(tensor)  # freed and filled again by resizing one storage: each time another allocation
                 self.claim(tensor, category, detail, name)
-            for parameter, name in sharded_owners.unsharded_parameters(module):
+            for parameter, name in self._read(what, partial(sharded_owners.unsharded_parameters, module)):
                 self._watch_whole_gradient(parameter, name)
-            if sharded_owners.has_engine(module):
+            if read_foreign(partial(sharded_owners.has_engine, module), False):
                 self._engines.add(module)
         for optimizer in list(self._zero):
-            for tensor, category, detail, name in zero_tensors(optimizer):
+            for tensor, category, detail, name in self._read("an optimizer", partial(zero_tensors, optimizer)):
                 self.claim(tensor, category, detail, name)
 
     def _forget(self, tensor: Any) -> None:
@@ -144,7 +154,7 @@ class OwnershipRegistry:
     def _watch_whole_gradient(self, parameter: Any, name: str) -> None:
         if id(parameter) not in self._hooks:
             self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(
-                self._guard.hook(lambda p: self._claim_whole(p.grad, name))
+                self._guard.hook(lambda p: self._claim_whole(gradient_of(p), name))
             )
 
     def _claim_whole(self, gradient: Any, name: str) -> None:
@@ -154,13 +164,14 @@ class OwnershipRegistry:
     def bucket_bytes(self) -> list[int]:
         """Return the sizes of the gradient buckets of the models' DDP wrappers, or of models that are wrappers."""
         wrappers = [*self._alive(self._wrappers), *(m for m, _ in self.models)]
-        return [n for wrapper in wrappers for n in sharded_owners.bucket_bytes(wrapper)]
+        found = [self._read("a DDP wrapper", partial(sharded_owners.bucket_bytes, wrapper)) for wrapper in wrappers]
+        return [nbytes for sizes in found for nbytes in sizes]
 
     def elsewhere(self) -> dict[str, int]:
         """Return bytes of parameters, gradients and optimizer state that lie on another device than the watched one."""
         found: dict[str, int] = {}
         seen: set[int] = set()
-        for tensor, category in self._held():
+        for tensor, category in self._read("a model or an optimizer", self._held):
             for storage in storages_of(tensor):
                 where = storage.device.type
                 known = storage_key(storage) in seen or self._watches(where) or where == "meta"
@@ -171,23 +182,23 @@ class OwnershipRegistry:
 
     def _held(self) -> Iterator[tuple[Any, Category]]:
         for model, role in self.models:
-            adapted = getattr(model, "peft_config", None) is not None
+            adapted = _is_adapted(model)
             for name, tensor in _named_tensors(model):
                 yield tensor, _category(name, tensor, role, adapted)
-                if (grad := getattr(tensor, "grad", None)) is not None:
+                if (grad := gradient_of(tensor)) is not None:
                     yield grad, Category.GRADIENTS
         for optimizer in list(self._optimizers):
-            state = getattr(optimizer, "state", None)
-            if isinstance(state, Mapping):
-                for slots in state.values():
-                    for _, tensor in _nested(slots, ""):
-                        yield tensor, Category.OPTIMIZER_STATE
+            for _, tensor in _state_of(optimizer):
+                yield tensor, Category.OPTIMIZER_STATE
 
     def remarks(self) -> list[str]:
         """Return notes on unusual storages of the models."""
-        said = []
+        said = [
+            f"{what} could not be read completely ({error}): some of its memory is not named"
+            for what, error in self._unread.items()
+        ]
         for model, role in self.models:
-            own, held = sharded_owners.shards_and_storages(model)
+            own, held = read_foreign(partial(sharded_owners.shards_and_storages, model), (0, 0))
             if held > own * _WHOLE:
                 said.append(
                     f"the {role} model's shards of {format_bytes(own)} are views of whole parameters, which stay in "
@@ -209,9 +220,8 @@ class OwnershipRegistry:
         for model, role in self.models:
             if role != "policy" and role != "value":
                 continue
-            for name, parameter in model.named_parameters(remove_duplicate=True):
-                if parameter.requires_grad and (grad := parameter.grad) is not None:
-                    self.claim(grad, Category.GRADIENTS, None, name)
+            for name, gradient in self._read(f"the {role} model", partial(_gradients, model)):
+                self.claim(gradient, Category.GRADIENTS, None, name)
 
     def claim_optimizers(self) -> None:
         for optimizer in list(self._optimizers):
@@ -219,18 +229,13 @@ class OwnershipRegistry:
 
     def claim_optimizer(self, optimizer: Any) -> None:
         """Claim the state of one optimizer: moments, master weights, block-wise 8-bit state, step counters."""
-        state = getattr(optimizer, "state", None)
-        if not isinstance(state, Mapping):
-            return
-        for key, slots in state.items():
-            for name, tensor in _nested(slots, ""):
-                if tensor is not key:
-                    self.claim(tensor, Category.OPTIMIZER_STATE, None, name)
+        for name, tensor in self._read("an optimizer", partial(_state_of, optimizer)):
+            self.claim(tensor, Category.OPTIMIZER_STATE, None, name)
 
     def claim_inputs(self, batch: Any, name: str = "batch") -> None:
         """Claim tensors of a batch or rollout buffer."""
-        for path, tensor in _nested(batch, name):
-            if not tensor.requires_grad:
+        for path, tensor in self._read("a batch", partial(_nested, batch, name)):
+            if not read_foreign(lambda tensor=tensor: bool(tensor.requires_grad), False):  # type: ignore[misc]
                 self.claim(tensor, Category.INPUTS, None, path)
 
     def claim(self, tensor: torch.Tensor, category: Category, detail: str | None, name: str | None) -> None:
@@ -273,6 +278,34 @@ def unwrap_optimizer(optimizer: Any) -> Any:
 def _named_tensors(model: nn.Module) -> Iterable[tuple[str, Any]]:
     yield from model.named_parameters(remove_duplicate=True)
     yield from model.named_buffers(remove_duplicate=True)
+
+
+def _parts(model: nn.Module, role: str) -> Iterator[tuple[str, Any, Category, str | None]]:
+    """Yield name, tensor, category and detail of a model's parameters and buffers, with how they are quantised."""
+    adapted = _is_adapted(model)
+    for name, tensor in _named_tensors(model):
+        category = _category(name, tensor, role, adapted)
+        yield name, tensor, category, SHARDED if is_sharded(tensor) else None
+        for part in _quantisation_state(tensor):
+            yield f"{name} (quantisation state)", part, category, None
+
+
+def _is_adapted(model: Any) -> bool:
+    return read_foreign(lambda: getattr(model, "peft_config", None) is not None, False)
+
+
+def _gradients(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, parameter in model.named_parameters(remove_duplicate=True):
+        if parameter.requires_grad and (gradient := gradient_of(parameter)) is not None:
+            yield name, gradient
+
+
+def _state_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of an optimizer's state, with their names in it; a parameter's own is none of it."""
+    state = getattr(optimizer, "state", None)
+    if isinstance(state, Mapping):
+        for key, slots in state.items():
+            yield from ((name, tensor) for name, tensor in _nested(slots, "") if tensor is not key)
 
 
 def _category(name: str, tensor: Any, role: str, adapted: bool) -> Category:

@@ -162,12 +162,22 @@ class PhaseLog:
         return sorted((m for marks in self._open.values() for m in marks), key=lambda m: m.start_us)
 
     @property
+    def is_open_on_another_thread(self) -> bool:
+        own = threading.get_ident()
+        return any(isinstance(flow, int) and flow != own for flow in self._open)
+
+    @property
     def depth(self) -> int:
         """Return how many phases this thread or task has open."""
         return len(self._open.get(_flow(), ()))
 
+    def at(self, time_us: int) -> PhaseMark | None:
+        """Return the span that was entered last of those open at a time; None between phases."""
+        spans = [m for m in self._spans if m.start_us <= time_us and (m.end_us is None or m.end_us >= time_us)]
+        return spans[-1] if spans else None
+
     def to_plain(self, start_us: int, stop_us: int) -> list[PlainMark]:
-        """Return spans that touch ``[start_us, stop_us]``, with ``other`` between marked ones."""
+        """Return spans that touch ``[start_us, stop_us]``, the time of a recording, with ``other`` where none is."""
         rows = [m for m in self._spans if m.start_us <= stop_us and (m.end_us is None or m.end_us >= start_us)]
         covered = start_us
         gaps = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
@@ -70,6 +72,23 @@ class Tags:
     phase: str = "other"
     step: int | None = None
     role: str | None = None
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What the files of one run have in common: a random ``id``, and when the run ``started``, in Unix seconds.
+
+    ``id`` is None if nobody knows what else belongs to the run: for a ``record`` block, and for processes that could
+    not agree on one.
+    """
+
+    id: str | None
+    started: float
+
+    @classmethod
+    def new(cls) -> RunIdentity:
+        """Return the identity of a run that starts now."""
+        return cls(secrets.token_hex(8), round(time.time(), 3))
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from typing import Any
 
 from memprof.compat.torch import AFTER_STEP, BEFORE_STEP
 from memprof.errors import UsageError
+from memprof.foreign import SnapshotFile
 from memprof.frame_paths import own_folders
 from memprof.recording import phases
-from memprof.recording.guard import FailureGuard, as_warning, guarded
+from memprof.recording.guard import FailureGuard, as_warning, error_text, guarded, read_foreign
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.owners import OwnershipRegistry
 from memprof.recording.phase_peaks import PhasePeaks
@@ -29,10 +30,11 @@ from memprof.recording.recorder import (
     RawSnapshot,
     Recorded,
     Recorder,
+    RunIdentity,
     Tags,
     WindowPeaks,
 )
-from memprof.recording.referrers import holders_of, largest_tensors
+from memprof.recording.referrers import find_holders
 from memprof.recording.system.engine_sleep import SWITCHES, Residency
 from memprof.recording.system.host import host_section, node_name, rss_bytes, versions
 from memprof.recording.system.outside_torch import Outside
@@ -48,6 +50,10 @@ _WORTH_ASKING = 1 << 20  # bytes
 _MOST_SURVIVED = 100
 # Phases that a run may still enter to save what it has, after memory ran out.
 _LAST_THINGS = {p.value for p in (Phase.SAVE, Phase.SLEEP, Phase.OTHER)}
+_ELSEWHERE = (
+    "written on another thread than the one that trains: parameters, gradients and optimizer state are those of the "
+    "end of its latest phase"
+)
 # Where gradients are in place, and where optimizer state is.
 _AFTER_GRADIENTS = {Phase.BACKWARD.value, Phase.OPTIMIZER_STEP.value}
 # After which sharded parameters may be gathered, or reduced gradients lie in flat buffers.
@@ -76,7 +82,8 @@ class Session:
 
     Nothing in here raises into the run: a failure of memprof closes the guard, which ends the recording. ``config`` are
     flat facts about the run, written as they are; ``setup`` is plain data that it takes to simulate the run again (see
-    ``memprof/recording/run_facts.py``); ``redact`` leaves this machine's paths out of what is written.
+    ``memprof/recording/run_facts.py``); ``redact`` leaves this machine's paths out of what is written; ``identity`` is
+    the run's (None: a simulation); by default nobody knows what else belongs to the run.
     """
 
     def __init__(
@@ -101,6 +108,7 @@ class Session:
         self.seconds = 0.0
         self._redact = redact
         self._created = time.time()
+        self.identity: RunIdentity | None = RunIdentity(None, round(self._created, 3))
         self._step: int | None = None
         self.setup: dict[str, Any] = {}
         self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
@@ -114,6 +122,7 @@ class Session:
         self._survived: deque[_Failure] = deque(maxlen=_MOST_SURVIVED)
         self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._holders: list[list[Any]] = []
+        self._search_notes: list[str] = []
         self._sources: list[Any] | None = None  # of the first file after the end, too
         self._handles: list[Any] = []
         self._residency = Residency()
@@ -122,6 +131,9 @@ class Session:
         self._host: Mapping[str, object] | None = None  # as it was when the recording ended
         self._started = False
         self._ended: datetime | None = None  # when it was stopped: what happens later changes nothing that is written
+        # The thread that trains. Others must not look at gradients: torch changes them without a lock.
+        self._thread = threading.get_ident()
+        self._looked = True  # whether the newest file says what lived when it was written
         # Several threads may mark phases, and one may write meanwhile; a signal's handler may come in between.
         self._lock = threading.RLock()
 
@@ -132,11 +144,12 @@ class Session:
         self.owners.add_model(model, role)
         scope = getattr(self.recorder, "scope", None)
         if scope is not None:
-            scope.add_root(model, role)
+            read_foreign(lambda: scope.add_root(model, role), None)  # whose parameters' names say what could be read
 
     def start(self) -> None:
         """Begin to record. Raise what goes wrong, with everything undone: nothing runs yet."""
         self._started, self._ended, self._host = True, None, None
+        self._thread = threading.get_ident()
         self.guard.disable_in_forked_children()
         self.guard.on_failure(self.stop)
         try:
@@ -173,7 +186,7 @@ class Session:
         self._host = self._host_now()
 
     def _host_now(self) -> Mapping[str, object]:
-        return {**host_section(), "offloaded": self.owners.elsewhere()}
+        return {**host_section(), **({"offloaded": self.owners.elsewhere()} if self._may_look() else {})}
 
     def _unhook(self) -> None:
         handles, self._handles = self._handles, []
@@ -186,8 +199,13 @@ class Session:
 
     def on_oom(self, tell: Callable[[], object]) -> None:
         """Set the function to call at once when an allocation runs out of memory (CUDA only)."""
+
+        def failed() -> None:
+            self._thread = threading.get_ident()  # the training waits for it, or is on it
+            tell()
+
         if hasattr(self.recorder, "on_oom"):
-            self.recorder.on_oom = tell
+            self.recorder.on_oom = failed
 
     def look_again(self) -> None:
         """Claim the parameters, gradients and optimizer state that are alive now."""
@@ -229,6 +247,7 @@ class Session:
         with self._lock:
             if self._ended is not None:
                 return
+            self._thread = threading.get_ident()
             if self._started and not self.phases.depth:
                 self._guarded(self._count_between)
             step = None if step is None else self._readable(step)
@@ -272,6 +291,7 @@ class Session:
         return mark
 
     def _enter(self, name: str, step: int | None, detail: str | None) -> PhaseMark:
+        self._thread = threading.get_ident()
         if name not in _LAST_THINGS:
             self._go_on()
         mark = self.phases.enter(name, step if step is not None else self._step, detail)
@@ -338,21 +358,24 @@ class Session:
 
     def _renew(self) -> None:
         """State once more what lives now: a ring may have lost the time at which it was first said."""
+        self._looked = self._may_look()
+        if not self._looked:
+            return
         if self.recorder.bounded:
             self.owners.renew()
         self._look_again()
         if self.recorder.oom() is None:  # no time for questions when memory has run out
             self._ask_holders()
 
+    def _may_look(self) -> bool:
+        return self._thread == threading.get_ident() and not self.phases.is_open_on_another_thread
+
     def _ask_holders(self) -> None:
         """Find what refers to the largest tensors without an owner."""
         now = self.recorder.now_us()
-        tensors = largest_tensors(self.owners.owns, self.recorder.watches, _MOST_HELD, _WORTH_ASKING)
-        self._holders = []
-        for tensor in tensors:
-            held = holders_of(tensor, tensors)
-            if held:
-                self._holders.append([tensor.untyped_storage().data_ptr(), now, *held])
+        found = find_holders(self.owners.owns, self.recorder.watches, _MOST_HELD, _WORTH_ASKING)
+        self._holders = [[address, now, *names] for address, names in found.rows]
+        self._search_notes = [] if found.note is None else [found.note]
 
     def _look_again(self) -> None:
         self.owners.claim_shards()  # before their parameters: a flat parameter's views know less
@@ -400,7 +423,7 @@ class Session:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def to_raw(self) -> dict[str, Any]:
+    def to_raw(self) -> SnapshotFile:
         """Return the snapshot in torch's format with the ``"memprof"`` key; it shares nothing with the session."""
         with self._lock:
             if self._started:
@@ -408,11 +431,11 @@ class Session:
             if self._host is None or self._ended is None:
                 self._host = self._host_now()
             snapshot, recorded = self.recorder.dump()
-            raw: dict[str, Any] = dict(snapshot)
+            raw: SnapshotFile = dict(snapshot)
             if not self._redact and (self._sources is None or self._ended is None):
                 self._sources = program_sources(raw, self._created)
             device = self.recorder.device()
-            facts = {
+            facts: dict[str, object] = {
                 "schema": SCHEMA,
                 "kind": self.recorder.kind.value,
                 "versions": versions(),
@@ -443,6 +466,8 @@ class Session:
                 "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
                 "notes": self._all_notes(),
             }
+            if self.identity is not None:
+                facts |= {"run_id": self.identity.id, "run_started": self.identity.started}
             raw["memprof"] = _plain(facts)
             if self._redact:
                 redact_snapshot(raw)
@@ -450,8 +475,10 @@ class Session:
 
     def _all_notes(self) -> list[str]:
         error = self.guard.failure
-        cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
-        return [*cut, *self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
+        cut = [] if error is None else [f"recording was cut short by an error inside memprof: {error_text(error)}"]
+        cut += [] if self._looked else [_ELSEWHERE]
+        own = [*self.notes, *self._search_notes, *self._residency.notes]
+        return [*cut, *own, *self.recorder.notes, *self.owners.remarks()]
 
     def _device_rows(self, raw: RawSnapshot, recorded: Recorded) -> list[dict[str, int | str | None]]:
         """Describe every device that the snapshot holds something of, and how complete the others' histories are."""
@@ -500,8 +527,8 @@ class Session:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the snapshot; InputError where the file cannot be written."""
-        from memprof.snapshot import save_snapshot
-        from memprof.snapshot.unpickle import collector_paused
+        from memprof.snapshot.columns import collector_paused
+        from memprof.snapshot.writer import save_snapshot
 
         target = Path(path)
         with collector_paused():
@@ -517,13 +544,10 @@ class Session:
         found = self.recorder.oom()
         if found is None:
             return None
-        at = found.time_us
-        # The span that was open when it failed; by now the exception has closed it.
-        spans = self.phases.to_plain(0, at)
-        holding = [s for s in spans if s["start_us"] <= at and (s["end_us"] is None or s["end_us"] >= at)]
-        if holding:
-            return _Failure(found, holding[-1]["phase"], holding[-1]["step"])
-        return _Failure(found, Phase.OTHER.value, self._step)
+        mark = self.phases.at(found.time_us)  # by now the exception has closed it
+        if mark is None:
+            return _Failure(found, Phase.OTHER.value, self._step)
+        return _Failure(found, mark.phase, mark.step)
 
     def _non_torch(self) -> int | None:
         rows = [(c.peaks.reserved_end, c.end_us) for c in self._counters if c.peaks.reserved_end is not None]
@@ -546,7 +570,12 @@ def _plain(value: Any) -> Any:
                 return kind(value)
         return None
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {_text(k): _plain(v) for k, v in read_foreign(lambda: list(value.items()), [])}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(v) for v in value]
-    return str(value)
+        return [_plain(v) for v in read_foreign(lambda: list(value), [])]
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    """Return an object of the program's as text; its class if its ``__str__`` raises."""
+    return read_foreign(lambda: str(value), f"<{type(value).__name__}>")

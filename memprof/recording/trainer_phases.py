@@ -12,6 +12,7 @@ from memprof.compat import accelerate as accelerate_names
 from memprof.compat import peft as peft_names
 from memprof.compat import transformers as hf_names
 from memprof.compat import trl as trl_names
+from memprof.foreign import Args, Kwargs
 from memprof.recording.guard import Enter, Leave, MethodPatcher
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
@@ -113,7 +114,7 @@ class TrainerPhases:
                 self._wrap(model, name, self._entering(phase), self._leaving)
 
     def _entering(self, phase: Phase) -> Any:
-        def enter(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
+        def enter(_args: Args, _kwargs: Kwargs) -> PhaseMark | None:
             return None if self.current is None else self.current.enter_phase(phase.value)
 
         return enter
@@ -127,7 +128,7 @@ class TrainerPhases:
         if self.current is not None and error is None and self._trainer.model.training:
             self.current.add_lengths(_lengths_of(result))
 
-    def _enter_backward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
+    def _enter_backward(self, _args: Args, _kwargs: Kwargs) -> PhaseMark | None:
         self._wrap_deepspeed()
         return None if self.current is None else self.current.enter_phase(Phase.BACKWARD.value)
 
@@ -146,7 +147,7 @@ class TrainerPhases:
         if self._trainer.accelerator.gradient_state.sync_gradients:
             self._optimizer_step = self.current.enter_phase(Phase.OPTIMIZER_STEP.value)
 
-    def _enter_logps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PhaseMark | None:
+    def _enter_logps(self, args: Args, kwargs: Kwargs) -> PhaseMark | None:
         if self.current is None:
             return None
         now = self.current.phases.current

@@ -13,18 +13,26 @@ import msgspec
 
 from memprof.errors import InputError
 from memprof.report.base import Model
-from memprof.report.comparison import Comparison
-from memprof.report.oom import ExplainedText
-from memprof.report.plan import Plan, Serving
-from memprof.report.report import Explanation, Report
 from memprof.text import clean_text
 
-#: Every answer that has a schema of its own, by the text of its ``schema`` field.
-ANSWERS: dict[str, type[Model]] = {
-    str(kind.__struct_config__.tag): kind for kind in (Report, Explanation, Comparison, Plan, Serving, ExplainedText)
-}
 _MAX_DEPTH = 50
 _M = TypeVar("_M", bound=Model)
+
+
+@cache
+def answers() -> dict[str, type[Model]]:
+    """Return every answer that has a schema of its own, by the text of its ``schema`` field."""
+    from memprof.report.comparison import Comparison
+    from memprof.report.oom import ExplainedText
+    from memprof.report.plan import Plan, Serving
+    from memprof.report.report import Explanation, Report
+
+    return {schema_name(kind): kind for kind in (Report, Explanation, Comparison, Plan, Serving, ExplainedText)}
+
+
+def schema_name(kind: type[Model]) -> str:
+    """Return the name of an answer's schema, such as ``memprof.report/1``."""
+    return str(kind.__struct_config__.tag)
 
 
 def to_json(answer: Model, indent: int | None = 1) -> str:
@@ -109,7 +117,7 @@ def parse(text: bytes) -> Model | str | None:
     name = plain.get("schema") if isinstance(plain, dict) else None
     if not isinstance(name, str) or not name.startswith("memprof."):
         return None
-    return from_builtins(plain, ANSWERS[name]) if name in ANSWERS else name
+    return from_builtins(plain, answers()[name]) if name in answers() else name
 
 
 class _TooMuch(ValueError):
@@ -156,7 +164,7 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema of every answer, with the descriptions of the model's docstrings."""
     from memprof.report.counters import LINES
 
-    kinds = tuple(ANSWERS.values())
+    kinds = tuple(answers().values())
     (references, parts) = msgspec.json.schema_components((*kinds, *LINES), ref_template="#/$defs/{name}")
     kinds_by_name = {kind.__name__: kind for kind in _subclasses(Model)}
     for name, part in parts.items():
@@ -164,7 +172,7 @@ def schema() -> dict[str, Any]:
             _describe(part, kinds_by_name[name])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"memprof's JSON: {', '.join(ANSWERS)}",
+        "title": f"memprof's JSON: {', '.join(answers())}",
         "description": "Sizes are bytes, times microseconds on the recording's own clock. Keys may be added within a "
         "version; none is removed or changes its meaning.",
         "oneOf": list(references)[: len(kinds)],

@@ -21,7 +21,8 @@ class CountersStart(Model, tag_field="schema", tag="memprof.counters/1", frozen=
 
     Attributes:
         rank: number of the process.
-        started: when, in Unix seconds.
+        run_id: the same in all files of the run.
+        started: when the run began, in Unix seconds.
         model_name: name of the model.
         parameters: number of its parameters.
         dtype: of its first parameter.
@@ -32,6 +33,7 @@ class CountersStart(Model, tag_field="schema", tag="memprof.counters/1", frozen=
     """
 
     rank: Rank | UnsetType = UNSET
+    run_id: str | UnsetType | None = UNSET
     started: Positive | UnsetType | None = UNSET
     model_name: str | UnsetType | None = UNSET
     parameters: int | UnsetType | None = UNSET

@@ -12,7 +12,7 @@ from typing import TypeVar
 from memprof.errors import InputError
 from memprof.files import refuse_special, write_text
 from memprof.report.base import Model
-from memprof.report.codec import ANSWERS, parse, to_json
+from memprof.report.codec import parse, schema_name, to_json
 from memprof.report.report import Report
 from memprof.text import clean_text
 
@@ -78,8 +78,7 @@ def schema_of(answer: Model | type[Model] | str) -> str:
     """Return the name of an answer's schema, such as ``memprof.report/1``."""
     if isinstance(answer, str):
         return clean_text(answer, 60)
-    kind = answer if isinstance(answer, type) else type(answer)
-    return next(name for name, known in ANSWERS.items() if known is kind)
+    return schema_name(answer if isinstance(answer, type) else type(answer))
 
 
 def _text(path: Path) -> bytes | None:

@@ -74,10 +74,14 @@ class UnreadFigure(Model, frozen=True, kw_only=True):
     Attributes:
         text: the figure as printed.
         line: its line.
+        label: the words beside it that say what it is; empty if there are none.
+        bytes: its value.
     """
 
     text: str
     line: Count
+    label: str
+    bytes: PrintedBytes
 
 
 class FailedRank(Model, frozen=True, kw_only=True):
@@ -122,7 +126,7 @@ class ExplainedFailure(Model, frozen=True, kw_only=True):
         other_processes_bytes: memory of the other processes that the message names.
         unexplained_bytes: unaccounted memory of the device.
         processes: the other processes that the message names.
-        facts: other values of the message by name.
+        facts: other values of the message and of the lines around it, by name; sizes in bytes.
         sum: the memory in use as a sum, in a sentence.
         contradictions: figures that cannot be right, each a sentence.
         cause: ``full``, ``fragmentation``, ``other_processes``, ``unexplained``, ``outside_torch``,
@@ -134,7 +138,7 @@ class ExplainedFailure(Model, frozen=True, kw_only=True):
         frame: the innermost frame outside installed libraries.
         numbers: the figures of the message with their meaning.
         suggestions: what to try, best first.
-        unread: sizes in and next to the message that the answer does not use, the first eight.
+        unread: sizes in and next to the message that the answer does not use, the nearest eight.
         evidence: every fact that was read, with ``--explain-facts``.
         ranks: each rank that failed.
         headline: the answer in sentences; ``places`` and ``assumed`` are empty.

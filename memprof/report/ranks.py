@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -93,6 +93,10 @@ class MissingRank(Model, frozen=True, kw_only=True):
     peak_allocated_bytes: Bytes | None
 
 
+#: A sum over ranks, which may be more than one size can be.
+Total = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Spread(Model, frozen=True, kw_only=True):
     """The spread of a figure over the ranks, each at its own peak, in active bytes.
 
@@ -118,7 +122,7 @@ class Spread(Model, frozen=True, kw_only=True):
     lowest_bytes: Bytes
     median_bytes: Bytes
     mean_bytes: Bytes
-    total_bytes: Bytes
+    total_bytes: Total
     imbalance: Positive
 
 

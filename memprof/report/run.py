@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from memprof.report.base import ByCategory, Bytes, Count, Model, Rank, Settings, Stack, written
+from memprof.report.base import ByCategory, Bytes, Count, Model, Positive, Rank, Settings, Stack, written
 from memprof.units import format_bytes
 from memprof.vocabulary import CATEGORY_LABELS, Category, History, Kind, Phase
 
@@ -33,6 +33,9 @@ class Source(Model, frozen=True, kw_only=True):
         rank: number of the process.
         world_size: number of processes.
         node: name of the machine.
+        run_id: the same in all files of a run. ``None`` for ``memprof.record``, and if the run's
+            processes could not agree on one.
+        run_started: when the run began, in Unix seconds.
         config: flat settings of the run, or ``None``.
         setup: what a simulation of the run needs, or ``None``
             ([as recorded](snapshot-format.md#the-memprof-key-schema-memprofsnapshot1)).
@@ -56,10 +59,16 @@ class Source(Model, frozen=True, kw_only=True):
     rank: Rank | None
     world_size: Rank | None
     node: str | None = written(None)
+    run_id: str | None = None
+    run_started: Positive | None = None
     config: Settings | None
     setup: Settings | None = written(None)
     alloc_conf: str | None = written(None)
     file_bytes: Bytes | None = None
+
+    def is_of_run(self, other: Source) -> bool:
+        """Return whether another report may be of the same run: their ids are equal, or one of them is not known."""
+        return self.run_id is None or other.run_id is None or self.run_id == other.run_id
 
 
 class Capacity(Model, frozen=True, kw_only=True):

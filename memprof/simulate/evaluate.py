@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -20,18 +20,19 @@ from memprof.report.codec import to_builtins
 from memprof.simulate.ensemble import allocator_of, ensemble_of, margin_kept, reserved_within
 from memprof.simulate.run import simulate_settings
 from memprof.simulate.verdict import Verdict, host_need, verdict_of
-from memprof.snapshot.unpickle import collector_paused
+from memprof.snapshot.columns import collector_paused
 from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Advisor, Analysis
+    from memprof.foreign import SnapshotFile
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Hold a simulation: its raw snapshot, that snapshot's analysis, and the verdict where a GPU was given."""
 
-    raw: dict[str, Any]
+    raw: SnapshotFile
     analysis: Analysis
     verdict: Verdict | None
 
@@ -66,7 +67,7 @@ def evaluate(
 
 
 def judge(
-    run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None, *, again: bool = True
+    run: Callable[[int | None], SnapshotFile], gpu: Gpu | None, advisor: Advisor | None = None, *, again: bool = True
 ) -> Outcome:
     """Judge anything that can be simulated: ``run(capacity)`` returns a raw snapshot.
 
@@ -77,7 +78,7 @@ def judge(
 
 
 def _judged(
-    run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None, again: bool
+    run: Callable[[int | None], SnapshotFile], gpu: Gpu | None, advisor: Advisor | None, again: bool
 ) -> Outcome:
     raw = run(None)
     analysis = analyse(raw, advisor)
@@ -104,7 +105,7 @@ def _judged(
     return _outcome(squeezed_raw, squeezed, verdict_of(squeezed, gpu, fits=True, flushes=True, ensemble=ensemble))
 
 
-def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -> Outcome:
+def _outcome(raw: SnapshotFile, analysis: Analysis, verdict: Verdict | None) -> Outcome:
     """Put the verdict into the snapshot, which reports and screens read."""
     if verdict is not None:
         host = host_need(analysis)
@@ -115,7 +116,7 @@ def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -
     return Outcome(raw, analysis, verdict)
 
 
-def analyse(raw: dict[str, Any], advisor: Advisor | None = None) -> Analysis:
+def analyse(raw: SnapshotFile, advisor: Advisor | None = None) -> Analysis:
     """Analyse a simulated run's snapshot, and leave the snapshot as it is."""
     from memprof.analysis.analysis import analyze
     from memprof.snapshot.reader import snapshot_from_raw

@@ -110,7 +110,7 @@ def lengths_of_steps(path: Path) -> list[int]:
     found = [row[2] for row in rows if isinstance(row, list) and len(row) > 2 and type(row[2]) is int and row[2] > 0]
     if found:
         return found
-    raise InputError(f"{path}: this recording does not say how long its completions were; give lengths instead.")
+    raise InputError(f"{path}: this recording does not contain the lengths of its completions; give lengths instead.")
 
 
 # -- what they do to the peak ----------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
-from memprof.allocator.rounding import OLDEST_FIRST_SINCE
-from memprof.allocator.settings import parse_settings
+from memprof.allocator.settings import OLDEST_FIRST_SINCE, parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
 from memprof.compat.versions import installed, release
@@ -28,6 +27,7 @@ from memprof.report.simulation import EstimatedTime
 from memprof.simulate.shortcut_switches import SHORTCUTS, shortcut, unloaded, without
 
 if TYPE_CHECKING:
+    from memprof.foreign import SnapshotFile
     from memprof.simulate.recorder.session import FakeSession
 
 
@@ -46,7 +46,7 @@ def simulate(
     stacks: bool = True,
     shortcuts: bool = True,
     torch_release: str | None = None,
-) -> dict[str, Any]:
+) -> SnapshotFile:
     """Run ``fn(session)`` on fake tensors and return a raw snapshot, as torch's ``_snapshot()`` would.
 
     Everything ``fn`` makes on the default device (``cpu``: that is what fake tensors say) is taken for the device's.
@@ -204,7 +204,7 @@ def simulate_settings(
     by_name: bool = False,
     growth: bool = True,
     shortcuts: bool = True,
-) -> dict[str, Any]:
+) -> SnapshotFile:
     """Run TRL's training step on fake (shape-only) tensors and return a raw snapshot.
 
     Args:
@@ -237,7 +237,7 @@ def simulate_settings(
         return run()
 
 
-def _certain(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _certain(run: Callable[[], SnapshotFile]) -> SnapshotFile:
     """Simulate with shortcuts; where that ends in an error, and without them it does not, answer without them."""
     try:
         return run()
@@ -262,7 +262,7 @@ def _simulated(
     stacks: bool,
     by_name: bool,
     growth: bool,
-) -> dict[str, Any]:
+) -> SnapshotFile:
     from memprof.simulate.sharding.dtensors import fake_group
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.training import run_trl, selected_of
@@ -271,7 +271,7 @@ def _simulated(
 
     def execute(
         shape: Any, room: int | None, train: Callable[[FakeSession, Callable[[FakeSession], None]], None]
-    ) -> dict[str, Any]:
+    ) -> SnapshotFile:
         """Simulate the run of a model of this shape; ``train`` is given what trains it."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_values_wanted(settings.model))
@@ -299,7 +299,7 @@ def _simulated(
             )
 
     if (depth := shortcut("depth")) is not None:
-        raw: dict[str, Any] | None = depth.simulated_by_depth(
+        raw: SnapshotFile | None = depth.simulated_by_depth(
             settings, config, execute, capacity, growth=growth, by_name=by_name, key=(gpu, stacks)
         )
         if raw is not None:

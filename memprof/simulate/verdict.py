@@ -97,7 +97,7 @@ class Verdict:
 
     def _judgement(self) -> str:
         need = f"needs {format_gib(self.needed_bytes)} GiB of {format_gib(self.total_bytes)} GiB on {self.gpu}"
-        parts = f"reserved {format_gib(self.reserved_bytes)}, outside torch about {format_gib(self.non_torch_bytes)}"
+        parts = f"reserved {format_gib(self.reserved_bytes)}, non-PyTorch about {format_gib(self.non_torch_bytes)}"
         if self.fits:
             extra = " It only fits because cached memory is freed when the GPU is full." if self.flushes else ""
             return f"Fits: {need} ({parts}; {self.kept}).{extra}{self._variants()}"

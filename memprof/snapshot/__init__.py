@@ -2,9 +2,8 @@
 
 from memprof.snapshot.model import Action, Blocks, BlockState, Frame, Segments, Snapshot, StackTable, Trace
 from memprof.snapshot.reader import load_snapshot, snapshot_from_raw
-from memprof.snapshot.writer import save_snapshot
 
 __all__ = [
     "Action", "BlockState", "Blocks", "Frame", "Segments", "Snapshot", "StackTable", "Trace", "load_snapshot",
-    "save_snapshot", "snapshot_from_raw",
+    "snapshot_from_raw",
 ]  # fmt: skip

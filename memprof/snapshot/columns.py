@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memprof.foreign import RawRecord
 from memprof.snapshot.model import I32, I64, Action, Blocks, BlockState, Frame, Segments, StackTable, Trace
 from memprof.text import clean_text
 
@@ -27,6 +30,21 @@ _STATES = {
 _MAX_SIZE, _MAX_ADDRESS, _MAX_SUM = 1 << 50, 1 << 62, float(1 << 61)
 _FIRST_WIDE, _ALL_BITS = 1 << 63, (1 << 64) - 1
 _LONGEST = 4000  # characters of a file name or function; C++ signatures come near this
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector: reading and writing make millions of containers and no garbage cycles.
+
+    Looking for cycles among them would be most of the time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Interner:
@@ -126,7 +144,7 @@ def _ints(items: Iterable[Any], count: int) -> I64:
     return np.fromiter(items, np.int64, count)
 
 
-def _values(events: list[dict[str, Any]], key: str) -> list[Any]:
+def _values(events: list[RawRecord], key: str) -> list[Any]:
     """Return one field of every event; None where it is missing."""
     try:
         return list(map(itemgetter(key), events))
@@ -134,7 +152,7 @@ def _values(events: list[dict[str, Any]], key: str) -> list[Any]:
         return [e.get(key) for e in events]
 
 
-def _column(events: list[dict[str, Any]], key: str) -> I64:
+def _column(events: list[RawRecord], key: str) -> I64:
     """Return one integer field of every event; 0 where it is missing or None."""
     try:
         return _ints(map(itemgetter(key), events), len(events))
@@ -142,7 +160,7 @@ def _column(events: list[dict[str, Any]], key: str) -> I64:
         return _ints((e.get(key) or 0 for e in events), len(events))
 
 
-def _handles(events: list[dict[str, Any]], key: str, lowest: int) -> I64:
+def _handles(events: list[RawRecord], key: str, lowest: int) -> I64:
     """Return addresses or streams, which may be unsigned, as a column; 0 where one is missing.
 
     Raises:
@@ -231,7 +249,7 @@ def read_trace(events: list[Any], interner: Interner, device: int, notes: list[s
     )
 
 
-def _times(events: list[dict[str, Any]]) -> I64:
+def _times(events: list[RawRecord]) -> I64:
     """Return the events' times. An event without one gets the time before it; differences cannot overflow."""
     try:
         times = _ints(map(itemgetter("time_us"), events), len(events))
@@ -255,7 +273,7 @@ def action_code(name: Any) -> int:
     return _ACTIONS.get(name, int(Action.UNKNOWN)) if isinstance(name, str) else int(Action.UNKNOWN)
 
 
-def _optional(events: list[dict[str, Any]], key: str, intern: Callable[[Any], int]) -> I32:
+def _optional(events: list[RawRecord], key: str, intern: Callable[[Any], int]) -> I32:
     """Return the ids of a field that only newer releases write; 0 where neither end of the trace has it."""
     if key not in events[0] and key not in events[-1]:
         return np.zeros(len(events), np.int32)
@@ -270,7 +288,7 @@ def note_unknown(names: Iterable[Any], device: int, notes: list[str]) -> None:
         notes.append(f"device {device}: {counts.total()} events of unknown actions were skipped: {listed}")
 
 
-def read_segments(raw: list[dict[str, Any]], interner: Interner) -> tuple[Segments, Blocks]:
+def read_segments(raw: list[RawRecord], interner: Interner) -> tuple[Segments, Blocks]:
     """Return one device's segments and their blocks, sorted by address.
 
     Raises:
@@ -306,7 +324,7 @@ def read_segments(raw: list[dict[str, Any]], interner: Interner) -> tuple[Segmen
 
 
 def _read_blocks(
-    segment: dict[str, Any], index: int, interner: Interner, rows: list[tuple[int, int, int, int, int, int]]
+    segment: RawRecord, index: int, interner: Interner, rows: list[tuple[int, int, int, int, int, int]]
 ) -> None:
     """Append a segment's blocks to ``rows``. Blocks without an address (torch 2.0) follow one another."""
     address = segment["address"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -125,3 +126,11 @@ _KINDS: tuple[tuple[bytes, str, Callable[[str], Any]], ...] = (
     (b"\xfd7zXZ\0", "xz", _xz),
     (b"\x28\xb5\x2f\xfd", "zstd", _zstd),
 )
+
+
+def physical_memory() -> int:
+    """Return the bytes of memory in this machine; a very large number where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 62

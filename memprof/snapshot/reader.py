@@ -14,11 +14,10 @@ from typing import Any
 
 from memprof._native import scanner
 from memprof.errors import InputError
-from memprof.snapshot.columns import Interner, read_segments, read_trace
+from memprof.foreign import RawRecord, SnapshotFile
+from memprof.snapshot.columns import Interner, collector_paused, read_segments, read_trace
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
-from memprof.snapshot.remote import place_of
 from memprof.snapshot.rows import Rows, scan_file
-from memprof.snapshot.unpickle import collector_paused, read_shared
 from memprof.snapshot.validation import read_annotations, read_run, read_settings
 from memprof.text import clean_text
 
@@ -52,15 +51,26 @@ def load_snapshot(path: str | os.PathLike[str], number: int | None = None) -> Sn
         InputError: the file cannot be used; the message tells what is wrong and what to do.
         UsageError: the URL is not valid, or the package that opens it is missing.
     """
-    file = place_of(path)
+    file = _place_of(path)
     with collector_paused():  # one collection over all the dicts would cost more than reading them
         scanned = scan_file(file)
         if scanned is not None and number in (None, 1):
             with suppress(Exception):
                 return snapshot_from_raw(scanned[0], path=str(file), rows=scanned[1])
+        from memprof.snapshot.unpickle import read_shared
+
         raw, stacks = read_shared(file)
         raw = _chosen(raw, str(file), number)
         return snapshot_from_raw(raw, path=str(file), consume=True, stacks=stacks)
+
+
+def _place_of(path: str | os.PathLike[str]) -> Path:
+    """Return the path that was given; of a URL one of :mod:`memprof.snapshot.remote`, which is loaded for it only."""
+    if isinstance(path, Path) or "://" not in os.fspath(path):
+        return Path(path)
+    from memprof.snapshot.remote import place_of
+
+    return place_of(path)
 
 
 def _chosen(raw: Any, name: str, number: int | None) -> Any:
@@ -170,8 +180,8 @@ def _from_raw(
     )
 
 
-def _by_device(raw_segments: list[Any], name: str) -> dict[int, list[dict[str, Any]]]:
-    parts: dict[int, list[dict[str, Any]]] = {}
+def _by_device(raw_segments: list[Any], name: str) -> dict[int, list[RawRecord]]:
+    parts: dict[int, list[RawRecord]] = {}
     for segment in raw_segments:
         if not isinstance(segment, dict) or not isinstance(segment.get("address", 0), int):
             raise InputError(f"{name}: not a memory snapshot (a segment in it is not a record).")
@@ -182,11 +192,11 @@ def _by_device(raw_segments: list[Any], name: str) -> dict[int, list[dict[str, A
     return parts
 
 
-def _last_event(traces: list[Any]) -> dict[str, Any]:
+def _last_event(traces: list[Any]) -> RawRecord:
     return next((t[-1] for t in traces if isinstance(t, list) and t and isinstance(t[-1], dict)), {})
 
 
-def _guess_version(raw: dict[str, Any], segments: list[Any], event: Container[str]) -> str:
+def _guess_version(raw: SnapshotFile, segments: list[Any], event: Container[str]) -> str:
     """Guess the torch release from the keys it introduced: a version, a range, or "" where no key tells.
 
     ``event`` is the newest event, or its keys.

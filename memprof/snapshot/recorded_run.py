@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from memprof.report.base import Rank, Settings
+from memprof.report.base import Positive, Rank, Settings
 from memprof.report.simulation import EstimatedTime, ExpectedError, Fit, GenerationNeed, Lengths
 from memprof.vocabulary import Category, History, Kind, Phase
 
@@ -386,6 +386,8 @@ class RecordedRun(Part, frozen=True, kw_only=True):
         rank: number of the process.
         world_size: number of processes.
         node: name of the machine.
+        run_id: the same in all files of a run.
+        run_started: when the run began, in Unix seconds.
         created: when the recording ended; of a file written before that, when it was written.
         config: settings of the run and facts about its model.
         setup: what a simulation of the run needs.
@@ -423,6 +425,8 @@ class RecordedRun(Part, frozen=True, kw_only=True):
     rank: Rank = 0
     world_size: Rank = 1
     node: str | None = None
+    run_id: str | None = None
+    run_started: Positive | None = None
     created: str | None = None
     config: Settings | None = None
     setup: Settings | None = None

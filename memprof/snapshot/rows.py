@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof._native import scanner
+from memprof.foreign import SnapshotFile
 from memprof.snapshot.columns import Interner, action_code, check_range, note_unknown, times_filled
 from memprof.snapshot.model import I32, I64, Action, Trace
-from memprof.snapshot.packed import PIECE, unpacked
-from memprof.snapshot.unpickle import physical_memory
+from memprof.snapshot.packed import PIECE, physical_memory, unpacked
 
 # Bytes of memory per byte of file while a snapshot is scanned; a hostile file can reach some ten times as many.
 _BYTES_PER_BYTE = 2
@@ -29,7 +29,7 @@ _HAS_TIME, _KNOWS_TIME, _HAS_POOL, _HAS_METADATA, _HAS_CONTEXT = 1, 2, 4, 8, 16
 _KEYS = {"time_us": _HAS_TIME, "user_metadata": _HAS_METADATA, "compile_context": _HAS_CONTEXT}
 
 
-def scan_file(path: Path) -> tuple[dict[str, Any], Rows] | None:
+def scan_file(path: Path) -> tuple[SnapshotFile, Rows] | None:
     """Return a file's snapshot without its events, and these as rows; None where the Python reader has to read it:
     whatever went wrong, it reads the same, or says what is wrong with the file."""
     try:
@@ -42,7 +42,7 @@ def scan_file(path: Path) -> tuple[dict[str, Any], Rows] | None:
         return None
 
 
-def scan(pieces: Iterable[bytes]) -> tuple[dict[str, Any], Rows] | None:
+def scan(pieces: Iterable[bytes]) -> tuple[SnapshotFile, Rows] | None:
     """Do :func:`scan_file` on the pieces of a pickle."""
     native, left = scanner(), physical_memory() // _BYTES_PER_BYTE
     if native is None:

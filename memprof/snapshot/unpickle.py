@@ -6,21 +6,18 @@ out the other ways in which a pickle could harm its reader.
 
 from __future__ import annotations
 
-import gc
 import io
 import json
-import os
 import pickle
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
+from memprof.snapshot.columns import collector_paused
 from memprof.snapshot.containers import contained
 from memprof.snapshot.opcodes import check_opcodes, without_frames
-from memprof.snapshot.packed import is_packed, pieces_of, unpacked
+from memprof.snapshot.packed import is_packed, physical_memory, pieces_of, unpacked
 from memprof.snapshot.shared_stacks import share_stacks
 from memprof.units import format_bytes
 
@@ -40,21 +37,6 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         raise UnsafePickle("a persistent id")
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: reading and writing make millions of containers and no garbage cycles.
-
-    Looking for cycles among them would be most of the time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def read_plain(path: Path) -> Any:
@@ -179,11 +161,3 @@ def _read_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from None
     except ValueError as error:  # a null byte in the name
         raise InputError(f"{str(path)!r}: not a file name ({error}).") from None
-
-
-def physical_memory() -> int:
-    """Return the bytes of memory in this machine; a very large number where the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 1 << 62

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 from memprof.errors import InputError
 from memprof.files import write_whole
+from memprof.foreign import SnapshotFile
 
 # The highest protocol that PyTorch's JavaScript viewer understands.
 PROTOCOL = 4
 
 
-def save_snapshot(raw: dict[str, Any], path: str | os.PathLike[str]) -> Path:
+def save_snapshot(raw: SnapshotFile, path: str | os.PathLike[str]) -> Path:
     """Write a snapshot dict (torch's layout, plus the ``"memprof"`` key) and return the path.
 
     The file appears whole or not at all (:func:`memprof.files.write_whole`). Missing folders are made.

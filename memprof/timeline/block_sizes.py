@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memprof.allocator.rounding import MIN_BLOCK, SMALL_LIMIT
-from memprof.allocator.settings import AllocatorSettings, settings_of
+from memprof.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings, settings_of
 from memprof.snapshot.model import I64, Snapshot, order_of
 from memprof.timeline.lifetimes import Rows
 from memprof.timeline.reserved import Regions

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.allocator.rounding import SMALL_SEGMENT
-from memprof.allocator.settings import AllocatorSettings
+from memprof.allocator.settings import SMALL_SEGMENT, AllocatorSettings
 from memprof.snapshot.model import I32, I64, Action, Segments, Trace, distinct
 from memprof.timeline.lifetimes import Rows
 

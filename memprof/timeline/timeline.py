@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.allocator.replay import Program
 from memprof.allocator.settings import settings_of
 from memprof.errors import InputError
 from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace, distinct, signed
@@ -21,6 +21,9 @@ from memprof.timeline.block_sizes import row_sizes
 from memprof.timeline.lifetimes import Rows, pair_blocks
 from memprof.timeline.reserved import Regions, add_pools, regions_of
 from memprof.vocabulary import History, Kind
+
+if TYPE_CHECKING:
+    from memprof.allocator.replay import Program
 
 # Rows in a part of a timeline; any number gives the same answers.
 _PART = 4096
@@ -108,6 +111,8 @@ class Timeline:
 
     def program(self) -> Program:
         """Return what was asked of the allocator, in a form that its model runs again under other settings."""
+        from memprof.allocator.replay import Program
+
         gone = distinct(self.regions.end_event)
         gone = gone[gone < self.n_events]
         return Program(

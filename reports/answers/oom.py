@@ -51,7 +51,10 @@ def _failure(failure: ExplainedFailure) -> tuple[Block | None, ...]:
 
 def _unread(failure: ExplainedFailure) -> str:
     """List the figures of the text that were not read."""
-    return ", ".join(f"{plain(figure.text)} (line {figure.line})" for figure in failure.unread)
+    return ", ".join(
+        f"{plain(figure.text)} ({plain(figure.label)}{', ' if figure.label else ''}line {figure.line})"
+        for figure in failure.unread
+    )
 
 
 def _evidence(failure: ExplainedFailure) -> list[Line]:

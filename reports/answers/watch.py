@@ -20,7 +20,7 @@ from memprof.reports.document.blocks import (
 )
 from memprof.reports.document.text import category_label, phase_label
 
-from memprof.analysis.host.growth import host_growth
+from memprof.analysis.host_growth import host_growth
 from memprof.report.base import known
 from memprof.units import gib, percent
 

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from memprof._version import __version__
 from memprof.analysis.allocations.alike import TimedGroup, fold
 from memprof.analysis.headline import headline_of, is_dump
-from memprof.analysis.host.growth import PARTS as HOST_PARTS
+from memprof.analysis.host_growth import PARTS as HOST_PARTS
 from memprof.analysis.source_files import SourceText, recorded_texts
 from memprof.report import Report
 from memprof.report.allocations import AllocationGroup

@@ -46,6 +46,8 @@ from memprof.vocabulary import GROUP_OF, Category, Evidence, Group, Kind
 
 #: The icicle draws no box for less than this part of the peak.
 SMALLEST_BOX = 250
+# A report's JSON has one life for all blocks of a group: repeat it for so many at most, whatever number the file gives.
+_MOST_ALIKE = 100_000
 
 # What stands before a package's name in a path.
 _INSTALLED = re.compile(r"^\S*[/\\](?:site-packages|dist-packages)[/\\]")
@@ -300,15 +302,15 @@ def allocation_rows(
 def _allocation(
     group: AllocationGroup, whole: int, shorten: Callable[[Sequence[str]], tuple[str, ...]], timed: bool
 ) -> AllocationRow:
-    lives = group.lives if isinstance(group, TimedGroup) else ()
-    lives = lives or ((group.born_us, group.died_us),) * group.count
-    lives = tuple((born, None if died is None or died < 0 else died) for born, died in lives)
+    known = group.lives if isinstance(group, TimedGroup) else ()
+    each = known or ((group.born_us, group.died_us),)
+    lives = tuple((born, None if died is None or died < 0 else died) for born, died in each)
     return AllocationRow(
         group=group,
         shape=tag_shape(group.tag),
         share=group.bytes / whole,
         why=why(group),
-        lives=lives,
+        lives=lives if known else lives * min(group.count, _MOST_ALIKE),
         lifetime=_lifetime(lives, timed),
         site=call_site(group.stack),
         stack=shorten(group.stack),

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from memprof.allocator.alloc_conf import AllocConf, parse_alloc_conf
-from memprof.allocator.rounding import MIB, UNLIMITED
-from memprof.allocator.settings import AllocatorSettings, conf_text, parse_settings, settings_of
+from memprof.allocator.settings import MIB, UNLIMITED, AllocatorSettings, conf_text, parse_settings, settings_of
 from memprof.analysis.analysis import analyze
 from memprof.errors import UsageError
 from memprof.snapshot.reader import snapshot_from_raw

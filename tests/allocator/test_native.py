@@ -24,8 +24,7 @@ from memprof._native import replayer
 from memprof.allocator import native, replay
 from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.allocator.replay import Program
-from memprof.allocator.rounding import UNLIMITED
-from memprof.allocator.settings import AllocatorSettings, parse_settings
+from memprof.allocator.settings import UNLIMITED, AllocatorSettings, parse_settings
 from memprof.errors import UsageError
 from tests.snapshot.programs import MIB, sizes
 

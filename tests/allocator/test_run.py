@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from memprof.allocator import native
 from memprof.allocator.model import DROP, DROP_OLD, TAKE, CachingAllocator, OutOfMemory
-from memprof.allocator.rounding import MIB
-from memprof.allocator.settings import parse_settings
+from memprof.allocator.settings import MIB, parse_settings
 
 _CHOICES = st.lists(st.tuples(st.sampled_from((TAKE, TAKE, DROP, DROP_OLD)), st.integers(0, 10**6)), max_size=80)
 _SIZES = st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=6)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from memprof.reports import renderers
 
-from memprof.analysis.counters import SCHEMA, find_counters, read_counters
+from memprof.analysis.counters import SCHEMA, find_counters, read_counters, read_run
 from memprof.errors import InputError
 from tests.report.counters import append, counters_file, plain
 
@@ -47,6 +47,15 @@ def test_a_line_says_what_is_not_known_and_leaves_out_what_was_not_asked(tmp_pat
     about, *written = file.path.read_text().splitlines()
     assert list(json.loads(about)) == ["schema", "rank", "started", "model_name", "world_size", "max_steps"]
     assert written == [json.dumps(line, separators=(",", ":")) for line in lines]
+
+
+def test_a_rank_that_only_an_earlier_run_had_is_left_out(tmp_path: Path) -> None:
+    counters_file(tmp_path, 0, {"run_id": "new", "started": 2000.0})
+    counters_file(tmp_path, 1, {"run_id": "old", "started": 1000.0})
+    counters_file(tmp_path, 2, {"run_id": None, "started": 1500.0})  # ranks that could not agree
+    assert [rank.rank for rank in read_run(tmp_path)] == [0, 2]
+    counters_file(tmp_path, 3, {"run_id": None, "started": 3000.0})
+    assert [rank.rank for rank in read_run(tmp_path)] == [0, 2, 3]
 
 
 def test_the_file_stays_small_and_keeps_the_whole_course(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from memprof.reports.document.build import host_facts
 from memprof.reports.renderers import draw
 
 from memprof.analysis.counters import read_counters
-from memprof.analysis.host.growth import host_growth, host_report
+from memprof.analysis.host_growth import host_growth, host_report
 from memprof.recording.system.host import host_parts
 from memprof.report.codec import to_builtins
 from memprof.report.counters import StepCounters

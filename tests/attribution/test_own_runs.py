@@ -129,6 +129,25 @@ def test_graphs_behind_data_parallel_are_no_generation(tmp_path: Path) -> None:
     assert report["own_peaks"]["weights"] == sum(p.nbytes for p in Graphs().parameters()) + 3 * 256
 
 
+def evaluation_of_short_rows() -> None:
+    """Train on a batch; then look at rows one by one, each with the same few tokens, without gradients."""
+    model = Graphs()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nodes, edges = graph(600)
+    for _ in range(2):
+        model(nodes, edges).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for start in range(0, 80, 16):
+                model(nodes[start : start + 16], edges[:, :1] % 16)
+
+
+def test_a_plain_pass_without_gradients_is_no_generation(tmp_path: Path) -> None:
+    report, _ = stripped(tmp_path / "evaluation.pickle", evaluation_of_short_rows)
+    assert "generate" not in {p["phase"] for p in report["phases"]}
+
+
 def test_packed_weights_with_adapters_are_all_weights(tmp_path: Path) -> None:
     # No function here is called after a reference model: frames that say so are evidence of one.
     report, model = stripped(tmp_path / "packed.pickle", adapters_on_packed_weights)

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from memprof._version import __version__
 from memprof.cli import main
-from memprof.cli.freed_memory import reuse_freed_memory
+from memprof.cli.inputs import reuse_freed_memory
 from tests.report.files import validate
 from tests.synthetic import SnapshotBuilder
 
@@ -69,18 +69,33 @@ def test_report_prints_a_table(snapshot: Path) -> None:
 # What a small report once loaded for nothing, each a tenth to a hundredth of its start.
 _NOT_FOR_A_REPORT = (
     "difflib", "hashlib", "numpy.ma", "secrets", "statistics",
-    "memprof.config.settings", "memprof.oom.failure", "memprof.redact",
+    "memprof.advice.by_settings", "memprof.config.gpus", "memprof.config.settings",
+    "memprof.oom.failure", "memprof.redact", "memprof.report.plan", "memprof.snapshot.remote",
+    "memprof.snapshot.unpickle",
 )  # fmt: skip
+# How many of memprof's modules a small report with a page may load.
+_MOST_MODULES = 155
 
 
 def test_a_report_starts_without_what_it_does_not_need(snapshot: Path) -> None:
-    code = (
-        "import os, sys\nfrom memprof.cli import main\ntry: main()\nexcept SystemExit as end: assert not end.code\n"
+    _report_that_passes(
         f"assert not set({_NOT_FOR_A_REPORT}) & set(sys.modules), set({_NOT_FOR_A_REPORT}) & set(sys.modules)\n"
-        "assert os.environ['OPENBLAS_NUM_THREADS'] == '1'"
+        "assert os.environ['OPENBLAS_NUM_THREADS'] == '1'",
+        snapshot,
     )
+
+
+def test_a_small_page_loads_no_more_modules(snapshot: Path, tmp_path: Path) -> None:
+    count = "len([name for name in sys.modules if name.partition('.')[0] == 'memprof'])"
+    _report_that_passes(f"assert {count} <= {_MOST_MODULES}, {count}", snapshot, "-o", tmp_path / "page.html")
+
+
+def _report_that_passes(check: str, *arguments: object) -> None:
+    """Run ``memprof report`` in a process that checks at its end what it loaded."""
+    ended = "try: main()\nexcept SystemExit as end: assert not end.code"
+    code = f"import os, sys\nfrom memprof.cli import main\n{ended}\n{check}"
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    command = [sys.executable, "-c", code, "report", snapshot]
+    command = [sys.executable, "-c", code, "report", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
 

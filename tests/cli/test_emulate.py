@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(tmp_path: Pat
 def test_nothing_to_run_is_refused(tmp_path: Path) -> None:
     done = emulate(path=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "wants a command" in done.stderr
+    assert "requires a command" in done.stderr
 
 
 def test_missing_headers_are_named_for_torch_s_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         torch_build.find_torch()
 
 
-@pytest.mark.parametrize(("card", "words"), [("MI300X", "NVIDIA's cards only"), ("none", "give its memory")])
+@pytest.mark.parametrize(("card", "words"), [("MI300X", "NVIDIA GPUs only"), ("none", "give its memory")])
 def test_cards_it_cannot_be_are_refused(card: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         launch.environment(card)
@@ -127,6 +127,6 @@ def test_a_card_named_behind_the_command_is_said_to_be_the_commands(tmp_path: Pa
 
 def test_a_card_of_another_maker_is_refused() -> None:
     for name in ("MI300X", "Arc A770"):
-        with pytest.raises(UsageError, match="pretends NVIDIA's cards only"):
+        with pytest.raises(UsageError, match="supports NVIDIA GPUs only"):
             find_card(name)
     assert find_card("24GB").maker == "nvidia"

@@ -25,7 +25,8 @@ from memprof.analysis.counters import read_counters
 from memprof.errors import InputError
 from memprof.files import refuse_special, write_text, write_whole
 from memprof.report.files import write_answer
-from memprof.snapshot import load_snapshot, save_snapshot
+from memprof.snapshot import load_snapshot
+from memprof.snapshot.writer import save_snapshot
 from tests.report.counters import append, counters_file
 from tests.report.files import read_memprof_json
 from tests.reports.sample import sample

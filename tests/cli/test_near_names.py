@@ -33,7 +33,7 @@ def test_nothing_is_guessed_of_what_is_like_no_command() -> None:
         ("--fp8", "weights in 8 bits are not simulated"),
         ("--optim AdamW", "did you mean adamw_torch or"),
         ("--optim ademamix_16bit", "did you mean ademamix_8bit or"),
-        ("--optim galore_adamw", "'galore_adamw' is not simulated: it keeps its moments in a low-rank projection"),
+        ("--optim galore_adamw", "'galore_adamw' is not simulated: it stores its moments in a low-rank projection"),
     ],
 )
 def test_what_newcomers_type_is_answered_in_one_sentence(typed: str, words: str) -> None:
@@ -69,8 +69,8 @@ def test_a_value_like_one_is_named(typed: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("24GB", "24GB is 22.35 GiB (a GPU sold with that size, RTX 4090, has 23.52: name yours)"),
-        ("80G", "80G is 74.51 GiB (a GPU sold with that size, A100-80GB, has 79.15: name yours)"),
+        ("24GB", "24GB is 22.35 GiB (a GPU sold with that size, RTX 4090, has 23.52: give the model of yours)"),
+        ("80G", "80G is 74.51 GiB (a GPU sold with that size, A100-80GB, has 79.15: give the model of yours)"),
         ("23GB", "23GB is 21.42 GiB"),  # an L4 has as much, and is sold as 24 GB
         ("24GiB", ""),
         ("H100", ""),

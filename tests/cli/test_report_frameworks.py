@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from memprof.analysis.ranks.dump_names import DumpName, dump_name, layouts
+from memprof.analysis.ranks.dump_names import DumpLayout, DumpName, dump_name, layouts
 from tests.cli.test_cli import MIB, call, report_of
 from tests.cli.test_report_ranks import record
 
@@ -269,12 +269,11 @@ def test_a_role_and_a_step_can_be_asked_for(tmp_path: Path) -> None:
     assert (single.exit_code, "give one folder" in single.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("row", [row for _, row in layouts()], ids=lambda row: row["framework"])
-def test_a_layouts_example_says_what_its_row_says(row: dict[str, Any]) -> None:
+@pytest.mark.parametrize("row", [row for _, row in layouts()], ids=lambda row: row.framework)
+def test_a_layouts_example_says_what_its_row_says(row: DumpLayout) -> None:
     """Each row of the table, and no earlier row takes its example."""
-    assert dump_name(Path(row["example"])) == DumpName(
-        **{"out_of_memory": row.get("out_of_memory", False), **row["says"]}
-    )
+    said: dict[str, Any] = {"out_of_memory": row.out_of_memory, **row.says}
+    assert dump_name(Path(row.example)) == DumpName(**said)
 
 
 @pytest.mark.parametrize(("damage", "says"), [(b"", "the file is empty"), (b"memray\0...", "memray"), (None, "cut")])

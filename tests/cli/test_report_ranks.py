@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from memprof._native import scanner
-from memprof.snapshot import save_snapshot
 from memprof.snapshot.reader import memory_to_report
+from memprof.snapshot.writer import save_snapshot
 from tests.cli.test_cli import MIB, call, report_of
 from tests.synthetic import SnapshotBuilder
 
@@ -140,6 +140,22 @@ def test_files_of_an_earlier_larger_run_are_left_out(folder: Path) -> None:
     report = report_of(folder)
     assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
     assert any("of 8 ranks, were left out (rank 6, 7)" in note for note in report["notes"])
+
+
+def test_files_of_an_earlier_run_of_the_same_size_are_left_out(tmp_path: Path) -> None:
+    """Written later than the newer run's, as copied files are; a rank that knows no id is of any run."""
+    of = {0: ("new", 2000.5), 1: ("old", 1000.5), 2: (None, 2001.5)}
+    for rank, (run, started) in of.items():
+        path = tmp_path / f"step-000002.rank-{rank}.pickle"
+        record(path, 2, rank=rank, world_size=4, run_id=run, run_started=started)
+        os.utime(path, (5000 + rank, 5000 + rank))
+    report = report_of(tmp_path)
+    assert [r["rank"] for r in report["ranks"]] == [0, 2]
+    assert "Files of an earlier run were left out (rank 1)." in report["notes"]
+    files = sorted(tmp_path.glob("*.pickle"))
+    refused = call("report", *files)
+    assert (refused.exit_code, "are of several runs" in refused.stderr) == (3, True)
+    assert call("report", files[0], files[2]).exit_code == 0
 
 
 def test_an_out_of_memory_of_a_later_step_comes_first(folder: Path) -> None:

@@ -161,7 +161,7 @@ def test_what_cannot_be_simulated_is_said() -> None:
         ({"kind": "cuda", "config": None}, "nothing is known of this run's configuration"),
         (_source(setup={}), "lacks its model's config"),
         ({"kind": "cuda", "config": {"trainer": "KTOTrainer"}, "setup": {"model_config": MODEL}}, "none of GRPO, RLOO"),
-        (_supervised("SFTTrainer"), "neither how long rows were"),
+        (_supervised("SFTTrainer"), "neither the lengths of rows"),
         (_supervised("SFTTrainer", max_length=64, distributed_type="DEEPSPEED", world_size=2), "with ddp and with"),
         (_source(num_generations=3), "cannot be simulated: the generation batch"),
         (_source(num_generations="many"), "cannot be simulated"),

@@ -188,5 +188,5 @@ def test_a_number_that_was_counted_is_believed() -> None:
 
 @pytest.mark.parametrize("name", ["hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"])
 def test_a_missing_size_is_named(name: str) -> None:
-    with pytest.raises(InputError, match=f"does not say its {name}"):
+    with pytest.raises(InputError, match=f"lacks its {name}"):
         ModelShape.of({**TINY, name: None})

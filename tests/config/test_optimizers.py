@@ -28,7 +28,7 @@ def test_every_optimizer_of_transformers_is_simulated_or_says_why_not() -> None:
     names = pytest.importorskip("transformers.training_args").OptimizerNames
     for name in [*(name.value for name in names), "muon"]:
         assert (name in OPTIMIZERS) != bool(why_not_simulated(name)), name
-    with pytest.raises(UsageError, match="'galore_adamw' is not simulated: it keeps its moments in a low-rank"):
+    with pytest.raises(UsageError, match="'galore_adamw' is not simulated: it stores its moments in a low-rank"):
         Settings(model="m", optim="galore_adamw")
     with pytest.raises(UsageError, match=r"'AdamW' \(did you mean adamw_torch"):
         Settings(model="m", optim="AdamW")

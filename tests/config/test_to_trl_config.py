@@ -163,7 +163,7 @@ def test_what_has_no_argument_is_a_comment() -> None:
         assert "# launched on 2 GPUs with fsdp2\n" in text
     assert "no lean trainer: build LeanGRPOTrainer" in as_yaml(settings)
     computed = as_yaml(RUN.with_(lora_r=4, load_in_4bit=True, dtype="float32"))
-    assert "# simulated with 4-bit products in bfloat16;" in computed
+    assert "# simulated with 4-bit matmuls in bfloat16;" in computed
     assert "#" not in as_python(RUN) + as_yaml(RUN)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memprof import analyze, load_snapshot
-from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import read_plain
+from memprof.snapshot.writer import save_snapshot
 from tests.closed_forms import Facts
 from tests.cuda.balance import Balance, report_of
 from tests.cuda.emulated import device, run

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,37 @@ def colocate(folder: Path, watched: str) -> dict[str, Any]:
     return {"parameters": digest.hexdigest(), "losses": losses, "truth": {**engine, "weights": policy}}
 
 
+def replayed(folder: Path, kind: str, recorded: str) -> dict[str, Any]:
+    """TRL's trainer, whose completions are saved, or the lean one, which trains on them; vLLM generates in both.
+
+    ``kind`` is ``trl``, ``lean`` or ``parked``: lean, with weights and optimizer state moved away for the engine.
+    """
+    import trl
+
+    from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
+
+    module = example()
+    if kind != "trl":
+        trl.GRPOConfig, trl.GRPOTrainer = partial(LeanGRPOConfig, park_weights=kind == "parked"), LeanGRPOTrainer
+    trainer = module.build(str(checkpoint(folder)), str(folder / "out"), [])
+    engine, path = trainer.vllm_generation, Path(recorded)
+    saved = [] if kind == "trl" else json.loads(path.read_text())
+    generate, own = engine.generate, []
+
+    def generated(*given: Any, **named: Any) -> Any:
+        own.append(generate(*given, **named))
+        return own[-1] if kind == "trl" else tuple(saved[len(own) - 1])
+
+    engine.generate = generated
+    trainer.train()
+    if kind == "trl":
+        path.write_text(json.dumps(own))
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    parked = trainer._offload.parked_bytes if kind == "parked" else 0
+    return {"losses": [r["loss"] for r in rows], "norms": [r["grad_norm"] for r in rows],
+            "rewards": [r["reward"] for r in rows], "parked": parked}  # fmt: skip
+
+
 def inside(folder: Path) -> dict[str, Any]:
     """An engine that is built, runs and is asked for a dump inside a recording."""
     example()
@@ -115,4 +147,4 @@ class Watched:
 
 if __name__ == "__main__":
     name, folder, *rest = sys.argv[1:]
-    print(json.dumps({"colocate": colocate, "inside": inside}[name](Path(folder), *rest)))
+    print(json.dumps({"colocate": colocate, "inside": inside, "replayed": replayed}[name](Path(folder), *rest)))

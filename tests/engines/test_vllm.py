@@ -64,3 +64,16 @@ def test_an_engine_built_inside_a_recording_and_one_that_watches_itself(tmp_path
     engine = analyze(snapshot)
     assert engine.peak.categories["kv_cache"] == truth["kv_cache"]
     assert "generate" in {phase.phase for phase in engine.phases}
+
+
+def test_the_lean_trainer_trains_as_trl_on_the_same_completions(tmp_path: Path) -> None:
+    """With the engine's own completions losses drift apart, as sampling amplifies the last bits of the weights."""
+    found = {}
+    for kind in ("trl", "lean", "parked"):
+        (tmp_path / kind).mkdir()
+        found[kind] = run("replayed", str(tmp_path / kind), kind, str(tmp_path / "completions.json"))
+    for kind in ("lean", "parked"):
+        assert found[kind]["rewards"] == found["trl"]["rewards"]
+        assert found[kind]["losses"] == pytest.approx(found["trl"]["losses"], abs=1e-5)
+        assert found[kind]["norms"] == pytest.approx(found["trl"]["norms"], rel=1e-3)
+    assert found["parked"]["parked"] > 0 == found["lean"]["parked"]

@@ -18,7 +18,8 @@ import torch
 from memprof.reports.html.report import render_html
 
 import memprof
-from memprof import analyze
+from memprof import analyze, load_snapshot
+from memprof.analysis.ranks.reading import RanksReader, read_ranks
 from memprof.errors import InputError, UsageError
 from memprof.instrument.attach import _attached, attach, attached
 from memprof.instrument.dump_requests import request_dump
@@ -97,6 +98,31 @@ def test_phases_owners_and_a_dump_on_request(tmp_path: Path) -> None:
     assert own[Category.WEIGHTS.value] == own[Category.GRADIENTS.value] == parameters
     assert own[Category.OPTIMIZER_STATE.value] == 2 * parameters + 4 * 4
     assert any("written because a test" in note for note in report["notes"])
+
+
+def test_workers_of_a_second_run_write_to_folders_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second run ends sooner: its newest step is not the folder's newest."""
+    for run, last in ((1, 5), (2, 2)):
+        for role in ("actor", "critic"):
+            worker = Worker(str(tmp_path), role=role, batch=8 // run)
+            worker.cycle(last)
+            worker.watch.report(worker.watch.detach())
+    said = capsys.readouterr().err
+    first = tmp_path / "actor"
+    assert f"memprof: {first} contains an earlier run; this run is written to {first}-2." in said
+    kept = {p.parent.name: p.name for p in sorted(tmp_path.rglob("*.pickle"))}
+    assert kept == {
+        "actor": "step-000005.rank-0.pickle", "critic": "step-000005.rank-0.pickle",
+        "actor-2": "step-000002.rank-0.pickle", "critic-2": "step-000002.rank-0.pickle",
+    }  # fmt: skip
+    report = read_ranks([tmp_path], RanksReader(lambda path: analyze(path).report)).report
+    assert report.peak.step == 2
+    assert report.source.run_id == load_snapshot(tmp_path / "actor-2" / kept["actor-2"]).run.run_id
+    assert "actor-2 is the newest of 2 runs in this folder. The others are actor." in report.notes
+    assert report.recordings is not None
+    assert [row.file for row in report.recordings] == [f"{name}/{kept[name]}" for name in ("actor-2", "critic-2")]
 
 
 def test_switches_say_what_is_resident(tmp_path: Path) -> None:
@@ -299,6 +325,41 @@ def test_a_request_through_a_file(tmp_path: Path) -> None:
     assert worker.watch.snapshots == [path]  # once
     with pytest.raises(InputError, match="cannot be written to"):
         request_dump(path)
+
+
+def test_a_dump_on_another_thread_leaves_gradients_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch replaces them without a lock: to read one meanwhile can end the process."""
+    worker = Worker(str(tmp_path))
+    looked: list[int] = []
+    session = worker.watch._recorder.session
+    assert session is not None
+    look = session.owners.claim_gradients
+    monkeypatch.setattr(session.owners, "claim_gradients", lambda: looked.append(threading.get_ident()) or look())
+    monkeypatch.setattr(session.owners, "elsewhere", lambda: looked.append(threading.get_ident()) or {})
+    worker.cycle(1)
+    dumps: list[Path | None] = []
+    thread = threading.Thread(target=lambda: dumps.append(worker.watch.dump()))
+    thread.start()
+    thread.join()
+    dumps.append(worker.watch.dump())
+    here = threading.get_ident()
+    assert set(looked) == {here}
+    assert worker.watch.guard.failure is None
+    assert dumps[0] == dumps[1]  # of one step: the later one
+    notes = analyze(dumps[0]).report.notes
+    assert not any("another thread" in note for note in notes)
+    looked.clear()
+    thread = threading.Thread(target=lambda: dumps.append(worker.watch.dump()))
+    thread.start()
+    thread.join()
+    assert looked == []
+    report = analyze(dumps[2]).report
+    assert any("written on another thread than the one that trains" in note for note in report.notes)
+    assert report.own_peaks[Category.GRADIENTS] > 0  # those of the end of the backward pass
+    thread = threading.Thread(target=session.recorder.on_oom)  # as the allocator calls it, on autograd's thread
+    thread.start()
+    thread.join()
+    assert looked == [thread.ident] * len(looked) != []
 
 
 def test_several_threads_dump_while_the_worker_goes_on_and_detaches(tmp_path: Path) -> None:

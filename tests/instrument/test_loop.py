@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from memprof.integrations.callback.options import Options
 from memprof.integrations.run_recorder import output
 from torch import nn
 
@@ -29,7 +30,7 @@ class Looped:
         torch.manual_seed(0)
         gc.collect()  # what earlier tests left is not this loop's
         self.folder = folder
-        self.loop = PlainLoop({"output_dir": folder, "table": False, **options})
+        self.loop = PlainLoop(Options.of(output_dir=folder, **options), table=False)
         self.model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 

@@ -138,6 +138,9 @@ def test_a_loop_computes_the_same_and_a_second_run_leaves_the_first_one_as_it_wa
     assert left_in(tmp_path / "_memprof-3") == sorted(first)
     read = python("-m", "memprof", "advise", ".", "--estimate", "--json", "-", cwd=tmp_path)
     assert "_memprof-3" in json.loads(read.stdout)["source"]["files"][0]
+    sources = [json.loads(p.read_text())["source"] for p in sorted(tmp_path.glob("_memprof*/*.json"))]
+    assert len({source["run_id"] for source in sources}) == 3
+    assert sorted(sources, key=lambda source: source["run_started"]) == sources
 
 
 def test_a_run_that_recorded_nothing_says_so(tmp_path: Path) -> None:

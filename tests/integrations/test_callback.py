@@ -508,7 +508,7 @@ SEAMS = {
     "writing": ("memprof.recording.session.Session.write", None),
     "facts": ("memprof.integrations.callback.training_run.collect_facts", None),
     "the step": ("memprof.integrations.callback.training_run.TrainingRun.step_begin", None),
-    "the end": ("memprof.integrations.callback.training_run.TrainingRun.end", None),
+    "the end": ("memprof.integrations.run_recorder.recorder.RunRecorder.end", None),
 }
 
 

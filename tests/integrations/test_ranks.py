@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -151,9 +152,28 @@ def gatherings(count: int, shared: Any, monkeypatch: pytest.MonkeyPatch) -> list
     """As ``count`` processes would make them: each counts its own trainings."""
     found = []
     for rank in range(count):
-        monkeypatch.setattr(distributed, "_trainings", 0)
+        monkeypatch.setattr(distributed, "_begun", Counter())
         found.append(Gathering(rank, count, shared))
     return found
+
+
+def test_ranks_use_the_first_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank waits for rank 0, which may be late; a path may have bytes that are no UTF-8."""
+    second, third, first = reversed(gatherings(3, store(), monkeypatch))
+    path = "/runs/\udcff"
+    assert second.agree_on("folder", path) == path
+    assert first.agree_on("folder", "/another") == third.agree_on("folder", "/a third") == path
+    identity = first.agree_on_identity()
+    assert identity.id is not None
+    assert second.agree_on_identity() == third.agree_on_identity() == identity
+    later = Gathering(0, 3, first._store)
+    assert later.agree_on_identity() != identity
+
+
+def test_ranks_that_cannot_talk_have_no_common_id() -> None:
+    assert Gathering(0, 2).agree_on("folder", "/runs") is None
+    assert Gathering(0, 2).agree_on_identity().id is None
+    assert Gathering(0, 1).agree_on_identity().id is not None
 
 
 def test_what_is_told_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +199,7 @@ def test_a_killed_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     gone.wait()
     first, _, third = gatherings(3, store(), monkeypatch)
     monkeypatch.setattr(os, "getpid", lambda: gone.pid)
-    monkeypatch.setattr(distributed, "_trainings", 0)
+    monkeypatch.setattr(distributed, "_begun", Counter())
     Gathering(1, 3, first._store)  # says it is here, by a process that is no more
     third.tell([{"rank": 2}])
     begun = time.monotonic()

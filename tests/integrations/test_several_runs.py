@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ pytest.importorskip("trl")
 import torch
 from memprof.integrations.board.plugin import _newest_run_first
 from memprof.integrations.board.recordings import Recordings
+from memprof.integrations.run_recorder import run_folder
 
-from memprof import MemProfCallback
+from memprof import MemProfCallback, load_snapshot
+from memprof.analysis.counters import read_counters
 from memprof.cli import main
 from tests import forked
 from tests.integrations.runs import grpo, length_reward, plain
@@ -29,6 +33,37 @@ def command(*arguments: str) -> Any:
     done = CliRunner().invoke(main, list(arguments))
     assert done.exit_code == 0, done.output
     return done
+
+
+def identities(folder: Path) -> set[tuple[str, float]]:
+    """Return the run's id and start in every snapshot, report and counters file of a folder."""
+    found = []
+    for path in folder.glob("*.pickle"):
+        run = load_snapshot(path).run
+        found.append((run.run_id, run.run_started))
+    for path in folder.glob("step-*.json"):
+        source = json.loads(path.read_text())["source"]
+        found.append((source["run_id"], source["run_started"]))
+    for path in folder.glob("counters.*"):
+        about = read_counters(path).about
+        found.append((about.run_id, about.started))
+    assert all(isinstance(name, str) and isinstance(started, float) for name, started in found)
+    return set(found)
+
+
+def test_a_training_in_the_place_of_a_deleted_one_is_the_newest(model: Path, tmp_path: Path) -> None:
+    """Its folder has the lowest number."""
+    out = tmp_path / "out"
+    for _ in range(2):
+        plain(model, out, [MemProfCallback(table=False)], max_steps=2).train()
+    shutil.rmtree(out / "_memprof")
+    plain(model, out, [MemProfCallback(table=False)], max_steps=2, per_device_train_batch_size=1).train()
+    report = json.loads(command("report", str(out), "--json", "-").stdout)
+    assert report["source"]["config"]["per_device_train_batch_size"] == 1
+    assert "_memprof is the newest of 2 runs in this folder. The others are _memprof-2." in report["notes"]
+    watched = json.loads(command("watch", str(out), "--format", "json").stdout)
+    assert [rank["run_id"] for rank in watched["ranks"]] == [report["source"]["run_id"]]
+    assert [r.run for r in _newest_run_first(Recordings([("", tmp_path)]).all())] == ["out", "out/_memprof-2"]
 
 
 def test_three_trainings_into_one_folder(
@@ -54,6 +89,11 @@ def test_three_trainings_into_one_folder(
         "_memprof-3": ["step-000003"],  # max_disk is each run's own
     }
     assert callback.result.snapshots == sorted((out / "_memprof-2").glob("*.pickle"))
+    runs = [identities(out / name) for name in sorted(kept)]
+    assert [len(run) for run in runs] == [1, 1, 1]  # all files of a run have the same
+    assert len({name for run in runs for name, _ in run}) == 3
+    began = [started for run in runs for _, started in run]
+    assert began == sorted(began)
 
     others = "_memprof-3 is the newest of 3 runs in this folder. The others are _memprof-2, _memprof."
     report = json.loads(command("report", str(out), "--json", "-").stdout)
@@ -65,6 +105,13 @@ def test_three_trainings_into_one_folder(
     earlier = command("report", str(out / "_memprof"))
     assert "_memprof is not the newest of 3 runs in this folder." in " ".join(earlier.output.split())
     assert {r.run for r in Recordings([("", tmp_path)]).all()} == {"out", "out/_memprof-2", "out/_memprof-3"}
+
+
+def test_a_process_knows_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    psutil = pytest.importorskip("psutil")
+    assert run_folder._process_began() == pytest.approx(psutil.Process().create_time(), abs=2.0)
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME")  # as on macOS
+    assert run_folder._process_began() == pytest.approx(time.time(), abs=60)
 
 
 def out_of_memory(model: str, out: str) -> None:

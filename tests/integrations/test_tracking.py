@@ -199,7 +199,8 @@ def test_an_error_is_said_in_the_counters(model: Path, tmp_path: Path) -> None:
 # -- CUDA's counters, by the stand-in for the allocator ---------------------------------------------------------------
 
 
-def test_cuda_counts_every_step(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_stand_in(model: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
+    """Return a trainer whose four steps allocate 100, 50, 300 and 20 KiB beside what stays allocated."""
     allocator = Allocator()
 
     def make_recorder(*_: Any, **options: Any) -> CudaHistory:
@@ -207,7 +208,7 @@ def test_cuda_counts_every_step(model: Path, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("memprof.integrations.callback.sessions.make_recorder", make_recorder)
     monkeypatch.setattr(CudaHistory, "device", lambda self: DeviceInfo(0, "cuda", "Pretend", 24 * 10**9))
-    trainer = plain(model, tmp_path, [MemProfCallback(report=False, kind="cuda")], max_steps=4)
+    trainer = plain(model, out, [MemProfCallback(report=False, kind="cuda")], max_steps=4, **settings)
     allocator.malloc(8192)
     original, kib = trainer.compute_loss, iter([100, 50, 300, 20])
 
@@ -216,6 +217,24 @@ def test_cuda_counts_every_step(model: Path, tmp_path: Path, monkeypatch: pytest
         return original(*args, **kwargs)
 
     trainer.compute_loss = compute_loss
+    return trainer
+
+
+def test_steps_that_share_a_line_share_its_peak(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are as far apart as here if steps take milliseconds."""
+    monkeypatch.setattr("memprof.integrations.trackers.step_logging._PAUSE", 1e9)
+    trainer = on_stand_in(model, tmp_path, monkeypatch, logging_steps=4)
+    trainer.train()
+    first, recorded, *others = counters(tmp_path).steps
+    assert (first.step, recorded.step, recorded.recorded) == (1, 2, True)
+    assert [(row.step, row.peak_allocated) for row in others][-1] == (4, 300 * 1024 + 8192)
+    assert len(others) == 1
+    (values,) = logged(trainer).values()
+    assert values["peak_allocated"] * GIB == 300 * 1024 + 8192
+
+
+def test_cuda_counts_every_step(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = on_stand_in(model, tmp_path, monkeypatch)
     trainer.train()
     rows = counters(tmp_path).steps
     highest = [n * 1024 + 8192 for n in (100, 50, 300, 20)]

@@ -417,7 +417,7 @@ def test_rays_table_of_processes_names_who_holds_the_node(command: str, outsider
     table = f"PID\tMEM(GB)\tCOMMAND\n14\t176.97\t{command}\n8805\t8.80\tray::LLMRayActor\n"
     (failure,) = explain_log(f"{EXAMPLES['ray.monitor'].text} Top 10 memory users:\n{table}").failures
     named = command.partition(" --")[0]
-    assert f"used 176.97 GB: {named}." in failure.because
+    assert f"used 176.97 GiB: {named}." in failure.because
     assert (failure.suggestions[0].action == f"move or shrink {named}") is outsider
     assert named in failure.suggestions[0].action
 
@@ -429,7 +429,7 @@ def test_rays_table_decides_what_comes_first() -> None:
     assert "TaskRunner" not in tried(text.format("1.20"))
     backwards = "\n".join(reversed(text.format("229.84").split("\n")))
     (failure,) = explain_log(backwards).failures
-    assert "used 229.84 GB: ray::TaskRunner.run" in failure.because
+    assert "used 229.84 GiB: ray::TaskRunner.run" in failure.because
 
 
 def test_the_graph_allocator_of_llama_cpp_is_told_from_its_weights() -> None:

@@ -66,7 +66,7 @@ def conditions() -> Iterator[str]:
 def test_every_fact_that_is_asked_for_is_defined() -> None:
     file = facts_file()
     (failure,) = find_failures("CUDA out of memory. Tried to allocate 2.00 GiB")
-    known = {*file.fact, *file.setting, *file.capture, *file.number, *BY_NUMBERS, *VALUES, *VALUES_READ}
+    known = {*file.fact, *file.setting, *file.capture, *file.number, *file.size, *BY_NUMBERS, *VALUES, *VALUES_READ}
     known |= set(facts_of(failure, parts_of(failure), None, PLAIN).given)
     for name in conditions():
         key, _, value = name.removeprefix("!").partition(":")

@@ -133,8 +133,13 @@ def test_a_size_that_no_part_of_the_answer_uses_is_named() -> None:
     )
     answer = explain_log(text)
     (failure,) = answer.failures
-    assert [(figure.text, figure.line) for figure in failure.unread] == [("19.16G", 3), ("258.00M", 4)]
-    assert "Not used by this answer: 19.16G (line 3), 258.00M (line 4)." in draw("oom", answer)
+    assert [(figure.text, figure.label) for figure in failure.unread] == [
+        ("19.16G", "Total hbm usage"),
+        ("258.00M", "reserved"),
+    ]
+    assert "Not used by this answer: 19.16G (Total hbm usage, line 3), 258.00M (reserved, line 4)." in draw(
+        "oom", answer
+    )
 
 
 @pytest.mark.parametrize(

@@ -160,9 +160,9 @@ def test_a_context_is_not_longer_than_the_model_was_made_for(
 @pytest.mark.parametrize(
     ("config", "most", "why"),
     [
-        ({"text_config": {"max_position_embeddings": 4096}}, 4096, "4096 tokens: the model was made for no more"),
-        ({"n_positions": 1024}, 1024, "1024 tokens: the model was made for no more"),
-        ({"max_position_embeddings": 1000}, 960, "1000 tokens: the model was made for no more"),
+        ({"text_config": {"max_position_embeddings": 4096}}, 4096, "4096 tokens: the model doesn't support more"),
+        ({"n_positions": 1024}, 1024, "1024 tokens: the model doesn't support more"),
+        ({"max_position_embeddings": 1000}, 960, "1000 tokens: the model doesn't support more"),
         ({"max_position_embeddings": 262_144}, 131_072, "131072 tokens: none is longer"),
         ({"n_positions": 512}, None, "sequences of 768 tokens are longer than this model's positions reach (512"),
     ],
@@ -322,7 +322,7 @@ def test_values_are_varied(known: list[_Known]) -> None:
         ("sequence_length", 512, "no such setting"),  # a property
         ("with_", 1, "no such setting"),
         ("device", "cpu", "a plan is for a GPU"),
-        ("gpu", "H100", "make one for each"),
+        ("gpu", "H100", "run one plan for each"),
         ("beta", "abc", "give a number"),
         ("lora_r", "none", "give a whole number"),
         ("load_in_4bit", "yes", "give true or false"),

@@ -109,7 +109,7 @@ def test_the_command_answers_in_every_format() -> None:
         (("--max-num-seqs", "4"), "require --serve-beside"),
         (("--serve-beside", "30"), "give a unit, such as 30GiB"),
         (("--serve-beside", "30GiB", "-o", "x.html"), "has no page"),
-        (("--serve-beside", "30GiB", "--lora-r", "8", "--vary", "optim=sgd"), "change nothing: drop --lora-r, --vary."),
+        (("--serve-beside", "30GiB", "--lora-r", "8", "--vary", "optim=sgd"), "don't affect: drop --lora-r, --vary."),
         (("--maximize", "batch", "--no-search"), "changes nothing without a search: drop it, or --no-search."),
         (("--vary", "assumed=1"), "it names what nobody gave"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from memprof.integrations.callback.options import Options
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memprof
@@ -121,7 +122,7 @@ def by_callback(folder: Path, model: Any, optimizer: Any, body: Body) -> None:
 
 def by_run(folder: Path, model: Any, optimizer: Any, body: Body) -> None:
     """What `memprof run` does with a script that has no trainer."""
-    loop = PlainLoop({"output_dir": folder / "loop", "table": False, "report": False})
+    loop = PlainLoop(Options(output_dir=folder / "loop", report=False), table=False)
     loop.begin()
     try:
         model(torch.ones(4, 8))

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from memprof import load_snapshot, phase, record
+from memprof import analyze, load_snapshot, phase, record
+from memprof.analysis.ranks.reading import RanksReader, read_ranks
 from memprof.errors import InputError, UsageError
 from memprof.recording.phases import ACTIVE
 from memprof.recording.session import Session
@@ -64,6 +65,18 @@ def test_a_loop_is_written_as_a_snapshot_anyone_can_load(tmp_path: Path) -> None
     assert run.host.rss_bytes > 2**20
     peaks = {(row.phase, row.step): row.allocated_peak or 0 for row in run.counters}
     assert max(peaks.values()) == line.max_requested
+
+
+def test_recordings_of_several_processes_are_put_together(tmp_path: Path) -> None:
+    """Nobody told them that they are one run, so nothing says that they are not."""
+    paths = [tmp_path / f"rank{rank}.pickle" for rank in (0, 1)]
+    for path in paths:
+        loop(path, 1)
+        run = load_snapshot(path).run
+        assert run.run_id is None
+        assert run.run_started is not None
+    read = [read_ranks(places, RanksReader(lambda p: analyze(p).report)).report for places in (paths, [tmp_path])]
+    assert [[rank.rank for rank in report.ranks] for report in read] == [[0, 1], [0, 1]]
 
 
 def test_gradients_are_known_without_any_mark(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from memprof import analyze, phase, record  # noqa: E402
-from memprof.recording.referrers import holders_of, largest_tensors  # noqa: E402
+from memprof.recording import referrers  # noqa: E402
+from memprof.recording.referrers import find_holders, holders_of, largest_tensors  # noqa: E402
 
 MIB = 2**20
 
@@ -76,3 +79,72 @@ def test_a_leak_in_a_loop_is_named_with_its_holder(tmp_path: Path) -> None:
     held = [a for a in report["peak"]["allocations"] if a["held_by"]]
     assert held
     assert len(keeper.history) == 4
+
+
+def test_searches_of_recordings_that_end_at_once_do_not_follow_each_other(tmp_path: Path) -> None:
+    keeper = Keeper()
+    keeper.history += [torch.zeros(4 * MIB) for _ in range(6)]
+    together = threading.Barrier(3)
+    found: dict[int, Any] = {}
+
+    def run(number: int) -> None:
+        with record(tmp_path / f"{number}.pickle", kind="trace") as session:
+            together.wait(60)
+        found[number] = session.to_raw()["memprof"]["holders"]
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    assert len(found) == 3
+    names = [name for rows in found.values() for row in rows for name in row[2:]]
+    assert len([name for name in names if name.startswith("Keeper.history[")]) >= 3
+    assert len(keeper.history) == 6
+
+
+def test_a_search_ends_after_so_many_objects_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper()
+    keeper.history += [torch.zeros(4 * MIB)]
+    every = len(gc.get_objects())
+    arguments: Any = (lambda _: False, lambda device: device == "cpu", 1, 16 * MIB)
+    whole = find_holders(*arguments)
+    assert whole.note is None
+    monkeypatch.setattr(referrers, "_MOST_VISITED", 2 * every)
+    cut = find_holders(*arguments)
+    assert cut.note is not None
+    assert f"{2 * every:,} objects" in cut.note
+    assert whole.rows[0][1] == ["Keeper.history[0]"] != cut.rows[0][1]
+
+
+class Odd:
+    """Nothing of it can be asked."""
+
+    def __init__(self, *kept: Any) -> None:
+        self.kept = kept
+
+    def __raise(self, *_: Any) -> Any:
+        raise OSError("ask nothing")
+
+    __repr__ = __str__ = __len__ = __bool__ = __getattr__ = __raise
+
+
+class OddDict(dict):  # type: ignore[type-arg]
+    items = values = get = __iter__ = __len__ = __contains__ = __getitem__ = Odd._Odd__raise  # type: ignore[attr-defined]
+
+
+class OddList(list):  # type: ignore[type-arg]
+    __iter__ = __len__ = __bool__ = __repr__ = Odd._Odd__raise  # type: ignore[attr-defined]
+
+
+def test_a_search_runs_none_of_the_program_s_code() -> None:
+    one, two, three, four = (torch.zeros(n) for n in range(1, 5))
+    listed, mapped, odd, keyed = OddList(), OddDict(), Odd(three), {Odd(): four}
+    list.append(listed, one)
+    dict.__setitem__(mapped, Odd(), two)
+    assert holders_of(one) == ["a OddList[0]"]
+    assert holders_of(two) == ["a OddDict[<Odd>]"]
+    assert holders_of(three) == ["Odd.kept[0]"]
+    assert holders_of(four) == ["a dict[<Odd>]"]
+    assert type(odd) is Odd
+    assert len(keyed) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.errors import InputError
 from memprof.report.base import Model
-from memprof.report.codec import ANSWERS, from_builtins, to_builtins
+from memprof.report.codec import answers, from_builtins, to_builtins
 from memprof.report.files import read_answer
 from memprof.report.ranks import RankSummary
 
@@ -22,7 +22,7 @@ def read_memprof_json(path: Path) -> dict[str, Any] | None:
 
 def validate(data: dict[str, Any]) -> None:
     """Raise InputError if ``data`` is not what its schema says."""
-    kind = ANSWERS.get(str(data.get("schema")))
+    kind = answers().get(str(data.get("schema")))
     if kind is None:
         raise InputError(f"not a report that memprof understands: schema {str(data.get('schema'))[:40]!r} (at schema).")
     from_builtins(data, kind)

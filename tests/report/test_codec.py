@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from benchmarks.faults.mutate import mutate
 from memprof.errors import InputError
 from memprof.report.base import Model
-from memprof.report.codec import ANSWERS, described, dumps, from_builtins, parse, plain_entries, schema, to_json
+from memprof.report.codec import answers, described, dumps, from_builtins, parse, plain_entries, schema, to_json
 from memprof.report.report import Report
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 from tests.reports.sample import sample
@@ -24,7 +24,7 @@ from tests.reports.sample import sample
 
 def validate(data: Any) -> None:
     """Raise InputError if plain data is not what its schema says."""
-    from_builtins(data, ANSWERS.get(data["schema"], Report))
+    from_builtins(data, answers().get(data["schema"], Report))
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,7 @@ class _Fraction(float):
 
 def _verdicts(data: Any) -> tuple[bool, bool]:
     """Return whether memprof accepts ``data``, and whether jsonschema's reading of the generated schema does."""
-    kind = {"$defs": schema()["$defs"], "$ref": f"#/$defs/{ANSWERS[data['schema']].__name__}"}
+    kind = {"$defs": schema()["$defs"], "$ref": f"#/$defs/{answers()[data['schema']].__name__}"}
     theirs = Draft202012Validator(kind).is_valid(json.loads(json.dumps(data), parse_float=_Fraction))
     try:
         return isinstance(parse(json.dumps(data).encode()), Model), theirs

@@ -122,3 +122,11 @@ def test_groups_add_up_to_the_categories(shared: Path, name: str) -> None:
     peak = analysis.peak
     assert sums == {c: n for c, n in peak.categories.items() if n}
     assert blocks == len(peak.rows)
+
+
+def test_any_number_of_alike_blocks_is_listed() -> None:
+    """A report's JSON may give any count: the number of blocks allocates nothing."""
+    (alike,) = fold([listed("w", 1, "weights", "stack", "train.py:1 <module>")])
+    (row,) = rows_of([{**alike, "count": 2**40}], 2**40)
+    assert row.count == 2**40
+    assert len(row.lives) < 2**20

@@ -98,7 +98,7 @@ def test_lengths_are_read_in_every_form(tmp_path: Path) -> None:
 
 
 def test_a_recordings_own_lengths_are_taken(tmp_path: Path) -> None:
-    from memprof.snapshot import save_snapshot
+    from memprof.snapshot.writer import save_snapshot
 
     raw: dict[str, Any] = {"segments": [], "device_traces": [[]]}
     raw["memprof"] = {"kind": "trace", "setup": {"lengths": [[1, 12, 40], [1, 9, 25]]}}

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from memprof.allocator.settings import AllocatorSettings
 from memprof.analysis.analysis import analyze
 from memprof.errors import InputError
-from memprof.snapshot import Action, BlockState, Frame, load_snapshot, save_snapshot, snapshot_from_raw
+from memprof.snapshot import Action, BlockState, Frame, load_snapshot, snapshot_from_raw
 from memprof.snapshot.recorded_run import (
     Annotation,
     EngineSwitch,
@@ -33,6 +33,7 @@ from memprof.snapshot.recorded_run import (
     StepMark,
 )
 from memprof.snapshot.unpickle import plain_from_bytes
+from memprof.snapshot.writer import save_snapshot
 from memprof.timeline.timeline import build_timeline
 from memprof.vocabulary import Category, Kind, Phase
 from tests.snapshot.programs import MIB, Program, raised

@@ -185,7 +185,7 @@ _FAR = 0.05  # above the edge, of known make or by size: a row of its own in the
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Write the table of docs/measurements.md: every run whose verdict stands out, and the range of the others."""
+    """Write the table of benchmarks/measurements.md: runs whose verdict stands out, and the range of the others."""
     head = [
         "| run | survives from | fits from, make known | above | fits from, by size | above |",
         "|---|--:|--:|--:|--:|--:|",
@@ -203,7 +203,7 @@ def table(rows: dict[str, Any]) -> str:
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """Write one row of the table of docs/measurements.md: MiB, and what is said above the edge."""
+    """Write one row of the table of benchmarks/measurements.md: MiB, and what is said above the edge."""
     edge, verdict = row["real"]["edge_bytes"], row["said"]
     cells = [f"{edge / _MIB:,.0f}"]
     for kind in ("by_make", "by_size"):

@@ -100,7 +100,7 @@ _KINDS = ("allocated_bytes", "reserved_bytes")
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Write the table of docs/accuracy.md: every row that differs; then count those that are exact."""
+    """Write the table of benchmarks/measurements.md: every row that differs; then count those that are exact."""
     head = ["| run | GPU | allocated | simulated | reserved | simulated |", "|---|---|--:|--:|--:|--:|"]
     both = {name: row for name, row in rows.items() if "simulated" in row}
     exact = [name for name, row in both.items() if all(row["measured"][k] == row["simulated"][k] for k in _KINDS)]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any
+
+import msgspec
 
 from memprof.files import read_toml
 
@@ -49,18 +50,30 @@ class DumpName:
     count: int | None = None
 
 
+class DumpLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of ``layouts.toml``, whose head explains the fields."""
+
+    framework: str
+    path: str
+    example: str
+    says: dict[str, str | int | bool]
+    source: str
+    out_of_memory: bool = False
+    role: str | None = None
+
+
 @lru_cache(maxsize=1)
-def layouts() -> tuple[tuple[re.Pattern[str], dict[str, Any]], ...]:
+def layouts() -> tuple[tuple[re.Pattern[str], DumpLayout], ...]:
     """Return the pattern and the row of every layout in ``layouts.toml``."""
-    table = read_toml(Path(__file__).with_name("layouts.toml"))
-    return tuple((re.compile(rf"(?:.*/)?{row['path']}"), row) for row in table["layout"])
+    rows = msgspec.convert(read_toml(Path(__file__).with_name("layouts.toml"))["layout"], list[DumpLayout])
+    return tuple((re.compile(rf"(?:.*/)?{row.path}"), row) for row in rows)
 
 
 def dump_name(path: PurePath) -> DumpName | None:
     """Read a path relative to the folder that was given; None where nothing says that it is a memory snapshot."""
     for pattern, row in layouts():
         if (match := pattern.fullmatch(path.as_posix())) is not None:
-            return _read(path, match.groupdict(), row.get("role"), row.get("out_of_memory", False))
+            return _read(path, match.groupdict(), row.role, row.out_of_memory)
     name, folders = path.name, path.parts[:-1]
     rank, pid = _RANK.search(name), _PID.search(name)
     if rank is None and _SAYS_MEMORY.search(name) is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memprof.analysis.ranks.dump_names import DumpName, dump_name
-from memprof.analysis.ranks.run_folders import run_folders
+from memprof.analysis.ranks.run_folders import earlier_runs, run_folders
 from memprof.errors import InputError, UsageError
 from memprof.snapshot.remote import walk
 
@@ -41,6 +41,8 @@ class Recording(DumpName):
 
 def find_recordings(place: Path) -> list[Recording]:
     """Find the recordings in ``place``, or in the newest ``_memprof`` below it that has any, else in all folders below.
+
+    Of folders that are numbered by run (``actor``, ``actor-2``) the newest run's is taken.
 
     Raises:
         InputError: the folder does not exist or cannot be read, or holds no recording.
@@ -94,9 +96,11 @@ def _entries_below(place: Path) -> Iterator[Path]:
 
 def _ours(files: Iterable[Path], place: Path) -> list[Recording]:
     """Return memprof's own recordings by step and rank; a snapshot and its report are one recording."""
+    files = [path for path in files if _OURS.fullmatch(path.name)]
+    earlier = earlier_runs({path.parent for path in files if path.parent != place})
     found: dict[tuple[Path, int, int], dict[str, Path]] = {}
     for path in sorted(files):
-        if match := _OURS.fullmatch(path.name):
+        if path.parent not in earlier and (match := _OURS.fullmatch(path.name)):
             key = path.parent, int(match.group(1)), int(match.group(2))
             found.setdefault(key, {})[match.group(3)] = path
     recordings = []

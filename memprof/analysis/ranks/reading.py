@@ -314,6 +314,8 @@ def _merged(
     notes += _few(nameless)
     if folder is not None:
         here = _of_newest_run(here, notes)
+    elif not all(rank.report.source.is_of_run(here[0].report.source) for rank in here):
+        raise InputError("these recordings are of several runs; compare runs with `memprof compare`.")
     claims = [rank.report.source.world_size for rank in here]
     told = _told_by_rank_0(folder, {r.summary.rank for r in here}, group.shown[0].step, claims)
     summaries = [*(rank.summary for rank in here), *told]
@@ -359,14 +361,21 @@ def _rank(recording: Recording, report: Report, number: int, notes: list[str]) -
 
 
 def _of_newest_run(ranks: list[_Rank], notes: list[str]) -> list[_Rank]:
-    """Keep the newest file's run: a folder may hold files of an earlier one with more ranks."""
-    newest = max(ranks, key=lambda rank: rank.recording.path.stat().st_mtime_ns).report.source.world_size
-    others = [rank for rank in ranks if rank.report.source.world_size != newest]
-    if not others:
-        return ranks
-    left = ", ".join(str(rank.summary.rank) for rank in others)
-    notes.append(f"Files of another run, of {others[0].report.source.world_size} ranks, were left out (rank {left}).")
-    return [rank for rank in ranks if rank.report.source.world_size == newest]
+    """Keep the newest run: a folder may hold files of an earlier one with more ranks."""
+
+    def age(rank: _Rank) -> tuple[bool, float, int]:
+        source = rank.report.source
+        return source.run_id is not None, source.run_started or 0.0, rank.recording.path.stat().st_mtime_ns
+
+    newest = max(ranks, key=age).report.source
+    kept = [r for r in ranks if r.report.source.world_size == newest.world_size and r.report.source.is_of_run(newest)]
+    others = [rank for rank in ranks if rank not in kept]
+    if others:
+        left = ", ".join(str(rank.summary.rank) for rank in others)
+        size = others[0].report.source.world_size
+        which = "an earlier run" if size == newest.world_size else f"another run, of {size} ranks,"
+        notes.append(f"Files of {which} were left out (rank {left}).")
+    return kept
 
 
 def _told_by_rank_0(

@@ -1,14 +1,21 @@
-"""Find a run's recordings: in ``_memprof``, or in ``_memprof-2`` ... if earlier runs have the ones before."""
+"""Find a run's recordings: in ``_memprof``, or in ``_memprof-2`` ... if earlier runs have the ones before.
+
+Which run is the newest is known by when it started, which its counters and reports say.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from memprof.errors import InputError
+from memprof.files import refuse_special
 
 RUN_FOLDER = "_memprof"
 _NUMBER = re.compile(r"-[1-9]\d{0,5}$")
@@ -25,7 +32,55 @@ def places_of_run(folder: Path) -> tuple[Path, Path]:
 
 def run_folders(folder: Path) -> list[Path]:
     """Return the folders of runs in a trainer's output folder, the newest run's first."""
-    return [path for _, path in sorted(_numbered(folder / RUN_FOLDER).items(), reverse=True)]
+    return _newest_first(_numbered(folder / RUN_FOLDER))
+
+
+def earlier_runs(folders: Collection[Path]) -> set[Path]:
+    """Return those of the folders with an earlier run than another one has: of ``a``, ``a-2``, ``b`` one of ``a``'s."""
+    firsts = {folder for folder in folders if folder.with_name(_NUMBER.sub("", folder.name)) == folder}
+    there = [{n: path for n, path in _numbered(first).items() if path in folders} for first in firsts]
+    return {path for family in there for path in _newest_first(family)[1:]}
+
+
+def run_started(folder: Path) -> float:
+    """Return when the run in a folder began, in Unix seconds; 0 if the folder has nothing of a run.
+
+    Its counters or reports say so; otherwise it is the time of the oldest file.
+    """
+    for path in sorted(folder.glob("counters.rank-*.jsonl")):
+        with suppress(OSError, InputError, msgspec.MsgspecError):
+            refuse_special(path)
+            with open(path, "rb") as file:
+                if (started := msgspec.json.decode(file.readline(1 << 20), type=_Counters).started) is not None:
+                    return started
+    for path in sorted(folder.glob("step-*.rank-*.json")):
+        with suppress(OSError, InputError, msgspec.MsgspecError):
+            refuse_special(path)
+            started = msgspec.json.decode(path.read_bytes(), type=_Report).source.run_started
+            return min(_times(folder)) if started is None else started
+    return min(_times(folder), default=0.0)
+
+
+class _Counters(msgspec.Struct):
+    """The part of a counters file's first line that is read here."""
+
+    started: float | None = None
+
+
+class _Source(msgspec.Struct):
+    run_started: float | None = None
+
+
+class _Report(msgspec.Struct):
+    """The part of a report that is read here."""
+
+    source: _Source
+
+
+def _newest_first(numbered: Mapping[int, Path]) -> list[Path]:
+    if len(numbered) < 2:  # nothing to read
+        return list(numbered.values())
+    return [numbered[n] for n in sorted(numbered, key=lambda n: (run_started(numbered[n]), n), reverse=True)]
 
 
 def other_runs(place: Path) -> str:
@@ -39,15 +94,15 @@ def other_runs(place: Path) -> str:
     place = Path(os.path.abspath(place))
     own = _has_run(place)
     first = place.with_name(_NUMBER.sub("", place.name)) if own else place / RUN_FOLDER
-    runs = {number: path for number, path in _numbered(first).items() if _has_run(path)}
-    read = next((n for n, path in runs.items() if path == place), None) if own else max(runs, default=None)
-    if read is None or len(runs) < 2:
+    runs = _newest_first({number: path for number, path in _numbered(first).items() if _has_run(path)})
+    if len(runs) < 2 or (own and place not in runs):
         return ""
-    others = [runs[n].name for n in sorted(runs, reverse=True) if n != read]
+    read = place if own else runs[0]
+    others = [path.name for path in runs if path != read]
     more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    which = "the newest" if read == max(runs) else "not the newest"
+    which = "the newest" if read == runs[0] else "not the newest"
     return (
-        f"{runs[read].name} is {which} of {len(runs)} runs in this folder. The others are "
+        f"{read.name} is {which} of {len(runs)} runs in this folder. The others are "
         f"{', '.join(others[:_MOST_NAMED])}{more}."
     )
 
@@ -80,13 +135,13 @@ def file_of_run(folder: Path) -> Path:
 
     for place in (folder, *run_folders(folder)):
         snapshots = sorted(place.glob("*.pickle"))
-        peaks: dict[Path, int] = {}
-        for path in sorted(place.glob("*.json")):
-            answer = read_answer(path)
-            if isinstance(answer, Report):
-                peaks[path] = answer.peak.allocated_bytes
-        if peaks:
-            best = max(peaks, key=lambda path: peaks[path])
+        answers = {path: read_answer(path) for path in sorted(place.glob("*.json"))}
+        reports = {path: answer for path, answer in answers.items() if isinstance(answer, Report)}
+        if reports:
+            sources = [report.source for report in reports.values()]
+            newest = max(sources, key=lambda source: (source.run_id is not None, source.run_started or 0.0))
+            of_run = [path for path, report in reports.items() if report.source.is_of_run(newest)]
+            best = max(of_run, key=lambda path: reports[path].peak.allocated_bytes)
             beside = best.with_suffix(".pickle")
             return beside if beside in snapshots else best
         if snapshots:
@@ -111,7 +166,14 @@ def unused_folder(folder: Path, began: float = math.inf, claimed: Collection[Pat
 
 
 def _holds_older(folder: Path, began: float) -> bool:
-    return any(path.stat().st_mtime < began for path in _written_in(folder))
+    return any(time < began for time in _times(folder))
+
+
+def _times(folder: Path) -> Iterator[float]:
+    """Yield when each file of a run in ``folder`` was last written."""
+    for path in _written_in(folder):
+        with suppress(OSError):  # it was deleted meanwhile
+            yield path.stat().st_mtime
 
 
 def _has_run(folder: Path) -> bool:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
-from memprof.cli.answers import redacted, report_answer
+from memprof.cli.advising import check_card, estimated, simulated
+from memprof.cli.answers import fits_asked_card, redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import read_run
 from memprof.cli.options import RECORDING, device_option, redact_option, seconds_option, snapshot_option

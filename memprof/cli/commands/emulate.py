@@ -60,7 +60,7 @@ def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[
         build(lambda line: click.echo(line, err=True))
         return None
     if not arguments:
-        raise UsageError("memprof emulate wants a command: memprof emulate --gpu 24GB -- python train.py.")
+        raise UsageError("memprof emulate requires a command: memprof emulate --gpu 24GB -- python train.py.")
     if arguments[0] in _LAUNCHERS:
         arguments = (sys.executable, "-m", _LAUNCHERS[arguments[0]], *arguments[1:])
     _say_whose(arguments, given["gpu"])

@@ -59,7 +59,7 @@ _SHOWN = {"Required": "model gpu", **GROUPS, "Search": SEARCH}
 @click.option(
     "--max-model-len", type=click.IntRange(min=1), metavar="TOKENS", help="With --serve-beside: the longest sequence."
 )
-@click.option("--max-num-seqs", type=click.IntRange(min=1), metavar="N", help="With --serve-beside: sequences at once.")
+@click.option("--max-num-seqs", type=click.IntRange(min=1), metavar="N", help="With --serve-beside: most sequences.")
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
 @click.argument("model_name", required=False, metavar="[MODEL]")
 @output_options("plan", page="Write the HTML page, with the rows drawn, to FILE.html.")
@@ -137,7 +137,7 @@ def _refuse_idle(given: Mapping[str, object]) -> None:
     idle = [f"--{name.replace('_', '-')}" for name, value in given.items() if value and name not in _OF_AN_ENGINE]
     if idle:
         raise UsageError(
-            f"--serve-beside plans an engine alone, in which these change nothing: drop {', '.join(idle)}."
+            f"--serve-beside plans only an engine, which these options don't affect: drop {', '.join(idle)}."
         )
 
 

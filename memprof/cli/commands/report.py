@@ -11,11 +11,9 @@ import click
 from click.core import ParameterSource
 
 from memprof.cli import options
-from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
-from memprof.cli.answers import redacted, report_answer
+from memprof.cli.answers import fits_asked_card, redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
-from memprof.cli.freed_memory import reuse_freed_memory
-from memprof.cli.inputs import GivenRun, analysed, known_report
+from memprof.cli.inputs import GivenRun, analysed, known_report, reuse_freed_memory
 from memprof.cli.progress import working
 from memprof.errors import UsageError
 
@@ -91,14 +89,14 @@ def command(
     _check_advice(advise, gpu)
     if source_folder is not None and (output.page is None or redact):
         raise UsageError("--source shows code on the page: give -o FILE.html, and no --redact.")
-    from memprof.config.gpus import capacity_bytes
-
-    card = None if capacity is None else capacity_bytes(capacity)
+    card = None if capacity is None else _capacity(capacity)
     whole = output.page is not None or redact
     how = _Reading(device, rules, _how_many(allocations), executor, keep_json, whole, number)
     run = _read(snapshots, step, role, how, output)
     report = run.report
     if advise:
+        from memprof.cli.advising import estimated, simulated
+
         report = simulated(estimated(report, analysis=run.analysis), gpu, seconds, analysis=run.analysis)
     report = report if card is None else _on_card(report, card)
     kind = "report_and_changes" if advise else "report"
@@ -106,6 +104,13 @@ def command(
     shown = redacted(report, redact, run.analysis)
     answer = report_answer(kind, shown, run.analysis, redact=redact, texts=texts)
     emit(answer, output, fits=fits_asked_card(report))
+
+
+def _capacity(gpu: str) -> int:
+    """Return the memory of a GPU, by its name or size; UsageError for neither."""
+    from memprof.config.gpus import capacity_bytes
+
+    return capacity_bytes(gpu)
 
 
 def _texts(folder: Path, run: GivenRun) -> Mapping[str, SourceText]:
@@ -139,8 +144,10 @@ def _check_advice(advise: bool, gpu: str | None) -> None:
         if click.get_current_context().get_parameter_source("seconds") is ParameterSource.COMMANDLINE:
             raise UsageError("--seconds is for simulating: add --advise.")
         return
-    check_card(gpu)
+    from memprof.cli.advising import check_card
     from memprof.cli.simulating import need_torch
+
+    check_card(gpu)
 
     try:
         need_torch()

@@ -26,7 +26,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 @click.command(name="run", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option("-m", "is_module", is_flag=True, help="Take SCRIPT as a module's name, as in python -m.")
+@click.option("-m", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does.")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Write snapshots, JSON and page to DIR; default: <trainer's output_dir>/_memprof, or ./_memprof without a "
@@ -54,7 +54,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 )  # fmt: skip
 @click.option(
     "--max-disk", metavar="SIZE", default="10GB", show_default=True,
-    help="Let snapshots take at most SIZE; the oldest go first.",
+    help="Limit the size of a run's files; the oldest recordings are deleted first.",
 )  # fmt: skip
 @redact_option
 @click.option("--no-report", is_flag=True, help="Write snapshots only.")

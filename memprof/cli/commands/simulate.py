@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.command(name="simulate", cls=grouped(GROUPS, aliases=OTHER_NAMES, advice=INSTEAD))
 @run_options
 @budget_option
-@click.option("--gpu", metavar="NAME|SIZE", help="Say whether it fits: a name such as H100, or a size such as 24GB.")
+@click.option("--gpu", metavar="NAME|SIZE", help="Check whether the run fits this GPU, such as H100 or 24GB.")
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
     help="Follow the code paths of this device.",
@@ -96,7 +96,7 @@ def command(
             raise UsageError("--no-shortcuts executes one run: drop --completion-lengths and --memory-budget.")
         click.get_current_context().with_resource(without(*SHORTCUTS))
     if assignments and like is None:
-        raise UsageError("--set changes a recorded run: say which one with --like.")
+        raise UsageError("--set changes a recorded run: name it with --like.")
     shared = f"--workers {workers}" if workers is not None else None
     shared = f"--executor {executor}" if executor is not None else shared
     if shared is not None and completion_lengths is None and memory_budget is None:
@@ -116,7 +116,7 @@ def command(
         simulate_like(like, changed, gpu, output, bool(given.get("allow_unsimulated")))
         return
     if gpu is not None and device == "cpu":
-        raise UsageError("--gpu asks about a GPU and --device cpu simulates none; drop one of them.")
+        raise UsageError("--gpu and --device cpu exclude each other; drop one of them.")
     if script_arguments and script is None:
         raise UsageError(f"{script_arguments[0]!r}: arguments of a script need --script FILE.")
     run: SettingsRun
@@ -143,7 +143,7 @@ def _changes_of(values: dict[str, Value]) -> dict[str, Value]:
         values.pop(name, None)
     for name in values:
         if name not in CHANGEABLE:
-            raise UsageError(f"--{name.replace('_', '-')} is the script's own to say; leave it out with --script.")
+            raise UsageError(f"--{name.replace('_', '-')} is set by the script; drop it with --script.")
     return values
 
 

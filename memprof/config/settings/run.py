@@ -72,7 +72,7 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
             )
         if self.park_weights and (self.generation != "vllm" or not self.vllm_enable_sleep_mode):
             raise UsageError(
-                "--park-weights makes room for an engine that sleeps: add --generation vllm --vllm-enable-sleep-mode."
+                "--park-weights is for an engine in sleep mode: add --generation vllm --vllm-enable-sleep-mode."
             )
         if self.park_weights and self.divided:
             raise UsageError("--park-weights moves whole parameters: drop --sharding, or use --sharding ddp.")

@@ -84,7 +84,7 @@ class LoadBalancing:
             return None
         theirs, ours = self._tried(transformers.LOAD_BALANCING.get())
         same = torch.allclose(torch.as_tensor(theirs, dtype=torch.float32), ours, rtol=1e-4)
-        return None if same else "transformers' load_balancing_loss_func is not made of sums over tokens any more"
+        return None if same else "transformers' load_balancing_loss_func no longer consists of sums over tokens"
 
     def _tried(self, function: Any) -> tuple[Any, torch.Tensor]:
         """Compute the loss of some router logits by transformers' function, and from the sums of two pieces."""

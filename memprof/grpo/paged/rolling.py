@@ -95,7 +95,7 @@ class RollingBatch:
         smaller = PoolSize(max(longest, self._size.slots // 2), max(longest, self._size.gathered // 2))
         least = smaller == self._size
         if least and again:
-            raise torch.OutOfMemoryError(f"{said}\nThe lean trainer has no room to generate one sequence at a time.")
+            raise torch.OutOfMemoryError(f"{said}\nThe lean trainer can't generate even one sequence at a time.")
         for row in self._rows:
             row.places, row.prompt.slots, row.prompt.users = [], [], 0
         assert self._free is not None

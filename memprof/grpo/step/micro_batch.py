@@ -20,7 +20,7 @@ from memprof.grpo.step.agreement import UsedGradient
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.gradient_sums import gradient_sums
 from memprof.grpo.step.objective import Gradient, Objective, Values
-from memprof.grpo.step.out_of_memory import survive
+from memprof.grpo.step.out_of_memory import retry_on_oom
 from memprof.grpo.step.pieces import Piece, plan
 from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.step.schemes import RLOO, TOKEN, TWO_PASS, Scheme
@@ -134,7 +134,7 @@ class PiecewiseStep:
         if adaptation is None:
             self._backward(self._watched(self._surrogate(piece, gradient)))
         else:
-            survive(piece, run, self._trained, sums, adaptation, self._logps.device, splits=self._may_split)
+            retry_on_oom(piece, run, self._trained, sums, adaptation, self._logps.device, splits=self._may_split)
 
     @functools.cached_property
     def _trained(self) -> list[torch.Tensor]:
@@ -160,7 +160,7 @@ class PiecewiseStep:
             raise UsageError(f"The lean trainer: {found}. Set exact_two_pass='auto'.")
         if _is_deepspeed(self._step.accelerator):
             raise UsageError(f"The lean trainer: {found}. Set exact_two_pass='always'.")
-        self._step.log.warn(f"{found}. A second pass corrects it, and two passes are made from here on")
+        self._step.log.warn(f"{found}. A second pass corrects it, and later steps use two passes")
         self.couples = True
         self._backward(last)
         del last

@@ -15,7 +15,7 @@ from memprof.grpo.techniques.rounding import StochasticAdamW
 _HOST = torch.device("cpu")
 
 
-class SurvivingStep:
+class RetryingStep:
     """Replace an optimizer's ``step`` by one that survives running out of memory while AdamW's moments are made.
 
     That is in a run's first step, before anything is changed. The cache is given back and the step repeated; if that
@@ -29,7 +29,7 @@ class SurvivingStep:
         self._on_host: dict[torch.Tensor, list[str]] | None = None
 
     @classmethod
-    def put_in(cls, optimizer: torch.optim.Optimizer, adaptation: Adaptation) -> SurvivingStep:
+    def put_in(cls, optimizer: torch.optim.Optimizer, adaptation: Adaptation) -> RetryingStep:
         """Replace ``optimizer.step``; it stays a method, because a learning-rate scheduler wraps it."""
         surviving = cls(optimizer, adaptation)
 
@@ -87,7 +87,7 @@ class SurvivingStep:
         else:
             return []
         self._forget(left)
-        self._adaptation.log.warn("out of memory in the optimizer's step: the cache was given back, and it runs again")
+        self._adaptation.log.warn("out of memory in the optimizer's step: it runs again after freeing cached memory")
         return left
 
     def _together(self, group: list[torch.Tensor]) -> bool:

@@ -35,14 +35,15 @@ _LIBRARIES = ("/memprof/", "/trl/", "/transformers/", "/accelerate/")
 class Adaptation:
     """Hold what a run has changed since memory ran out, and choose what to change next; ``log`` is told each change.
 
-    ``give_back`` empties the device's cache. ``lighten`` checkpoints the layers harder, for a piece of so many tokens,
-    and says how, or None. ``park`` moves the optimizer's state to host memory; False where it cannot. ``most_tokens``:
-    of a piece of several rows, since larger ones have run out. ``again``: pieces that were run again.
+    ``give_back`` empties the device's cache. ``reduce_memory`` checkpoints more of the layers, for a piece of so
+    many tokens, and returns how, or None. ``park`` moves the optimizer's state to host memory; False where it
+    cannot. ``most_tokens``: of a piece of several rows, since larger ones have run out. ``again``: pieces that were
+    run again.
     """
 
     log: OnceLog
     give_back: Callable[[], Any]
-    lighten: Callable[[int], str | None]
+    reduce_memory: Callable[[int], str | None]
     park: Callable[[], bool] = lambda: False
     most_tokens: int | None = None
     again: int = 0
@@ -89,7 +90,7 @@ class _Attempt:
     again: bool = False
 
 
-def survive(
+def retry_on_oom(
     piece: Piece,
     run: Callable[[Piece], None],
     parameters: Sequence[torch.Tensor],
@@ -155,7 +156,7 @@ def _instead(
         )
         parts = [rows[half:], rows[:half]]
         return [_Attempt(Piece(part, piece.prompt), without, again=True) for part in parts]
-    if (kind := adaptation.lighten(tokens * max(1, len(rows)))) is not None:
+    if (kind := adaptation.reduce_memory(tokens * max(1, len(rows)))) is not None:
         adaptation.log.warn(f"out of memory in a chunk that cannot be halved: {kind} from here on, and it runs again")
         return [_Attempt(piece, without, again=True)]
     if adaptation.park():

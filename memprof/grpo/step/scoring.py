@@ -12,7 +12,7 @@ from memprof.grpo.loss.load_balancing import RoutedTokens
 from memprof.grpo.micro_batch_inputs import MicroBatch
 from memprof.grpo.rows import Row, row_inputs
 from memprof.grpo.step.context import StepContext
-from memprof.grpo.step.out_of_memory import survive
+from memprof.grpo.step.out_of_memory import retry_on_oom
 from memprof.grpo.step.pieces import Piece, plan, segments_refused
 from memprof.grpo.techniques.packing import packed_arguments
 from memprof.grpo.techniques.whole_length import frequencies_of
@@ -119,7 +119,7 @@ def score_pieces(
         if step.adaptation is None:
             run(piece)
         else:
-            survive(piece, run, (), {}, step.adaptation, logps.device, splits=may_split)
+            retry_on_oom(piece, run, (), {}, step.adaptation, logps.device, splits=may_split)
     return routed
 
 

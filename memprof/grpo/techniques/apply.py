@@ -71,7 +71,7 @@ class Techniques:
         self.checkpointing = "auto"
         self.tile: int | None = None
 
-    def lighten(self, tokens: int, *, draws: bool) -> str | None:
+    def reduce_memory(self, tokens: int, *, draws: bool) -> str | None:
         """Checkpoint the layers harder, or run their MLPs in smaller tiles; return what, or None for nothing left.
 
         The gradient stays the same but for rounding: a model that ``draws`` has no tiles, whose dropout is another. A

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memprof.foreign import Kwargs
 from memprof.grpo.techniques.segment_attention import Segments, install_segment_attention
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
@@ -20,7 +21,7 @@ Body = Callable[..., Any]
 
 def packed_arguments(
     sequences: Sequence[torch.Tensor], *, prefix: SharedPrefix | None = None, becomes: SharedPrefix | None = None
-) -> dict[str, Any]:
+) -> Kwargs:
     """Build the keyword arguments that run ``sequences`` (1-D token ids, none empty) through a body as one row.
 
     ``prefix``: what all of them continue. ``becomes``: filled with the row's keys and values.
@@ -40,7 +41,7 @@ def packed_arguments(
     }
 
 
-def run_packed(body: Body, arguments: dict[str, Any]) -> torch.Tensor:
+def run_packed(body: Body, arguments: Kwargs) -> torch.Tensor:
     """Call ``body`` with :func:`packed_arguments`, which must reach attention; return hidden states ``[1, S, H]``."""
     hidden: torch.Tensor = body(**arguments).last_hidden_state
     arguments["memprof_segments"].check()

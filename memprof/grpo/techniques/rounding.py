@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from memprof.foreign import Kwargs
 from memprof.grpo.once_log import OnceLog
 
-_SWITCH = "stochastic_rounding='never' takes it as it is"
+_SWITCH = "stochastic_rounding='never' accepts it as it is"
 # Elements that are updated together: about 26 bytes of temporaries each.
 _CHUNK = 1 << 21
 
@@ -187,8 +188,8 @@ def trains_in_bf16(model: Any) -> bool:
 
 
 def rounded_optimizer(
-    model: Any, kind: Any, keywords: dict[str, Any], log: OnceLog, *, sharded: bool, seed: int = 0
-) -> tuple[Any, dict[str, Any]]:
+    model: Any, kind: Any, keywords: Kwargs, log: OnceLog, *, sharded: bool, seed: int = 0
+) -> tuple[Any, Kwargs]:
     """Return transformers' choice of optimizer, or one with stochastic rounding where bf16 weights would lose updates.
 
     torch's AdamW becomes :class:`StochasticAdamW` (same state, so checkpoints fit both), torchao's AdamW rounds when

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from memprof.compat.transformers import ATTENTION_FUNCTIONS, ATTENTION_KIND
 from memprof.errors import UsageError
+from memprof.foreign import Kwargs
 from memprof.grpo.techniques.attention_kernels import attention_kernel
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
@@ -103,7 +104,7 @@ def _in_front_of(own: Any) -> Any:
     return attention
 
 
-def _segmented(module: Any, query: Any, key: Any, value: Any, segments: Segments, kwargs: dict[str, Any]) -> Any:
+def _segmented(module: Any, query: Any, key: Any, value: Any, segments: Segments, kwargs: Kwargs) -> Any:
     """Attend within each segment: ``[1, heads, tokens, width]`` in, ``[1, tokens, heads, width]`` out."""
     _check(module, segments, kwargs)
     segments.reached.add(module.layer_idx)
@@ -124,7 +125,7 @@ def _segmented(module: Any, query: Any, key: Any, value: Any, segments: Segments
     return out.transpose(1, 2).contiguous()
 
 
-def _check(module: Any, segments: Segments, kwargs: dict[str, Any]) -> None:
+def _check(module: Any, segments: Segments, kwargs: Kwargs) -> None:
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise UsageError(f"Sequences in one row: {type(module).__name__} has {name}, which is not supported there.")

@@ -51,7 +51,7 @@ def why_not_tiled(network: nn.Module) -> str | None:
         return "is a mixture of experts"
     parameters = list(inspect.signature(type(network).forward).parameters.values())[2:]
     if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
-        return "takes more than hidden states"  # the residual: Bloom, MPT
+        return "requires more than hidden states"  # the residual: Bloom, MPT
     return None
 
 

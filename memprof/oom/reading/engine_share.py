@@ -12,13 +12,7 @@ from memprof.oom.knowledge_files import typed
 from memprof.report.oom import EngineMemory
 from memprof.units import GIB, format_bytes
 
-_PARTS = {
-    "weights_bytes": "weights",
-    "kv_cache_bytes": "KV cache",
-    "graphs_bytes": "CUDA graphs",
-    "activations_bytes": "activations at the profiled peak",
-    "outside_bytes": "non-PyTorch memory",
-}
+_PARTS = typed("engines", "share_part", dict[str, str])
 _MOST = 2_000  # lines of one kind that are read
 
 

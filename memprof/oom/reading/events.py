@@ -33,9 +33,7 @@ def events_of(stream: Stream, hits: list[Hit]) -> list[Hit]:
 def _caused(stream: Stream, before: Hit, hit: Hit) -> bool:
     """Say whether ``hit`` was raised because of ``before``: Python says so between them, or they stand close."""
     between = hit.line - before.last_line
-    if between <= _CLOSE:
-        return True
-    return between <= _CHAIN and _chained(stream.squeezed[before.stop : hit.start])
+    return between <= _CLOSE or (between <= _CHAIN and _chained(stream.squeezed[before.stop : hit.start]))
 
 
 def _chained(text: str) -> bool:
@@ -83,13 +81,9 @@ def _fold(into: Hit, other: Hit, *, words: bool = True) -> None:
 
 def _without_consequences(events: list[Hit]) -> list[Hit]:
     """Return the events without a driver's bare *out of memory* that repeats a fuller one beside it."""
-    kept = []
-    for i, hit in enumerate(events):
-        if hit.form.event != "driver" or hit.values:
-            kept.append(hit)
-            continue
+
+    def repeats(i: int, hit: Hit) -> bool:
         beside = [e for e in events[max(0, i - 3) : i + 4] if e is not hit and abs(e.line - hit.line) <= 3]
-        fuller = any(e.form.kind in ("engine", "library") or e.values.get("requested") for e in beside)
-        if not fuller:
-            kept.append(hit)
-    return kept
+        return any(e.form.kind in ("engine", "library") or e.values.get("requested") for e in beside)
+
+    return [hit for i, hit in enumerate(events) if hit.form.event != "driver" or hit.values or not repeats(i, hit)]

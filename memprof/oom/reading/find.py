@@ -49,11 +49,8 @@ def read_log(log: str) -> Reading:
         streams = streams_of(region, first_line)
         actors = " ".join(sorted({line.actor for stream in streams for line in stream.lines if line.actor}))
         for stream in streams:
-            found += [
-                _retold(replace(f, around=f"{f.around}\n{actors}", head=text[:_HEAD]))
-                for f in _of_stream(stream, notes)
-                if _fits_frames(f)
-            ]
+            fitting = filter(_fits_frames, _of_stream(stream, notes))
+            found += [_retold(replace(f, around=f"{f.around}\n{actors}", head=text[:_HEAD])) for f in fitting]
             for form_ in NOT_MEMORY:
                 if form_.pattern.search(stream.squeezed):
                     elsewhere.setdefault(form_.id, form_)
@@ -65,10 +62,9 @@ def _of_stream(stream: Stream, notes: list[str]) -> list[Failure]:
     events = events_of(stream, hits_in(stream))
     chosen = list(range(len(events)))
     if len(events) > _MOST_EVENTS:
-        chosen = [*chosen[: _MOST_EVENTS // 2], *chosen[-_MOST_EVENTS // 2 :]]
-        notes.append(
-            f"Of {len(events)} failures in one part of the log the first and last {_MOST_EVENTS // 2} were read."
-        )
+        half = _MOST_EVENTS // 2
+        chosen = [*chosen[:half], *chosen[-half:]]
+        notes.append(f"Of {len(events)} failures in one part of the log the first and last {half} were read.")
     failures = []
     for i in chosen:
         floor = events[i - 1].last_line + 1 if i else 0
@@ -81,11 +77,8 @@ def _failure(stream: Stream, hit: Hit, floor: int, ceiling: int) -> Failure:
     index, end = hit.line, hit.last_line
     values = dict(hit.values)
     rank = values.pop("rank", None)
-    device_fields = {
-        name: values.pop(name)
-        for name in (*_NUMBERS[:-1], "in_use", "private_pools", "unallocated", "reserved", "other")
-        if name in values
-    }
+    names = (*_NUMBERS[:-1], "in_use", "private_pools", "unallocated", "reserved", "other")
+    device_fields = {name: values.pop(name) for name in names if name in values}
     if hit.form.kind != "device" and not isinstance(device_fields.get("total", 0), int):
         values["total"] = device_fields.pop("total")
     allocated, reserved = device_fields.get("allocated"), device_fields.get("reserved")
@@ -223,9 +216,5 @@ def _echoes(failure: Failure, other: Failure) -> bool:
 
 def _knows(failure: Failure) -> int:
     numbers = (failure.requested, failure.total, failure.free, failure.allocated, failure.in_use, failure.rank)
-    return (
-        sum(n is not None for n in numbers) * 10_000
-        + len(failure.facts) * 100
-        + len(failure.frames)
-        + len(failure.text)
-    )
+    known = sum(n is not None for n in numbers)
+    return known * 10_000 + len(failure.facts) * 100 + len(failure.frames) + len(failure.text)

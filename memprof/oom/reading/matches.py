@@ -108,7 +108,7 @@ def _value(form: Form, name: str, text: str) -> int | float | str:
 
 def _device_hits(stream: Stream) -> Iterator[Hit]:
     for message in messages_in(stream.squeezed):
-        if message.form is DEVICE_FORMS[0] and not stream.begins_word(message.start):
+        if message.form is DEVICE_FORMS[0] and not message.numbers and not stream.begins_word(message.start):
             continue
         values: dict[str, int | float | str] = dict(message.numbers)
         if message.device is not None:

@@ -16,31 +16,15 @@ from functools import cached_property
 
 from memprof.oom.knowledge_files import typed
 
-_ANSI = re.compile(
-    r"(?:\x1b|\\u001b|\\x1b|\\033)(?:\[[0-9;?]{0,30}[ -/]{0,3}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])"
+_ANSI, _TAG, _BREAK, _RULE, _BOX_END, _RIGHT_EDGE, _REPEATED, _ESCAPED = (
+    re.compile(pattern) for pattern in typed("log_lines", "marks", dict[str, str]).values()
 )
-_TAG = re.compile(
-    r"</?(?:span|pre|br|div|font|code|b|i|u|p|td|tr|table|strong|samp|details|summary)\b[^<>\n]{0,300}>", re.I
-)
-_BREAK = re.compile(r"<br\b[^<>\n]{0,40}>|</(?:div|p|tr|pre)>", re.I)
 _PREFIXES = "|".join(typed("log_lines", "prefixes", tuple[str, ...]))
 _PREFIX = re.compile(rf"[ \t]{{0,400}}(?:{_PREFIXES.replace('{level}', typed('log_lines', 'level', str))})")
 _JSON_KEYS = typed("log_lines", "json_keys", tuple[str, ...])
-_RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗╚╝╟╢+=_-]{0,2000}$")
-_BOX_END = re.compile(r"[ \t]{0,400}[│┃║]{1,20}[ \t]{0,400}$")
-# The file and line that rich's log handler prints at the right edge.
-_RIGHT_EDGE = re.compile(r"[ \t]{2,400}[\w.-]{1,60}\.py:\d{1,6}[ \t]{0,400}$")
-# A text inside a text: JSON in JSON escapes its line breaks and quotes once more at each level.
-_ESCAPED = re.compile(
-    r"\\n(?:\\{0,8}[ \t\"]|\\{0,8}t|Traceback|torch\.|\w{1,40}(?:Error|Exception)\b|During|The above|[│|])"
-    r"|File \\{1,8}\"|\\n[^\n]{0,400}memory|memory[^\n]{0,400}\\n"
-)
 _ESCAPE = re.compile(r"\\([\\\"/nrt])")
 _UNESCAPED = {"n": "\n", "r": "", "t": "\t"}
 _MOST_LEVELS = 4
-_REPEATED = re.compile(
-    r"[ \t]{0,400}\[repeated \d{1,7}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?[ \t]{0,400}$"
-)
 _MOST_ATOMS = 8
 _LONGEST_LINE = 2_000
 
@@ -203,15 +187,8 @@ def _squeeze(text: str) -> str:
 
 def _unsqueezed(text: str, count: int) -> int:
     """Return the index in ``text`` of its ``count``-th character that is no white space."""
-    if count <= 0:
-        return 0
-    seen = 0
-    for i, char in enumerate(text):
-        if not char.isspace():
-            seen += 1
-            if seen == count:
-                return i + 1
-    return len(text)
+    ends = [i + 1 for i, char in enumerate(text) if not char.isspace()]
+    return 0 if count <= 0 else ends[count - 1] if count <= len(ends) else len(text)
 
 
 # Words of these messages: two halves of one at a line's end were broken by a terminal, not by the author.
@@ -223,9 +200,8 @@ def _join(parts: list[str]) -> str:
     for part in parts:
         stripped = part.strip()
         head, tail = joined.rsplit(" ", 1)[-1], stripped.split(" ", 1)[0]
-        broken = (head + tail).lower().strip(".,:;()") in _WORDS or (
-            head[-1:].isdigit() and _rest_of_number(head, tail)
-        )
+        number = head[-1:].isdigit() and _rest_of_number(head, tail)
+        broken = number or (head + tail).lower().strip(".,:;()") in _WORDS
         joined += stripped if not joined or broken else f" {stripped}"
     return " ".join(joined.split())
 

@@ -13,7 +13,9 @@ from typing import Any, cast
 
 from memprof.compat import torch as names
 from memprof.compat.patching import Patches
+from memprof.foreign import Args, Kwargs
 from memprof.recording.cuda.ring import AllocationCount
+from memprof.recording.frames import compiler_not_imported
 from memprof.recording.recorder import RawSnapshot, Segment
 
 # What this process's torch tells of failed allocations: it takes observers and never gives them back.
@@ -66,7 +68,7 @@ class TorchCuda:
     def record(self, context: str | None, stacks: str, max_entries: int, skip: list[str], clear: bool) -> None:
         """Turn the history on: ``context`` says for which events stacks are kept, ``skip`` which events are left out;
         ``stacks`` is ``"python"``, or ``"all"`` with C++ frames."""
-        arguments: dict[str, Any] = {"context": context, "stacks": stacks, "max_entries": max_entries}
+        arguments: Kwargs = {"context": context, "stacks": stacks, "max_entries": max_entries}
         if skip:
             arguments["skip_actions"] = skip
         if clear and "clear_history" in self._accepted:
@@ -88,7 +90,7 @@ class TorchCuda:
         return patches.restore
 
     @staticmethod
-    def skipped_by(arguments: tuple[Any, ...], named: dict[str, Any]) -> list[str]:
+    def skipped_by(arguments: Args, named: Kwargs) -> list[str]:
         """Return the kinds of events that a switch leaves out from then on, given what its function is called with."""
         given = [*arguments, *named.values()]  # the only list that either function takes
         return next(([str(one) for one in value] for value in given if isinstance(value, list)), [])
@@ -111,7 +113,8 @@ class TorchCuda:
         return end
 
     def snapshot(self) -> RawSnapshot:
-        return cast(RawSnapshot, dict(self._snapshot()))
+        with compiler_not_imported():
+            return cast(RawSnapshot, dict(self._snapshot()))
 
     def segments(self) -> list[Segment]:
         """Return the allocator's state, on a torch that can without the history: cheap."""

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memprof.emulate.notes import emulation_notes, uncomputed_notes
+from memprof.foreign import Args, Kwargs
 from memprof.recording.cuda.backend import Counted, TorchCuda
 from memprof.recording.cuda.copying import copied
 from memprof.recording.cuda.history_gaps import BLOCK_EVENTS, Gap, block_changes
@@ -223,7 +224,7 @@ class CudaHistory:
         finally:
             self._is_switching = False
 
-    def _switching(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
+    def _switching(self, args: Args, kwargs: Kwargs) -> list[str] | None:
         """Leave the history to the program, which is about to switch it; return the kinds of events it leaves out, None
         if it is memprof that switches."""
         if self._is_switching or self._stop_us:
@@ -454,7 +455,7 @@ def _tell_oom(device: int, requested: int, allowed: int, device_free: int) -> No
         recorder.guard.hook(recorder.failed)(device, requested, allowed, device_free)
 
 
-def _tell_reset(arguments: tuple[Any, ...], _named: dict[str, Any]) -> None:
+def _tell_reset(arguments: Args, _named: Kwargs) -> None:
     device = arguments[0] if arguments and isinstance(arguments[0], int) else None
     for recorder in list(_recording):
         recorder.guard.hook(recorder.peaks_are_reset)(device)

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from memprof.files import is_newer, read_source
+from memprof.foreign import SnapshotFile
 from memprof.frame_paths import frame_path
 from memprof.text import clean_text
 
@@ -18,7 +19,7 @@ LARGEST_FILE, LARGEST_SUM = 256 << 10, 2 << 20
 _MOST_STACKS = 20_000
 
 
-def program_sources(raw: dict[str, Any], started: float) -> list[dict[str, Any]]:
+def program_sources(raw: SnapshotFile, started: float) -> list[dict[str, Any]]:
     """Return the sources of the program's files, as the snapshot's ``"memprof"`` key has them.
 
     Args:
@@ -38,7 +39,7 @@ def program_sources(raw: dict[str, Any], started: float) -> list[dict[str, Any]]
     return found
 
 
-def _files_in(raw: dict[str, Any]) -> set[str]:
+def _files_in(raw: SnapshotFile) -> set[str]:
     """Return the files that stacks name; of many stacks, evenly spread ones are read."""
     segments, traces = raw.get("segments") or [], raw.get("device_traces") or []
     blocks = [block for segment in segments for block in segment.get("blocks") or []]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -15,6 +16,11 @@ from memprof.recording.guard import FailureGuard, mark_user_error
 
 PLAIN: Any = torch_names.PLAIN_DISPATCH.get()
 STRIDED = torch.strided
+_NO_OVERRIDES: Any = torch_names.NO_FUNCTIONS.get()
+#: Torch's own layout and storage of a tensor, whatever a subclass has in their place; for use while an operation is
+#: shown, when no ``__torch_function__`` is called.
+layout_of: Callable[[torch.Tensor], Any] = torch.Tensor.layout.__get__
+storage_in_operation: Callable[[torch.Tensor], torch.UntypedStorage] = torch.Tensor.untyped_storage
 # What an operation's tensors are, by their types.
 _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 
@@ -87,18 +93,22 @@ class Watching(_DispatchMode):  # type: ignore[misc]
                 return NotImplemented  # it unpacks itself first; its inner tensors come by here again
             if kind == _NO_MEMORY:
                 return func(*args, **kwargs)
-        try:
-            out = func(*args, **kwargs)
-        except RuntimeError as error:
-            failed(error)
-            raise
+        # Calling an operator from Python calls the `__torch_function__` of its arguments, which autograd does not.
+        # Others' operators may be written in Python and rely on it.
+        with _NO_OVERRIDES() if getattr(func, "namespace", "") == "aten" else contextlib.nullcontext():
+            try:
+                out = func(*args, **kwargs)
+            except RuntimeError as error:
+                failed(error)
+                raise
         if trace.guard.failure is None and trace.is_watching:
             try:
-                if requested := trace.too_much(out):
-                    # The operation has run; dropping its result leaves things as if it had not.
-                    out = None
-                    raise mark_user_error(trace.refusal(requested))
-                trace.see(func, args, kwargs, out)
+                with _NO_OVERRIDES():
+                    if requested := trace.too_much(out):
+                        # The operation has run; dropping its result leaves things as if it had not.
+                        out = None
+                        raise mark_user_error(trace.refusal(requested))
+                    trace.see(func, args, kwargs, out)
             except Exception as error:
                 trace.guard.shut(error)  # a hook's guard without its frame: this runs at every operation
         return out
@@ -132,7 +142,7 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.layout is STRIDED:
+            if layout_of(value) is STRIDED:
                 found.append(value)
         elif isinstance(value, (list, tuple)):
             found += tensors_in(value)

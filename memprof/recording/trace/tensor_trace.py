@@ -9,7 +9,6 @@ The mode neither computes nor draws random numbers: an operation runs as it woul
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import re
 import sys
@@ -24,12 +23,22 @@ import torch
 
 from memprof.compat.patching import Patches
 from memprof.compat.torch import OPERATOR_SCHEMA, STORAGE_RESIZE
+from memprof.foreign import Args, Kwargs
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import FailureGuard, mark_user_error
 from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
-from memprof.recording.storages import storage_key
+from memprof.recording.storages import gradient_of, is_tensor, storage_key, storage_of
 from memprof.recording.trace.clock import Clock
-from memprof.recording.trace.dispatch_mode import PLAIN, STRIDED, Watching, keep_compiler_off, remove_mode, tensors_in
+from memprof.recording.trace.dispatch_mode import (
+    PLAIN,
+    STRIDED,
+    Watching,
+    keep_compiler_off,
+    layout_of,
+    remove_mode,
+    storage_in_operation,
+    tensors_in,
+)
 from memprof.recording.trace.module_scope import ModuleScope
 from memprof.recording.trace.snapshot_format import Born, Died, Held, write_snapshot
 from memprof.recording.trace.training_regions import Region
@@ -170,10 +179,9 @@ class TensorTrace:
             return
         unseen: dict[int, int] = {}
         for tensor in _visible_tensors():
-            with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
-                storage = tensor.untyped_storage()
-                if storage_key(storage) not in self._live and self._ours(storage):
-                    unseen[storage_key(storage)] = storage.nbytes()
+            storage = storage_of(tensor)
+            if storage is not None and storage_key(storage) not in self._live and self._ours(storage):
+                unseen[storage_key(storage)] = storage.nbytes()
         nbytes = sum(unseen.values())
         names = [one.name for one in (earlier or threads) if one.may_have_worked or unseen]
         if nbytes or any(one.may_have_worked for one in earlier):
@@ -245,25 +253,25 @@ class TensorTrace:
 
     # -- what happens to storages ------------------------------------------------------------------------------
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def see(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Account for one operation: what it was given, and what it made."""
         live = self._live
         for value in args:
             if isinstance(value, torch.Tensor):
-                if value.layout is STRIDED and storage_key(value.untyped_storage()) not in live:
+                if layout_of(value) is STRIDED and storage_key(storage_in_operation(value)) not in live:
                     self._birth(value, func)
             elif isinstance(value, (list, tuple)):
                 for tensor in tensors_in(value):
-                    if storage_key(tensor.untyped_storage()) not in live:
+                    if storage_key(storage_in_operation(tensor)) not in live:
                         self._birth(tensor, func)
         if kwargs:
             for tensor in tensors_in(kwargs.values()):
-                if storage_key(tensor.untyped_storage()) not in live:
+                if storage_key(storage_in_operation(tensor)) not in live:
                     self._birth(tensor, func)
-        made = ([out] if out.layout is STRIDED else []) if isinstance(out, torch.Tensor) else tensors_in((out,))
+        made = ([out] if layout_of(out) is STRIDED else []) if isinstance(out, torch.Tensor) else tensors_in((out,))
         changes = self._changes(func)
         for tensor in made:
-            storage = tensor.untyped_storage()
+            storage = storage_in_operation(tensor)
             watch = live.get(storage_key(storage))
             if watch is None:
                 self._birth(tensor, func)
@@ -298,7 +306,7 @@ class TensorTrace:
             return 0
         wanted, seen = self._allocated, set()
         for tensor in tensors_in((out,)):
-            storage = tensor.untyped_storage()
+            storage = storage_in_operation(tensor)
             if storage_key(storage) not in seen and self._ours(storage):
                 seen.add(storage_key(storage))
                 known = self._live.get(storage_key(storage))
@@ -336,7 +344,8 @@ class TensorTrace:
         return True
 
     def _birth(self, tensor: torch.Tensor, func: Any) -> None:
-        self._born(tensor.untyped_storage(), tuple(tensor.shape), tensor.dtype, func)
+        shape, dtype = torch.Tensor.shape.__get__(tensor), torch.Tensor.dtype.__get__(tensor)
+        self._born(storage_in_operation(tensor), tuple(shape), dtype, func)
 
     def _born(self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
         nbytes = storage.nbytes()
@@ -375,13 +384,10 @@ class TensorTrace:
         self._live[watch.key] = watch
 
     def _adopt(self, tensor: torch.Tensor) -> None:
-        try:
-            storage = tensor.untyped_storage()
-            if storage_key(storage) in self._live or not self._ours(storage):
-                return
-            if not (nbytes := storage.nbytes()) or not storage.data_ptr():
-                return
-        except (RuntimeError, NotImplementedError, ValueError):  # fake, sparse, wrapper or freed storages
+        storage = storage_of(tensor)
+        if storage is None or storage_key(storage) in self._live or not self._ours(storage):
+            return
+        if not (nbytes := storage.nbytes()) or not storage.data_ptr():
             return
         self._remember(storage, nbytes)
         self._allocated += nbytes
@@ -415,7 +421,7 @@ class TensorTrace:
         around = self.guard.around(STORAGE_RESIZE.get(), self._before_resize, self._resized)
         self._patches.put(*STORAGE_RESIZE.place(), around)
 
-    def _before_resize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.UntypedStorage:
+    def _before_resize(self, args: Args, kwargs: Kwargs) -> torch.UntypedStorage:
         storage: torch.UntypedStorage = args[0]
         if self._capacity is not None and self.is_watching:
             size = args[1] if len(args) > 1 else kwargs["size"]
@@ -441,18 +447,13 @@ keep_compiler_off(TensorTrace._died.__code__)
 
 
 def _visible_tensors() -> list[torch.Tensor]:
-    """Return the tensors Python objects stand for. ``type()``, not ``isinstance``: lazy proxies must stay asleep."""
+    """Return the tensors Python objects stand for, and their gradients."""
     found = []
     for thing in _tracked_objects():
-        kind = type(thing)
-        if issubclass(kind, torch.Tensor) and getattr(kind, "__torch_dispatch__", PLAIN) is PLAIN:
+        if is_tensor(thing) and getattr(type(thing), "__torch_dispatch__", PLAIN) is PLAIN:
             found.append(thing)
-            try:
-                grad = thing.grad if thing.is_leaf else None
-            except RuntimeError:
-                grad = None
-            if grad is not None:
-                found.append(grad)
+            if (gradient := gradient_of(thing)) is not None:
+                found.append(gradient)
     return found
 
 

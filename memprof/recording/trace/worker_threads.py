@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from memprof.compat.optional_packages import RAW_THREAD_START, THREAD_START, THREAD_TARGET
 from memprof.compat.patching import Patches
+from memprof.foreign import Args, Kwargs
 from memprof.recording.guard import FailureGuard
 from memprof.recording.trace.dispatch_mode import Watching, remove_mode
 
@@ -85,13 +86,13 @@ class WorkerThreads:
             found.append(EarlierThread(thread.name, has_worked, is_logger))
         return found
 
-    def _with_mode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _with_mode(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         if not args or not callable(args[0]):
             return args, kwargs
         # The thread may outlive the recording, and must not keep it alive.
         threads, guard = weakref.ref(self), FailureGuard(lost="what threads do that start while memprof records")
 
-        def enter(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Watching | None:
+        def enter(_args: Args, _kwargs: Kwargs) -> Watching | None:
             these = threads()
             return None if these is None else these._guard(these._enter)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memprof.compat import torch as torch_names
+from memprof.foreign import Args, Kwargs
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.shortcut_switches import shortcut
 
@@ -123,7 +124,7 @@ class Tracking(_Mode):  # type: ignore[misc]
         return args[0].new_empty((self._selected(tuple(args[1].shape)),))
 
 
-def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, None]:
+def _dispatched(func: Any, args: Args, kwargs: Kwargs) -> tuple[Any, None]:
     return func(*args, **kwargs), None
 
 

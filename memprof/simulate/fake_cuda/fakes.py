@@ -18,7 +18,7 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.simulate.fake_cuda.autocast import cuda_autocast
 from memprof.simulate.fake_cuda.sdpa_kernels import DEFAULT_CAPABILITY, cuda_attention
-from memprof.snapshot.unpickle import collector_paused
+from memprof.snapshot.columns import collector_paused
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _worlds = count()  # opened so far

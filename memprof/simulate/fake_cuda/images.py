@@ -18,6 +18,7 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
+from memprof.foreign import Kwargs
 
 # Smallest and largest image in pixels where the model's folder has no preprocessor_config.json, as published.
 _QWEN_PIXELS = {"qwen2_vl": (56 * 56, 28 * 28 * 16384), "qwen2_5_vl": (56 * 56, 28 * 28 * 16384)}
@@ -204,7 +205,7 @@ def _positions(input_ids: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tenso
     return input_ids.new_zeros(3, rows, tokens), input_ids.new_zeros(rows, 1)
 
 
-def _with_places(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _with_places(module: Any, args: Any, kwargs: Kwargs) -> tuple[Any, dict[str, Any]]:
     """Give a vision tower the places of its patches and its windows, which it would compute from values."""
     from transformers.vision_utils import get_vision_window_index
 

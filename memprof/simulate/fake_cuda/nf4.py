@@ -6,13 +6,15 @@ PEFT (``tuners/lora/bnb.py``), and held against torch's own allocator by ``pytho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
+
+from memprof.foreign import ConfigValues
 
 # Values that share a scale, and scales that share one where they are quantised themselves.
 _BLOCK, _SCALES = 64, 256
@@ -33,7 +35,7 @@ class Nf4:
     double: bool = False
 
     @classmethod
-    def of(cls, asked: Mapping[str, Any]) -> Nf4:
+    def of(cls, asked: ConfigValues) -> Nf4:
         """Read the attributes or arguments of a ``BitsAndBytesConfig``, with its defaults."""
         compute = asked.get("bnb_4bit_compute_dtype") or torch.float32
         if isinstance(compute, str):

@@ -53,7 +53,7 @@ def in_full_because(query: Any, key: Any, mask: Any, enable_gqa: bool, capabilit
     card = f"compute capability {major}.{minor}" if major else "a GPU of unknown compute capability"
     no_flash = f"{card} has no flash kernel" if capability < _AMPERE else "flash supports neither masks nor such heads"
     if enable_gqa and query.shape[1] != key.shape[1]:
-        return f"{no_flash}, and the memory-efficient ones take no grouped heads"
+        return f"{no_flash}, and the memory-efficient ones don't support grouped heads"
     return f"{no_flash}, and no memory-efficient one for {str(query.dtype).removeprefix('torch.')}"
 
 

@@ -68,8 +68,8 @@ class ColocatedEngine:
 
     @contextmanager
     def _parked(self, model: Any, optimizer: Any) -> Iterator[None]:
-        """Free the device memory of what :class:`memprof.grpo.parking.WeightParking` parks, and count both copies."""
-        from memprof.grpo.parking import tensors_of
+        """Free the device memory that :class:`memprof.grpo.cpu_offload.WeightOffload` frees, and count both copies."""
+        from memprof.grpo.cpu_offload import tensors_of
 
         recorder, book = self._session.fake_recorder, self._session.book
         storages = recorder.storages

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.foreign import RawRecord
 from memprof.recording.recorder import Tags
 from memprof.recording.trace.module_scope import ModuleScope
 from memprof.recording.trace.snapshot_format import Born, _TagWriter
@@ -62,7 +63,7 @@ class Blocks:
         self.stream_of: Callable[[], int] = int
         self.rehearsal: Rehearsal | None = None
         self.round: RoundLog | None = None
-        self.oom: dict[str, Any] | None = None
+        self.oom: RawRecord | None = None
         self._heap, self._capture = heap, capture
         self._writer = _TagWriter()
 

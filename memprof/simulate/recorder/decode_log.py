@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from memprof.foreign import Kwargs
 from memprof.recording.trace.snapshot_format import Born
 from memprof.vocabulary import Category
 
@@ -43,7 +44,7 @@ class Kernel(NamedTuple):
 
     func: Any
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Kwargs
     made: Sequence[Any]
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from memprof.compat import torch as torch_names
+from memprof.foreign import Args, Kwargs
 from memprof.vocabulary import Phase
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -77,7 +78,7 @@ class Work:
         self._kernels: dict[int, _Kernel | None] = {}
         self._facts: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, alike: int | None = None) -> None:
+    def see(self, func: Any, args: Args, kwargs: Kwargs, out: Any, alike: int | None = None) -> None:
         """Count one operation; views and what makes no kernel count nothing.
 
         Calls with the same number ``alike`` do the same work.
@@ -96,7 +97,7 @@ class Work:
         for tally in self.also:
             tally.add(kernel, 1.0)
 
-    def _kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> _Kernel | None:
+    def _kernel(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> _Kernel | None:
         """Return what an operation's kernel computes and moves; None where there is no kernel."""
         nothing, formula = self._facts.get(func) or self._look(func)
         if nothing:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from memprof.allocator.model import Pool, segment_record
 from memprof.allocator.settings import AllocatorSettings
+from memprof.foreign import RawRecord
 
 
 class PlainHeap:
@@ -40,7 +40,7 @@ class PlainHeap:
             self.on_event("free_requested", address, size, 0, 0)
             self.on_event("free_completed", address, size, 0, 0)
 
-    def segments(self) -> list[dict[str, Any]]:
+    def segments(self) -> list[RawRecord]:
         """List each storage as a segment of its own, as a tensor trace has it."""
         home = Pool(0, 0, False)
         return [segment_record([(address, size, size, False)], home, False) for address, size in self._live.items()]

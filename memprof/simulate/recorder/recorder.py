@@ -15,6 +15,7 @@ import torch
 
 from memprof.allocator.model import CachingAllocator
 from memprof.compat import torch as torch_names
+from memprof.foreign import Args, Kwargs
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import NULL_GUARD
 from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
@@ -83,7 +84,7 @@ class FakeRecorder:
             self.blocks.region.stop()
             self.storages.stop()
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, alike: int | None = None) -> None:
+    def see(self, func: Any, args: Args, kwargs: Kwargs, out: Any, alike: int | None = None) -> None:
         """Account for what an operation made, its kernel's own temporaries included.
 
         ``alike``: a number that only calls of this operation with arguments of the same shapes have.

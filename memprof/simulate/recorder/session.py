@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memprof.allocator.model import CachingAllocator
+from memprof.foreign import SnapshotFile
 from memprof.recording.guard import NULL_GUARD
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.session import Session
@@ -29,6 +30,7 @@ class FakeSession(Session):
 
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
         super().__init__(recorder, config=config, rank=0, world_size=world_size, guard=NULL_GUARD)
+        self.identity = None  # a simulation is no run
         self.fake_recorder = recorder
         storages, blocks = recorder.storages, recorder.blocks
         self.owners = self.book = FakeOwnerBook(recorder.now_us, storages.address_of, lambda: blocks.rehearsal)
@@ -67,7 +69,7 @@ class FakeSession(Session):
     def _rss(self) -> int:
         return PROCESS_BYTES + self.fake_recorder.storages.host.held + self.managed_bytes + self.host_bytes
 
-    def to_raw(self) -> dict[str, Any]:
+    def to_raw(self) -> SnapshotFile:
         raw = super().to_raw()
         pinned = self.fake_recorder.storages.host
         raw["memprof"]["host"] = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from memprof.allocator.model import CachingAllocator
+from memprof.foreign import RawRecord, SnapshotFile
 from memprof.recording.frames import StackWriter
 from memprof.simulate.recorder.plain_heap import PlainHeap
 
@@ -78,7 +79,7 @@ class Trace:
             self.took(address, captured, tag)
             self._add("alloc", address, size, stream, 0)
 
-    def written(self, device: int, hidden: tuple[str, ...]) -> dict[str, Any]:
+    def written(self, device: int, hidden: tuple[str, ...]) -> SnapshotFile:
         """Return plain dicts and lists, as torch does, for the device's index; frames in ``hidden`` own no memory."""
         stacks = StackWriter(hidden)
         frames = frames_of([e.captured for e in self.events], stacks)
@@ -97,7 +98,7 @@ class Trace:
         self.events.append(Event(action, address, size, self.now, stream, pool, *self._cause))
 
 
-def _entry(event: Event, frames: Any) -> dict[str, Any]:
+def _entry(event: Event, frames: Any) -> RawRecord:
     row = {
         "action": event.action,
         "addr": event.address,
@@ -120,7 +121,7 @@ def frames_of(captured: list[Any], stacks: StackWriter) -> list[Any]:
     return [one if isinstance(one, list) else frames for one, frames in zip(captured, written, strict=True)]
 
 
-def _add_frames(segments: list[dict[str, Any]], origins: Mapping[int, tuple[Any, str]], stacks: StackWriter) -> None:
+def _add_frames(segments: list[RawRecord], origins: Mapping[int, tuple[Any, str]], stacks: StackWriter) -> None:
     blocks = [b for s in segments for b in s["blocks"] if b["state"] != "inactive"]
     known = [origins.get(b["address"], (None, "")) for b in blocks]
     for block, frames, (_, tag) in zip(blocks, frames_of([c for c, _ in known], stacks), known, strict=True):

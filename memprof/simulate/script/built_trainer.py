@@ -18,6 +18,7 @@ from memprof.compat.patching import replacing
 from memprof.config.from_trainer import as_built, from_arguments, prompt_tokens, trainer_kind
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
+from memprof.foreign import Kwargs
 from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.simulate.fake_cuda.fakes import as_fakes
 from memprof.simulate.fake_cuda.nf4 import tell_of_adapters
@@ -109,7 +110,7 @@ class ScriptTrainer:
 
         return init
 
-    def _prepare(self, trainer: Any, given: dict[str, Any], signature: inspect.Signature) -> None:
+    def _prepare(self, trainer: Any, given: Kwargs, signature: inspect.Signature) -> None:
         """Change what the trainer is built of: its model has fake weights, its arguments suit this machine."""
         from trl import GRPOConfig, GRPOTrainer, RLOOConfig
 

@@ -20,6 +20,7 @@ from memprof.report.run import KnownSettings
 from memprof.simulate.run import simulate, simulate_settings
 
 if TYPE_CHECKING:
+    from memprof.foreign import SnapshotFile
     from memprof.simulate.script.run import ScriptRun
 
 _TRAINERS = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "RLOOTrainer", "SFTTrainer")
@@ -35,7 +36,7 @@ def simulate_script(
     gpu: Gpu | None = None,
     stacks: bool = True,
     allow_unsimulated: bool = False,
-) -> dict[str, Any]:
+) -> SnapshotFile:
     """Run a script until it trains, and simulate that; the result is a raw snapshot.
 
     Args:
@@ -85,7 +86,7 @@ def simulate_script(
     return _told(raw, found, how, gpu)
 
 
-def _told(raw: dict[str, Any], found: ScriptRun, how: str, gpu: Gpu | None) -> dict[str, Any]:
+def _told(raw: SnapshotFile, found: ScriptRun, how: str, gpu: Gpu | None) -> SnapshotFile:
     """Note in the snapshot what was simulated of the script, and how."""
     extra = raw["memprof"]
     if found.left_out:

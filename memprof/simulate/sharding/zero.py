@@ -23,6 +23,7 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings, ShardingSettings
+from memprof.foreign import Kwargs
 from memprof.simulate.recorder.session import FakeSession
 from memprof.vocabulary import Category
 
@@ -154,7 +155,7 @@ class ZeroEngine:
 class ZeroOptimizer(torch.optim.Optimizer):
     """Step the engine's partitions one after the other, by an optimizer of this ``kind``."""
 
-    def __init__(self, engine: ZeroEngine, kind: type, arguments: dict[str, Any]) -> None:
+    def __init__(self, engine: ZeroEngine, kind: type, arguments: Kwargs) -> None:
         self._engine = engine
         self.inner = kind(engine.masters, **arguments)
         super().__init__(engine.masters, {"lr": arguments.get("lr", 0.0)})

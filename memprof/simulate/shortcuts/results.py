@@ -17,6 +17,7 @@ import torch
 
 from memprof.compat import torch as torch_names
 from memprof.compat.check import fault_of
+from memprof.foreign import Args, Kwargs
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _is_symbolic = attrgetter(torch_names.FAKE_SYMBOLIC.name)
@@ -48,7 +49,7 @@ class KnownResults:
         self._cacheable: dict[int, bool] = {}
         self._make = _Making()
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> tuple[Any, int | None]:
         """Return what ``func`` returns for these arguments, executed only where it is not known.
 
         Returned beside it: a number that all calls with arguments like these have, None where they are not told apart.
@@ -78,7 +79,7 @@ def _is_cacheable(func: Any) -> bool:
     return plain and not _LEFT_ALONE.intersection(func.tags) and "lift" not in str(func)
 
 
-def _key(number: int, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> tuple[Any, ...] | None:
+def _key(number: int, args: Args, kwargs: Kwargs, tensors: list[Any]) -> tuple[Any, ...] | None:
     """Return what an operation is known by, and fill ``tensors``; None where one of them is not dense."""
     facts: list[Any] = [number, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
     if not _add_facts(args, facts, tensors):

@@ -17,7 +17,7 @@ from memprof.simulate.recorder.round_log import Born, RoundLog
 _EXECUTED = 3  # at most, until one is known to repeat the one before it
 
 
-def alike_rounds(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[slice]:
+def identical_iterations(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[slice]:
     """Yield the rounds of a loop that are to be executed; repeat the events of those alike in length in between."""
     first: RoundLog | None = None
     pattern: _Pattern | None = None

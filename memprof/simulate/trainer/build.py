@@ -12,6 +12,7 @@ from memprof.config.optimizers import optimizer
 from memprof.config.settings import ModelSettings, Settings, TrainerSettings
 from memprof.config.to_trl_config import adapter_arguments, four_bit_arguments, grpo_arguments
 from memprof.errors import UsageError
+from memprof.foreign import Kwargs
 from memprof.simulate.fake_cuda.images import HostValues, fake_images, images_of, processor_of, put_images
 from memprof.simulate.fake_cuda.nf4 import Nf4, tell_of_adapters
 from memprof.simulate.recorder.session import FakeSession
@@ -175,7 +176,7 @@ def trainer_arguments(settings: Settings, folder: str) -> Any:
     return arguments
 
 
-def _unattended(folder: str, steps: int) -> dict[str, Any]:
+def _unattended(folder: str, steps: int) -> Kwargs:
     """Return the arguments of every simulated trainer: it trains ``steps`` steps, and reports and saves nothing."""
     return {
         "output_dir": folder,
@@ -201,7 +202,7 @@ def adapter_of(settings: ModelSettings) -> Any:
     return getattr(peft, kind)(**arguments, task_type="CAUSAL_LM")
 
 
-def _rewards(settings: Settings) -> dict[str, Any]:
+def _rewards(settings: Settings) -> Kwargs:
     if settings.reward_model is None:
         return {"reward_funcs": reward_function}
     return {"reward_funcs": [reward_model(settings)], "reward_processing_classes": [RewardTokenizer(settings)]}

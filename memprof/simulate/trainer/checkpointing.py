@@ -19,6 +19,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
+from memprof.foreign import Kwargs
 from memprof.simulate.recorder.session import FakeSession
 from memprof.vocabulary import Category
 
@@ -34,7 +35,7 @@ def choose_checkpointing(model: Any, kind: str) -> None:
 def _offload(model: Any) -> None:
     inner = transformers_names.OFFLOADED_CHECKPOINTING.of(model)
 
-    def enable(_: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **__: Any) -> None:
+    def enable(_: Any, gradient_checkpointing_kwargs: Kwargs | None = None, **__: Any) -> None:
         inner(gradient_checkpointing_kwargs or {"use_reentrant": False}, 1, True)
 
     bind(model, transformers_names.CHECKPOINTING, enable)

@@ -143,7 +143,7 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
 
     def parts(total: int, size: int) -> Iterator[slice]:
         found, rounds = list(parts_of(total, size)), shortcut("rounds")
-        return iter(found) if rounds is None else rounds.alike_rounds(session.fake_recorder, found)
+        return iter(found) if rounds is None else rounds.identical_iterations(session.fake_recorder, found)
 
     return [(tiled_mlp, "parts_of", parts), (chunked_loss, "parts_of", parts)]
 

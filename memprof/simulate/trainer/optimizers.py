@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from memprof.config.optimizers import EXACT_BELOW, PAGED_FROM, optimizer
+from memprof.foreign import Kwargs
 
 
 class _Blockwise(torch.optim.Optimizer):
@@ -81,7 +82,7 @@ class _NoStep(torch.optim.Optimizer):
         return None
 
 
-def modelled_optimizer(name: str, model: Any, paged: Callable[[int], None]) -> tuple[type, dict[str, Any]] | None:
+def modelled_optimizer(name: str, model: Any, paged: Callable[[int], None]) -> tuple[type, Kwargs] | None:
     """Return an optimizer as class and arguments; None where torch or transformers have it themselves.
 
     bitsandbytes treats the model's embeddings apart. ``paged`` hears of bytes of state that live in managed memory.

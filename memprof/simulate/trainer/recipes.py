@@ -14,6 +14,7 @@ from memprof.compat.patching import bind
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.config.to_trl_config import lean_arguments
 from memprof.errors import UsageError
+from memprof.foreign import Kwargs
 from memprof.units import format_gib
 
 
@@ -29,7 +30,7 @@ def classes_of(settings: TrainerSettings) -> tuple[Any, Any]:
     return getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")
 
 
-def config_of(settings: Settings) -> dict[str, Any]:
+def config_of(settings: Settings) -> Kwargs:
     """Make the arguments of the recipe's config beside those of every recipe."""
     if not settings.lean:
         return {}
@@ -37,14 +38,14 @@ def config_of(settings: Settings) -> dict[str, Any]:
     return {**lean_arguments(settings), "weights": "as_given", "park_weights": False, **_as_sharded(settings)}
 
 
-def _as_sharded(settings: Settings) -> dict[str, Any]:
+def _as_sharded(settings: Settings) -> Kwargs:
     """Make the choices that the lean trainer makes once accelerate or transformers shards a run, unseen on fakes.
 
     Its reference is then sharded on the devices, and under ZeRO-3 the step is TRL's own.
     """
     if not settings.divided:
         return {}
-    chosen: dict[str, Any] = {"micro_splitting": settings.sharding != "zero3"}
+    chosen: Kwargs = {"micro_splitting": settings.sharding != "zero3"}
     if settings.beta != 0.0 and not settings.has_adapter:
         chosen["reference"] = "device"
     return chosen

@@ -104,7 +104,7 @@ def _decoding(decoding: Any, trainer: Any, model: Any, batch: int, settings: Set
         except decoding.PatternMismatch as reason:
             known[batch] = None
             session.notes.append(
-                f"{_NOT_REPLAYED} ({reason}): what its growth makes the allocator reserve is not known"
+                f"{_NOT_REPLAYED} ({reason}): how much memory the allocator reserves because of its growth is not known"
             )
     return known[batch]
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings, TrainerSettings
+from memprof.foreign import Kwargs
 
 _DPO_BETA = 0.1  # TRL's default, where the settings leave GRPO's
 
 
-def supervised_trainer(settings: Settings, model: Any, tokenizer: Any, adapter: Any, unattended: dict[str, Any]) -> Any:
+def supervised_trainer(settings: Settings, model: Any, tokenizer: Any, adapter: Any, unattended: Kwargs) -> Any:
     """Make the trainer of these settings. Rows are not packed; DPO's reference is a second model or an adapter's base.
 
     The tokenizer reads ``a`` as one token; ``unattended`` are the arguments of every simulated trainer.
@@ -58,7 +59,7 @@ def _row(settings: TrainerSettings) -> dict[str, Any]:
     return {"prompt": "a " * settings.prompt_length, "chosen": text, "rejected": text}
 
 
-def _arguments(settings: TrainerSettings) -> dict[str, Any]:
+def _arguments(settings: TrainerSettings) -> Kwargs:
     replaced = settings.optim == "none" or optimizer(settings.optim).modelled  # once the trainer is built
     return {
         "per_device_train_batch_size": settings.per_device_train_batch_size,

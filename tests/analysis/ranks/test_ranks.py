@@ -94,6 +94,16 @@ def test_spreads_are_the_ranks_own_figures() -> None:
     assert backward["highest_bytes"] == max(peaks)
 
 
+def test_a_sum_over_ranks_is_valid_whatever_they_say() -> None:
+    ranks = summaries(1, 1, 1)
+    for rank in ranks:
+        for phase in rank["phases"]:
+            phase["peak_bytes"] = 2**62
+    found = across(ranks, 3)
+    assert {spread["total_bytes"] for spread in found["phases"]} == {3 * 2**62}
+    validate({**rank_report(0, 3, 1), "ranks": ranks, "across_ranks": found})
+
+
 def test_equal_ranks_differ_in_nothing() -> None:
     found = across(summaries(1, 1, 1), 3)
     assert found["differences"] == []

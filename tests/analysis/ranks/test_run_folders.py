@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.analysis.ranks.run_folders import other_runs, places_of_run, unused_folder
+from memprof.analysis.ranks.run_folders import earlier_runs, other_runs, places_of_run, run_started, unused_folder
 
 
 def old(path: Path, at: float = 1000.0) -> None:
@@ -66,6 +66,26 @@ def test_other_runs_are_named(tmp_path: Path, place: str, says: str) -> None:
     (tmp_path / "_memprof-11").mkdir()  # nothing was written to it
     (tmp_path / "_memprof-0").mkdir()
     assert other_runs(tmp_path / place) == says
+
+
+@pytest.mark.parametrize("line", ['{"schema": "memprof.counters/1", "started": 9.5, "rank": 0}', "[1]", "", "{"])
+def test_the_newest_run_is_known_by_when_it_started(tmp_path: Path, line: str) -> None:
+    """By the time of its oldest file, if no file says so."""
+    old(tmp_path / "_memprof" / "step-000002.rank-0.pickle", at=500.0)
+    old(tmp_path / "_memprof" / "report.html", at=3000.0)  # drawn again later
+    counters = tmp_path / "_memprof-2" / "counters.rank-0.jsonl"
+    old(counters)
+    counters.write_text(f"{line}\n")
+    os.utime(counters, (1000.0, 1000.0))
+    says = line.startswith('{"')
+    assert run_started(tmp_path / "_memprof") == 500.0
+    assert run_started(tmp_path / "_memprof-2") == (9.5 if says else 1000.0)
+    newest = "_memprof" if says else "_memprof-2"
+    assert places_of_run(tmp_path) == (tmp_path, tmp_path / newest)
+    assert other_runs(tmp_path).startswith(f"{newest} is the newest of 2 runs")
+    folders = {tmp_path / "_memprof", tmp_path / "_memprof-2"}
+    assert earlier_runs(folders) == folders - {tmp_path / newest}
+    assert earlier_runs({tmp_path / "_memprof-2", tmp_path / "_memprof-3"}) == set()  # numbered by somebody else
 
 
 def test_a_folder_with_one_run_has_no_others(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from memprof.cli.simulation_options import settings_of
 from memprof.config.settings import Settings, read_settings
 from memprof.errors import UnsafePickle
 from memprof.simulate.trainer.build import adapter_of
-from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import read_plain
+from memprof.snapshot.writer import save_snapshot
 
 # Seconds that a write is slowed down to: several times what a step of the shrunk model takes on a busy machine.
 WRITING = 8

@@ -142,9 +142,9 @@ def test_the_price_of_a_rolling_batch_is_its_decode_steps(model: str) -> None:
 
 def test_the_lean_trainer_goes_in_pieces_while_micro_batches_are_left_out() -> None:
     """Else the tables' lean rows would be of TRL's own step."""
-    from benchmarks.lean.memory import alike_once
+    from benchmarks.lean.memory import repeated_micro_batches_once
     from memprof.grpo import LeanGRPOTrainer
     from memprof.grpo.support import steps_elsewhere
 
-    with alike_once():
+    with repeated_micro_batches_once():
         assert not steps_elsewhere(LeanGRPOTrainer)

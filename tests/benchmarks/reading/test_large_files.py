@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from benchmarks.reading.large_files import measure, replay, write_replay
 from memprof._native import scanner
-from memprof.snapshot import save_snapshot, snapshot_from_raw
+from memprof.snapshot import snapshot_from_raw
 from memprof.snapshot.rows import scan_file
 from memprof.snapshot.unpickle import read_plain
+from memprof.snapshot.writer import save_snapshot
 from memprof.timeline.timeline import build_timeline
 from tests.snapshot.programs import Program, programs
 

@@ -11,8 +11,8 @@ from benchmarks.simulator import classes, decisions
 from benchmarks.simulator import comparisons as simulated
 from benchmarks.simulator.emulated import edges, matrix
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGE = " ".join((DOCS / "measurements.md").read_text(encoding="utf-8").split())
+MEASUREMENTS = (Path(__file__).resolve().parents[3] / "benchmarks" / "measurements.md").read_text(encoding="utf-8")
+PAGE = " ".join(MEASUREMENTS.split())
 ROWS = json.loads(simulated.RESULTS.read_text())["comparisons"]
 
 
@@ -24,8 +24,7 @@ def test_nine_of_ten_comparisons_lie_in_the_range_of_the_others_of_their_class()
     found = classes.gathered()
     outside = classes.outside(found)
     assert len(outside) <= 0.1 * len(found["comparisons"])
-    page = " ".join((DOCS / "accuracy.md").read_text(encoding="utf-8").split())
-    assert all(f"*{name}*" in page for name in outside)
+    assert all(f"*{name}*" in PAGE for name in outside)
     for where in {row["where"] for row in found["comparisons"]}:
         names = [row["name"] for row in found["comparisons"] if row["where"] == where]
         assert sum(name in outside for name in names) <= 0.1 * len(names), where
@@ -53,8 +52,7 @@ def test_every_case_was_run() -> None:
 
 
 def test_each_row_that_differs_from_the_real_allocator_has_a_reason() -> None:
-    page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
-    explained = " ".join(page.split("## Compared with the real allocator")[1].partition("\n## ")[0].split())
+    explained = " ".join(MEASUREMENTS.split("## Compared with the real allocator")[1].partition("\n## ")[0].split())
     for name, row in matrix.read().items():
         same = all(row["simulated"][kind] == row["measured"][kind] for kind in ("allocated_bytes", "reserved_bytes"))
         assert same or f"*{name}*" in explained, name

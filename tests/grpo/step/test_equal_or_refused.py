@@ -269,7 +269,7 @@ def test_no_value_of_the_callers_arguments_is_another_afterwards(lean: bool, tmp
 
     class During(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seen.append((trainer.model.is_gradient_checkpointing, trainer._techniques.lighten(5000, draws=False)))
+            seen.append((trainer.model.is_gradient_checkpointing, trainer._techniques.reduce_memory(5000, draws=False)))
 
     trainer.add_callback(During())
     weights = [p.detach().clone() for p in trainer.model.parameters()]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memprof.grpo.once_log import OnceLog
-from memprof.grpo.step.optimizer_step import SurvivingStep
+from memprof.grpo.step.optimizer_step import RetryingStep
 from memprof.grpo.step.out_of_memory import Adaptation
 from memprof.grpo.techniques.rounding import StochasticAdamW
 from tests.grpo.step.test_out_of_memory import RunsOut
@@ -43,7 +43,7 @@ def stepped(kind: str, *at: int, parks: bool = False) -> tuple[list[torch.Tensor
             return own(*given)
 
     optimizer.step = short
-    step = SurvivingStep(optimizer, adaptation)
+    step = RetryingStep(optimizer, adaptation)
     for number in range(3):
         for weight in weights:
             drawn = torch.randn(weight.shape, generator=source).to(dtype)
@@ -107,7 +107,7 @@ def test_the_trainers_optimizer_survives_and_counts_as_stepped(
     assert ours.create_optimizer().step is once
     ours.train()
     assert any("stays in host memory" in line for line in ours._once_log.said)
-    assert ours._adaptation.park.__self__.__class__ is SurvivingStep
+    assert ours._adaptation.park.__self__.__class__ is RetryingStep
     assert not [one for one in recwarn if "lr_scheduler.step" in str(one.message)]
 
 
@@ -119,7 +119,7 @@ def test_a_step_that_has_room_is_one_call_of_the_optimizers() -> None:
         weight.grad = torch.ones(3)
     calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(len(optimizer.state)))
-    step = SurvivingStep(optimizer, Adaptation(OnceLog(), lambda: None, lambda: None))
+    step = RetryingStep(optimizer, Adaptation(OnceLog(), lambda: None, lambda: None))
     for _ in range(2):
         step()
     assert calls == [2, 2]
@@ -131,7 +131,7 @@ def test_a_group_is_stepped_once_though_another_has_no_room(has_steps: bool) -> 
     meant, found = ([torch.nn.Parameter(torch.ones(3)) for _ in range(2)] for _ in range(2))
     for weights in (meant, found):
         optimizer = torch.optim.AdamW([{"params": [one]} for one in weights], fused=True)
-        step: Any = SurvivingStep(optimizer, Adaptation(OnceLog(), lambda: None, lambda: None))
+        step: Any = RetryingStep(optimizer, Adaptation(OnceLog(), lambda: None, lambda: None))
         if has_steps:
             weights[1].grad = torch.ones(3)
             step()

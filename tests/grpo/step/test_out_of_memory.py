@@ -51,9 +51,9 @@ class RunsOut(TorchDispatchMode):
 @contextmanager
 def running_out(monkeypatch: pytest.MonkeyPatch, mode: RunsOut) -> Iterator[None]:
     """Let memory run out inside pieces, and nowhere else."""
-    inner = out_of_memory.survive
+    inner = out_of_memory.retry_on_oom
 
-    def survive(piece: Any, run: Callable[..., None], *rest: Any, **named: Any) -> None:
+    def retry_on_oom(piece: Any, run: Callable[..., None], *rest: Any, **named: Any) -> None:
         def short(*given: Any) -> None:
             with mode:
                 run(*given)
@@ -62,7 +62,7 @@ def running_out(monkeypatch: pytest.MonkeyPatch, mode: RunsOut) -> Iterator[None
 
     with monkeypatch.context() as patched:
         for module in (micro_batch, scoring):
-            patched.setattr(module, "survive", survive)
+            patched.setattr(module, "retry_on_oom", retry_on_oom)
         yield
 
 
@@ -120,7 +120,7 @@ def _lives_through(case: str, rounds: int, folder: Path, monkeypatch: pytest.Mon
     at_random = torch.Generator().manual_seed(len(case))
     ours, inputs, times = trained(case, folder)
     adaptation = ours._adaptation
-    adaptation.lighten = lambda *_: None  # the next round would not be this case
+    adaptation.reduce_memory = lambda *_: None  # the next round would not be this case
     counted = RunsOut()
     with running_out(monkeypatch, counted):
         loss, meant = gradients_of(ours, inputs, times)
@@ -151,8 +151,8 @@ def _lives_through(case: str, rounds: int, folder: Path, monkeypatch: pytest.Mon
 def test_what_cannot_be_halved_exactly_ends_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = build("lean", tiny_mixture(), tmp_path, on_oom="adapt", max_tokens_per_piece=1000)
     inputs = with_policies(ours, batch(), beta=0.0)
-    ours._techniques.lighten = lambda *_: None
-    ours._adaptation.lighten = lambda *_: None
+    ours._techniques.reduce_memory = lambda *_: None
+    ours._adaptation.reduce_memory = lambda *_: None
     mode = RunsOut(*range(20, 100000))
     with (
         running_out(monkeypatch, mode),
@@ -206,7 +206,7 @@ def test_what_cannot_be_smaller_gets_the_room_of_the_optimizers_state(
         there_was, short.at = bool(short.at), set()
         return there_was
 
-    ours._adaptation.lighten, ours._adaptation.park = lambda *_: None, park
+    ours._adaptation.reduce_memory, ours._adaptation.park = lambda *_: None, park
     with running_out(monkeypatch, short):
         _, found = gradients_of(ours, inputs, times)
     assert worst(found, meant) <= 3e-6  # halves add up in another order
@@ -219,10 +219,10 @@ def test_a_harder_kind_stays_where_the_tile_shrinks_next(tmp_path: Path, monkeyp
     techniques = build("lean", tiny_llama(), tmp_path, on_oom="adapt", gradient_checkpointing=True)._techniques
     monkeypatch.undo()
     assert techniques.checkpointing == "offloaded"
-    assert techniques.lighten(10_000, draws=False) == "tiled_mlp=4096"
+    assert techniques.reduce_memory(10_000, draws=False) == "tiled_mlp=4096"
     assert (techniques.checkpointing, techniques.tile) == ("offloaded", 4096)
-    assert techniques.lighten(1500, draws=False) == "tiled_mlp=1024"  # larger ones are no tiles
-    assert techniques.lighten(256, draws=False) is None
+    assert techniques.reduce_memory(1500, draws=False) == "tiled_mlp=1024"  # larger ones are no tiles
+    assert techniques.reduce_memory(256, draws=False) is None
 
 
 def test_a_card_adapts_unless_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

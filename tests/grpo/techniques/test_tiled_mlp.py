@@ -158,5 +158,5 @@ def test_mistakes_are_named() -> None:
         apply_tiled_mlp(build(), 0)
     with pytest.raises(UsageError, match="mixture of experts"):
         apply_tiled_mlp(build("mixtral", num_local_experts=2), 4)
-    with pytest.raises(UsageError, match="BloomMLP takes more than hidden states"):
+    with pytest.raises(UsageError, match="BloomMLP requires more than hidden states"):
         apply_tiled_mlp(without_weights("bloom"), 4)

@@ -114,7 +114,7 @@ def test_attention_is_chosen_as_torch_chooses_it_on_the_card(card: str) -> None:
 @pytest.mark.parametrize(
     ("card", "words"),
     [
-        ("T4", "compute capability 7.5 has no flash kernel, and the memory-efficient ones take no grouped heads"),
+        ("T4", "compute capability 7.5 has no flash kernel, and the memory-efficient ones don't support grouped heads"),
         ("V100-16GB", "compute capability 7.0 has no flash kernel"),
         ("Arc B580", "a GPU of unknown compute capability has no flash kernel"),
         *((name, None) for name in ("RTX 4090", "A100-80GB", "H100", "B200")),

@@ -18,7 +18,7 @@ from memprof.allocator.model import CachingAllocator
 from memprof.simulate.recorder.decode_log import Claim, Given, Kernel, Logged, Rehearsal, Taken, Workspace
 from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.shortcuts.decoding.alike_steps import (
+from memprof.simulate.shortcuts.decoding.identical_steps import (
     BEFORE,
     KEPT,
     OWN,

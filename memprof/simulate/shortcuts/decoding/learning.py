@@ -9,8 +9,8 @@ from memprof.compat import transformers as transformers_names
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.grpo.techniques.apply import TILE_TOKENS
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.shortcuts.decoding.alike_steps import Jumps, PatternMismatch
 from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Player, Run, learn
+from memprof.simulate.shortcuts.decoding.identical_steps import Jumps, PatternMismatch
 from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
 from memprof.simulate.trainer.rollout import some_tokens
 

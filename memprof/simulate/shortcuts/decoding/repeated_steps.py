@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from memprof.allocator.model import Block, CachingAllocator, OutOfMemory
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.shortcuts.decoding.alike_steps import Operation, Periods, Span, Steps
+from memprof.simulate.shortcuts.decoding.identical_steps import Operation, Periods, Span, Steps
 
 _TOLD = 24  # how often the trace is told where the blocks of steps that are not told of lie
 _TOTALS = ("allocated", "reserved", "active", "requested")

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from memprof.allocator.model import CachingAllocator
+from memprof.foreign import RawRecord
 from memprof.simulate.recorder.session import FakeSession
 from memprof.vocabulary import Category
 
 #: A stack as a snapshot has it: innermost frame first.
-Frames = list[dict[str, Any]]
+Frames = list[RawRecord]
 
 
 class Allocation(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 
 from memprof.allocator.model import OutOfMemory
 from memprof.config.settings import Settings
+from memprof.foreign import SnapshotFile
 from memprof.recording.run_facts import plain_config
 from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.session import FakeSession
@@ -23,7 +24,7 @@ _PLAIN_NAME = re.compile(r"all-linear|[A-Za-z_][\w-]*")
 
 Train = Callable[[FakeSession], None]
 #: Simulates a model of this config with this capacity; the function trains it, or stands for that.
-Execute = Callable[[Any, "int | None", "Callable[[FakeSession, Train], None]"], dict[str, Any]]
+Execute = Callable[[Any, "int | None", "Callable[[FakeSession, Train], None]"], SnapshotFile]
 Work = dict[tuple["int | None", str], Tally]
 
 
@@ -58,7 +59,7 @@ def simulated_by_depth(
     growth: bool,
     by_name: bool,
     key: tuple[Any, ...],
-) -> dict[str, Any] | None:
+) -> SnapshotFile | None:
     """Simulate by shallow models; None where the run has to be executed in full, which the caller then does.
 
     Args:
@@ -164,7 +165,7 @@ def _affine(first: float, second: float, third: float, repeats: int) -> float:
     return first + repeats * (second - first)
 
 
-def _played(derived: _Derived, config: Any, execute: Execute, capacity: int | None) -> dict[str, Any] | None:
+def _played(derived: _Derived, config: Any, execute: Execute, capacity: int | None) -> SnapshotFile | None:
     is_full = False
     program = derived.growth.program(derived.repeats)
 

@@ -55,7 +55,7 @@ def one(folder: Path, name: str, asked: dict[str, Any], *, parks: bool) -> dict[
         error = str(caught)
     torch.cuda.set_per_process_memory_fraction(1.0)
     weights = sum(p.nbytes for p in trainer.model.parameters())
-    return {"error": error, "beside": engine.beside, "weights": weights, "parked": trainer._parking.parked_bytes,
+    return {"error": error, "beside": engine.beside, "weights": weights, "parked": trainer._offload.parked_bytes,
             **tiny.outcome(trainer)}  # fmt: skip
 
 

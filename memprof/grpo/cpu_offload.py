@@ -11,7 +11,7 @@ import torch
 from memprof.grpo.techniques.offload import HostPool
 
 
-class WeightParking:
+class WeightOffload:
     """Parks a model's parameters and an optimizer's state that are on ``device``; the host memory is kept for the next
     time.
 

@@ -19,7 +19,7 @@ POOL = 128 * MIB
 
 def told(folder: Path, values: dict[str, int] | None = None, **asked: Any) -> dict[str, Any]:
     given = {"folder": str(folder), "case": CASE, "pool": POOL, **asked}
-    found: dict[str, Any] = run("parking", given, env=device(**(values or {})))
+    found: dict[str, Any] = run("cpu_offload", given, env=device(**(values or {})))
     return found
 
 

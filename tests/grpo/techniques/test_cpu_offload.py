@@ -12,8 +12,8 @@ pytest.importorskip("trl")
 
 from memprof.errors import UsageError  # noqa: E402
 from memprof.grpo import LeanGRPOConfig  # noqa: E402
-from memprof.grpo.parking import WeightParking  # noqa: E402
-from memprof.grpo.support import check_parking_of, check_supported  # noqa: E402
+from memprof.grpo.cpu_offload import WeightOffload  # noqa: E402
+from memprof.grpo.support import check_offload_of, check_supported  # noqa: E402
 from tests.grpo.trainers import build, logged, tiny_llama  # noqa: E402
 
 pytestmark = pytest.mark.trl
@@ -57,7 +57,7 @@ def test_training_is_the_same(lora: bool, tmp_path: Path) -> None:
         logs[parks], homes[parks] = logged(trainer), {p.data_ptr() for p in trainer.model.parameters()}
         if parks:
             held = [*trainer.model.parameters(), *(t for s in trainer.optimizer.state.values() for t in s.values())]
-            assert trainer._parking.parked_bytes == sum(t.nbytes for t in held)
+            assert trainer._offload.parked_bytes == sum(t.nbytes for t in held)
     assert logs[True] == logs[False]
     for ours, theirs in zip(engines[True].seen, engines[False].seen, strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -71,7 +71,7 @@ def test_what_shares_memory_shares_it_again() -> None:
     model["a"].weight.data, model["b"].weight.data = flat[:16].view(4, 4), flat[16:].view(4, 4).t()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     kept = list(model.parameters())
-    with WeightParking(torch.device("cpu"), lambda: None).parked(model, None):
+    with WeightOffload(torch.device("cpu"), lambda: None).parked(model, None):
         model["a"].bias.data.add_(1)
     assert all(one is other for one, other in zip(kept, model.parameters(), strict=True))
     weight, other = model["a"].weight, model["b"].weight
@@ -83,7 +83,7 @@ def test_what_shares_memory_shares_it_again() -> None:
 
 def test_it_comes_back_after_an_error() -> None:
     model = torch.nn.Linear(3, 3)
-    value, parking = model.weight.detach().clone(), WeightParking(torch.device("cpu"), lambda: None)
+    value, parking = model.weight.detach().clone(), WeightOffload(torch.device("cpu"), lambda: None)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="engine"), parking.parked(model, None):
             raise RuntimeError("engine")
@@ -100,7 +100,7 @@ def test_moments_that_are_made_of_several_tensors_are_parked_too() -> None:
     codes, scales = torch.randn(3, 3), torch.randn(3, 3)
     before = codes.clone(), scales.clone(), codes.data_ptr()
     optimizer.state[model.weight]["exp_avg"] = TwoTensor(codes, scales)
-    parking = WeightParking(torch.device("cpu"), lambda: None)
+    parking = WeightOffload(torch.device("cpu"), lambda: None)
     with parking.parked(model, optimizer):
         assert codes.data_ptr() != before[2]
     assert parking.parked_bytes == (9 + 3 + 2 * 9) * 4
@@ -115,7 +115,7 @@ def test_quantised_weights_are_not_parked(way: str, tmp_path: Path) -> None:
     """PEFT merges an adapter into new quantised weights; the old ones would come back to nobody."""
     args = LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, park_weights=True)
     model, config = tiny_llama(), {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    check_parking_of(args, model)
+    check_offload_of(args, model)
     if way == "weights":
         args.weights = "nf4"
     elif way == "model_init_kwargs":
@@ -123,9 +123,9 @@ def test_quantised_weights_are_not_parked(way: str, tmp_path: Path) -> None:
     elif way == "loaded":
         model.config.quantization_config = config
     with pytest.raises(UsageError, match=r"quantized ones are replaced .* load the base in bf16\.$"):
-        check_parking_of(args, model, config if way == "arguments" else None)
+        check_offload_of(args, model, config if way == "arguments" else None)
     args.park_weights = False
-    check_parking_of(args, model, config)
+    check_offload_of(args, model, config)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Say what the counters of a run show of the host's memory."""
