@@ -183,7 +183,8 @@ def _simulating(report: Report) -> str:
     try:
         settings_like(msgspec.to_builtins(report.source))
     except InputError as error:
-        return f"memprof cannot simulate it either: {error}."
+        words = str(error)
+        return f"{words[:1].upper()}{words[1:]}."
     return "`memprof advise` simulates the whole step."
 
 
