@@ -125,7 +125,7 @@ def by_stack(before: Sequence[Surplus], after: Sequence[Surplus]) -> list[StackD
         sides = [_grouped(entries, key) for entries in left]
         both = [k for k in sides[0] if k in sides[1]]
         found += [StackDifference(tuple(sides[0].pop(k)), tuple(sides[1].pop(k))) for k in both]
-        left = tuple([entry for group in side.values() for entry in group] for side in sides)
+        left = (_ungrouped(sides[0]), _ungrouped(sides[1]))
     found += [StackDifference(tuple(group), ()) for group in _grouped(left[0], _whole_stack).values()]
     found += [StackDifference((), tuple(group)) for group in _grouped(left[1], _whole_stack).values()]
     return sorted(found, key=lambda change: -abs(change.difference))
@@ -143,6 +143,10 @@ def _grouped(
         where = key(entry)
         groups.setdefault((id(entry),) if where is None else (where, entry.category, entry.detail), []).append(entry)
     return groups
+
+
+def _ungrouped(groups: Mapping[_StackKey, list[Surplus]]) -> list[Surplus]:
+    return [entry for group in groups.values() for entry in group]
 
 
 def _whole_stack(entry: Surplus) -> _StackKey:
