@@ -16,6 +16,7 @@ import msgspec
 
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.optimizers import optimizer
+from memprof.errors import InputError
 from memprof.report import Report
 from memprof.report.advice import Advice
 from memprof.report.base import known
@@ -170,9 +171,21 @@ def with_words(rows: Sequence[Advice], report: Report) -> list[Advice]:
     elif first.enough is False:
         words = f"Not enough alone{_beside(first, others)}."
     else:
-        words = "Whether that is enough alone is not known: the step was not seen whole. "
-        words += "`memprof advise` simulates the whole step."
+        words = "Whether that is enough alone is not known: the step was not recorded completely."
+        words += f" {_simulating(report)}"
     return [msgspec.structs.replace(first, enough_words=words), *others]
+
+
+def _simulating(report: Report) -> str:
+    """Name what simulates the whole step, if that is possible; otherwise say why it is not."""
+    from memprof.config.from_recording import settings_like  # here: only runs that ran out of memory need it
+
+    try:
+        settings_like(msgspec.to_builtins(report.source))
+    except InputError as error:
+        words = str(error)
+        return f"{words[:1].upper()}{words[1:]}."
+    return "`memprof advise` simulates the whole step."
 
 
 def _beside(first: Advice, others: Sequence[Advice]) -> str:

@@ -431,7 +431,8 @@ def _stacks(lost: OnlyIn, gained: OnlyIn, first: str, other: str) -> ChangedStac
         note += f"; blocks of up to {amount(gained.above_bytes)} are not compared: a report does not list them all"
     columns = (
         Column("Difference", right=True), Column("", page="Change", whole=True), Column(first, whole=True, wide=True),
-        Column(other, whole=True, wide=True), "Category", Column("Allocated at", wide=True, on="t"),
+        Column(other, whole=True, wide=True), Column("Category", on="tm"),
+        Column("Category", wide=True, on="p"), Column("Allocated at", wide=True, on="t"),
         Column("Allocated at", on="mp"),
     )  # fmt: skip
     lines = [_stack(change) for change in by_stack(lost.allocations, gained.allocations)]
@@ -453,7 +454,8 @@ def _stack(change: StackDifference) -> Line:
     site = site_words(call_site(largest.stack) or name, largest.stack)
     made = TextCell(site, "code", folded=shown_stack(largest.stack))
     signed = TextCell(f"{'+' if n > 0 else '−' if n < 0 else ''}{amount(abs(n))}", bytes=n)
-    return Line((signed, words, _blocks(change.before), _blocks(change.after), category, short_path(site, 1), made))
+    blocks = (_blocks(change.before), _blocks(change.after))
+    return Line((signed, words, *blocks, category, category, short_path(site, 1), made))
 
 
 # So many sizes of one stack are listed.
@@ -462,10 +464,10 @@ _SIZES = 2
 
 def _blocks(entries: Sequence[Surplus]) -> str:
     """Write ``2 × 1.19 GiB``, for each size of one stack, the largest sum first."""
-    words = []
-    for entry in sorted(entries, key=lambda entry: -entry.bytes)[:_SIZES]:
-        n_more = entry.count_in - entry.count_not_in
-        many = f"{n_more} × {amount(entry.each_bytes)}" if n_more > 1 else amount(entry.each_bytes)
-        words.append(f"{many} ({entry.count_in} against {entry.count_not_in})" if entry.count_not_in else many)
-    more = len(entries) - _SIZES
+    counts: dict[int, int] = {}
+    for entry in entries:
+        counts[entry.each_bytes] = counts.get(entry.each_bytes, 0) + entry.count_in - entry.count_not_in
+    largest = sorted(counts.items(), key=lambda item: -item[0] * item[1])
+    words = [f"{n} × {amount(each)}" if n > 1 else amount(each) for each, n in largest[:_SIZES]]
+    more = len(counts) - _SIZES
     return ", ".join(words) + (f" and {more} more size{'' if more == 1 else 's'}" if more > 0 else "") or "–"

@@ -15,6 +15,8 @@ from memprof.units import GIB, amount
 _WIDTH, _HEIGHT = 940, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 34, 24
 _HEADROOM = 1.06
+# The height of a label.
+_LABEL = 14
 
 
 def timeline_svg(timeline: Timeline, highest: int = 0) -> Markup:
@@ -160,7 +162,10 @@ def _peak_mark(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
     peak = timeline.total[timeline.peak_point]
     side = "end" if px > _WIDTH / 2 else "start"
     shift, words = -7 if side == "end" else 7, f"{amount(peak)} peak"
+    # The label stands below the line of reserved memory where that runs close above the peak.
+    near = timeline.reserved is not None and plot.y(peak) - plot.y(timeline.reserved[timeline.peak_point]) < _LABEL
+    above = plot.y(peak) + (_LABEL if near else -1)
     return join(
         el("line", {"x1": px, "x2": px, "y1": plot.y(peak) - 6, "y2": plot.y(0), "class": "peak"}),
-        el("text", {"x": px + shift, "y": plot.y(peak) - 1, "text-anchor": side, "class": "peak"}, words),
+        el("text", {"x": px + shift, "y": above, "text-anchor": side, "class": "peak"}, words),
     )

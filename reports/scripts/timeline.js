@@ -112,11 +112,16 @@ const shapesAndLabels = ([low, high], width) => {
       font: { size: 10.5, color: ink("soft") } });
   }
   const top = highestPoint(), px = x[top], words = state.hidden.size ? "</b> the most of these" : "</b> peak";
+  // Where the line of reserved memory runs close above the peak, the label stands below that line.
+  const reserved = traces.find((trace) => !trace.stackgroup), scaled = (ceiling || highestOf()) / Math.max(chart.clientHeight - 82, 50);
+  const near = reserved && !state.hidden.size && (reserved.y[top] - total[top]) / scaled < 26;
   if (px >= low && px <= high)
     annotations.push({ ...timeline.figure.layout.annotations[0], x: px, y: total[top], text: "<b>" + amountOf(total[top] * GIB) + words,
-      arrowcolor: ink("soft"), bgcolor: ink("bg"), ax: px > (low + high) / 2 ? -46 : 46, font: { size: 12, color: ink("ink") } });
+      arrowcolor: ink("soft"), bgcolor: ink("bg"), ax: px > (low + high) / 2 ? -46 : 46, ...(near ? { ay: 16 } : {}), font: { size: 12, color: ink("ink") } });
   return { shapes, annotations };
 };
+
+const highestOf = () => prepared[state.run]?.highest * 1.06 || 1;
 
 const drawChart = () => {
   const range = view || extent();

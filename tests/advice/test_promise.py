@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.ranking import MARGIN, simulated_is_enough
+from memprof.advice.ranking import MARGIN, _simulating, simulated_is_enough
 from memprof.advice.recorded_run import Peak, Run
 from memprof.config.settings import Settings
 from memprof.vocabulary import Category, Phase
 from tests.plan.rows import simulated_row
-from tests.report.plain import as_oom, enough_together, is_enough, ranked, run_of, whole_oom, with_words
+from tests.report.plain import as_oom, as_report, enough_together, is_enough, ranked, run_of, whole_oom, with_words
 from tests.reports.sample import sample
 
 GIB = 2**30
@@ -129,4 +129,12 @@ def test_the_first_row_says_what_else_to_do() -> None:
         (words,) = with_words([unknown], failed())
         assert words is not None
         assert "not known" in words
+        assert words.endswith("`memprof advise` simulates the whole step.")
     assert with_words(rows, None) == [None, None]
+
+
+def test_nobody_is_sent_to_a_simulation_that_cannot_be_made() -> None:
+    data = sample()[0]
+    data["source"]["config"] = None
+    words = _simulating(as_report(data))
+    assert words == "Nothing is known of this run's configuration, so it cannot be simulated."

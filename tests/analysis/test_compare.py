@@ -24,7 +24,7 @@ from tests.report.files import validate
 from tests.report.plain import compare, holdings_of_report
 from tests.reports.compared import as_run, leaner, published_comparison, sample_comparison
 from tests.reports.sample import MIB, sample
-from tests.synthetic import SnapshotBuilder
+from tests.synthetic import SnapshotBuilder, frame
 
 GIB = 2**30
 
@@ -174,8 +174,8 @@ def run_of(*sizes: int, script: str = "train.py", times: int = 1) -> Any:
     for size in sizes:
         builder.alloc(size * times, "forward", "main")
     for event in builder.events:
-        for frame in event.get("frames", []):
-            frame["filename"] = script
+        for entry in event.get("frames", []):
+            entry["filename"] = script
     return builder
 
 
@@ -230,6 +230,22 @@ def test_another_size_of_a_stack_is_a_change_of_that_stack(tmp_path: Path) -> No
     assert (new.difference, new.before) == (5 * MIB, ())
     (shrank, gone) = by_stack(surplus(other, first), surplus(first, other))
     assert (shrank.difference, gone.after) == (-18 * MIB, ())
+
+
+def test_other_kernels_below_one_line_are_a_change_of_that_line(tmp_path: Path) -> None:
+    """Under autocast the same line runs other C++ functions."""
+    whole, cast = SnapshotBuilder(), SnapshotBuilder()
+    whole.alloc(8 * MIB, "softmax", "forward")
+    cast.alloc(4 * MIB, "softmax", "forward")
+    for build, kernel in ((whole, "at::exp"), (cast, "at::to")):
+        for block in build.live.values():
+            block["frames"].insert(0, frame(kernel, "ops.cpp", 7))
+        build.events[-1]["frames"] = next(iter(build.live.values()))["frames"]
+    first, other = held(tmp_path, whole, "a"), held(tmp_path, cast, "b")
+    (change,) = by_stack(surplus(first, other), surplus(other, first))
+    assert change.difference == -4 * MIB
+    assert change.before
+    assert change.after
 
 
 def test_reports_that_list_only_the_largest_are_compared_above_the_smallest_listed() -> None:

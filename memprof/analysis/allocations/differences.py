@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memprof.analysis.allocations.places import is_users
 from memprof.report import Report
 from memprof.report.allocations import Allocation
 from memprof.report.comparison import Surplus
@@ -114,16 +115,52 @@ class StackDifference:
 def by_stack(before: Sequence[Surplus], after: Sequence[Surplus]) -> list[StackDifference]:
     """Match what each of two runs has more of by stack, the largest difference first.
 
-    Blocks of one stack that have another size are a change of that size, not allocations of one run only. Without a
-    stack the names decide, but for their digits.
+    Blocks of one stack that have another size are a change of that size, not allocations of one run only. What has no
+    counterpart by its whole stack is matched by the program's frames with their lines, then without: another dtype or
+    an autocast changes the kernels below the same line.
     """
-    pairs: dict[tuple[object, ...], tuple[list[Surplus], list[Surplus]]] = {}
-    for side, entries in enumerate((before, after)):
-        for entry in entries:
-            where = stack_key(entry.stack) or re.sub(r"\d+", "*", entry.name or "")
-            pairs.setdefault((where, entry.category, entry.detail), ([], []))[side].append(entry)
-    found = [StackDifference(tuple(one), tuple(other)) for one, other in pairs.values()]
+    left = (list(before), list(after))
+    found = []
+    for key in (_whole_stack, _program_lines, _program_functions):
+        sides = [_grouped(entries, key) for entries in left]
+        both = [k for k in sides[0] if k in sides[1]]
+        found += [StackDifference(tuple(sides[0].pop(k)), tuple(sides[1].pop(k))) for k in both]
+        left = (_ungrouped(sides[0]), _ungrouped(sides[1]))
+    found += [StackDifference(tuple(group), ()) for group in _grouped(left[0], _whole_stack).values()]
+    found += [StackDifference((), tuple(group)) for group in _grouped(left[1], _whole_stack).values()]
     return sorted(found, key=lambda change: -abs(change.difference))
+
+
+_StackKey = tuple[object, ...]
+
+
+def _grouped(
+    entries: Iterable[Surplus], key: Callable[[Surplus], _StackKey | None]
+) -> dict[_StackKey, list[Surplus]]:
+    """Group entries by a key and their category; each without a key stays alone."""
+    groups: dict[_StackKey, list[Surplus]] = {}
+    for entry in entries:
+        where = key(entry)
+        groups.setdefault((id(entry),) if where is None else (where, entry.category, entry.detail), []).append(entry)
+    return groups
+
+
+def _ungrouped(groups: Mapping[_StackKey, list[Surplus]]) -> list[Surplus]:
+    return [entry for group in groups.values() for entry in group]
+
+
+def _whole_stack(entry: Surplus) -> _StackKey:
+    """Return a stack's key; without a stack the names decide, but for their digits."""
+    return stack_key(entry.stack) or (re.sub(r"\d+", "*", entry.name or ""),)
+
+
+def _program_lines(entry: Surplus) -> _StackKey | None:
+    frames = [re.split(r"[/\\]", frame)[-1] for frame in entry.stack if is_users(frame)]
+    return tuple(frames) or None
+
+
+def _program_functions(entry: Surplus) -> _StackKey | None:
+    return tuple(_frame_key(frame) for frame in entry.stack if is_users(frame)) or None
 
 
 def surplus(one: Holdings, other: Holdings) -> list[Surplus]:

@@ -65,14 +65,20 @@ _LINES = 3
 
 def _with_lines(ours: Sequence[Node], theirs: Sequence[Node]) -> str:
     """Label boxes that belong together with their lines: ``train.py:12 f``, or ``train.py:12→14 f`` if they differ."""
-    sides = [_lines(nodes) for nodes in (ours, theirs)]
-    before, after = sides if all(sides) else (sides[0] or sides[1],) * 2
+    numbers = [_lines(nodes) for nodes in (ours, theirs)]
+    # Runs that share a line ran the same file.
+    if not all(numbers) or numbers[0] & numbers[1]:
+        numbers = [numbers[0] | numbers[1]] * 2
+    before, after = map(_line_words, numbers)
     return _LINE.sub(f":{before}" if before == after else f":{before}→{after}", [*ours, *theirs][0].label, count=1)
 
 
-def _lines(nodes: Sequence[Node]) -> str:
-    numbers = sorted({int(line[1:]) for node in nodes for line in _LINE.findall(node.label)})
-    return ",".join(map(str, numbers[:_LINES])) + (",…" if len(numbers) > _LINES else "")
+def _lines(nodes: Sequence[Node]) -> set[int]:
+    return {int(line[1:]) for node in nodes for line in _LINE.findall(node.label)}
+
+
+def _line_words(numbers: set[int]) -> str:
+    return ",".join(map(str, sorted(numbers)[:_LINES])) + (",…" if len(numbers) > _LINES else "")
 
 
 def _inner(nodes: Iterable[Node]) -> list[Node]:
