@@ -74,7 +74,7 @@ class UnreadFigure(Model, frozen=True, kw_only=True):
     Attributes:
         text: the figure as printed.
         line: its line.
-        label: the words beside it that say what it is; empty if there are none.
+        label: the words next to it that name it; empty if there are none.
         bytes: its value.
     """
 
