@@ -110,7 +110,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	@# Misspellings, and terms that docs/glossary.md has another word for.
 	$(BIN)/codespell --dictionary - --dictionary .ci/terms.txt --ignore-words-list cann --ignore-regex '`[^`]*`|--[a-z-]+' \
-	README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs examples/README.md examples/skill benchmarks/README.md benchmarks/truth/README.md
+	README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs examples/README.md examples/skill benchmarks/README.md benchmarks/measurements.md benchmarks/truth/README.md
 
 types: $(READY)
 	.ci/types $(abspath $(BIN))/python

@@ -199,7 +199,7 @@ def _closing(document: Document) -> Section:
         else Paragraph("Does it add up? Yes, to the byte.")
     )
     facts = outside_facts(report.outside)
-    outside = tuple(fact._replace(label=f"Outside torch, {fact.label.lower()}") for fact in facts)
+    outside = tuple(fact._replace(label=f"Non-PyTorch memory, {fact.label.lower()}") for fact in facts)
     return (
         Paragraph(f"How it is known: {known}") if known else None,
         sums,

@@ -31,7 +31,7 @@ _QUIET_SECONDS = 120
 _LEVELS = (
     ("peak_allocated", "Peak allocated"), ("peak_reserved", "Peak reserved"), ("allocated", "Allocated"),
     ("reserved", "Reserved"), ("cached", "Cached"), ("inactive_split", "Inactive split"),
-    ("non_torch", "Outside torch"), ("host_rss", "Host, resident"), ("host_rss_peak", "Host, highest"),
+    ("non_torch", "Non-PyTorch memory"), ("host_rss", "Host, resident"), ("host_rss_peak", "Host, highest"),
     ("host_pinned", "Host, pinned"),
 )  # fmt: skip
 

@@ -50,9 +50,9 @@ def _device(report: Report) -> list[Check]:
         note = "every segment that raised the device peak has its phase and stack"
         checks.append(_equal("Segments that grew the device peak", grown, device.reserved_bytes, note))
     if (outside := peak.non_torch_bytes) is None:
-        return [*checks, Check("Outside torch", "–", "not measured in this recording", None)]
+        return [*checks, Check("Non-PyTorch memory", "–", "not measured in this recording", None)]
     note = "CUDA context, NCCL and other allocators, by NVML"
-    return [*checks, Check("Outside torch", f"{gib(outside)} GiB", note, None)]
+    return [*checks, Check("Non-PyTorch memory", f"{gib(outside)} GiB", note, None)]
 
 
 def _phases(report: Report) -> Check:

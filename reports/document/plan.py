@@ -136,7 +136,7 @@ class PlanDocument:
         step = (Column("Step", right=True, rank=2, on="tm"), Column("Step", right=True, on="p")) if self.timed else ()
         columns = (
             Column("Method"), Column("Verdict", whole=True), Column("Needed", right=True, folds=True), *more,
-            Column("Allocated", right=True, rank=5, folds=True, page="Held"),
+            Column("Allocated", right=True, rank=5, folds=True),
             Column("Host", right=True, rank=6, folds=True), *step,
             Column("Highest in", whole=True, rank=4, folds=True), Column("Largest", whole=True, rank=3),
         )  # fmt: skip
@@ -211,7 +211,7 @@ def parts_of(row: PlanRow) -> tuple[Part, ...]:
     """List the categories at a row's peak, and then what the device needs beyond them."""
     held = category_parts(row.categories)
     beyond = row.device_peak_bytes - sum(part.bytes for part in held)
-    return (*held, Part("cached", "Reserved beyond, and outside torch", beyond)) if beyond > 0 else held
+    return (*held, Part("cached", "Reserved beyond, and non-PyTorch", beyond)) if beyond > 0 else held
 
 
 # Times that differ by less are called a tie (as ``memprof.plan.pareto_front`` chooses).

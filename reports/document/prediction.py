@@ -23,8 +23,8 @@ def needs_table(fit: Fit | None) -> Table | None:
         verdict = "It fits only if cached memory is released." if cached else _FITS[need.fits]
         name = TextCell(phase_label(need.phase), badges=decides)
         lines.append(Line((name, need.allocated_bytes, need.needed_bytes, verdict)))
-    columns = ("Does it fit?", Column("Held", right=True), Column("Needed", right=True), Column("Alone", wraps=True))
-    return table(columns, lines)
+    sizes = (Column("Allocated", right=True), Column("Needed", right=True))
+    return table(("Does it fit?", *sizes, Column("Alone", wraps=True)), lines)
 
 
 def lengths_table(points: Sequence[LengthPoint]) -> Table | None:
@@ -38,7 +38,7 @@ def lengths_table(points: Sequence[LengthPoint]) -> Table | None:
     ]  # fmt: skip
     columns = (
         "Longest completion", Column("Tokens", right=True), Column("Steps so long", right=True),
-        Column("Held", right=True, wide=True), Column("Needed", right=True), "Verdict", Column("Known", wide=True),
+        Column("Allocated", right=True, wide=True), Column("Needed", right=True), "Verdict", Column("Known", wide=True),
     )  # fmt: skip
     return table(columns, lines)
 

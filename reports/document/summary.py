@@ -64,7 +64,7 @@ def _rest_of_device(peak: Peak, capacity: int | None) -> tuple[Part, ...]:
         Part("cached", "Cached, free", peak.cached_bytes),
         Part("inactive_split", "Split, free", peak.inactive_split_bytes),
         Part("private_pools", "Private pools, free", peak.private_pool_bytes),
-        Part("non_torch", "Outside torch", outside),
+        Part("non_torch", "Non-PyTorch memory", outside),
     ]
     if capacity:
         parts.append(Part("free", "Free", capacity - (peak.reserved_bytes or 0) - outside))
@@ -88,7 +88,7 @@ def _facts(report: Report, capacity: int | None, moment: str) -> tuple[Fact, ...
         note = "generation sets the peak" if peak.phase == Phase.GENERATE else "another phase sets the peak"
         facts.append(Fact("Generation's peak", f"{gib(top)} GiB", note + reserving(report.fit), top))
     if reserved is not None and (outside := peak.non_torch_bytes) is not None:
-        facts.append(Fact("Outside torch", f"{gib(outside)} GiB", "CUDA context, NCCL, other allocators", outside))
+        facts.append(Fact("Non-PyTorch memory", f"{gib(outside)} GiB", "CUDA context, NCCL, other allocators", outside))
     unknown = peak.categories.get(Category.UNATTRIBUTED, 0)
     share = f"{percent(unknown, peak.active_bytes)} of {moment}"
     facts.append(Fact("Unattributed", f"{gib(unknown)} GiB", share, unknown))
@@ -149,9 +149,9 @@ def room_of(report: Report, others: bool = False) -> Room | None:
     request = oom.requested_bytes if oom else 0
     needed = held + cached + outside + request
     parts = [
-        Part("held", "Held", held),
+        Part("held", "Allocated", held),
         Part("cached", "Cached by the allocator", cached),
-        Part("non_torch", "Outside torch", outside),
+        Part("non_torch", "Non-PyTorch memory", outside),
         Part("request", "The request that failed", request),
         Part("free", "Free", max(0, card.bytes - needed) if card and not request else 0),
     ]

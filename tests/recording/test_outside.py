@@ -195,7 +195,7 @@ def test_what_is_outside_is_told_apart_and_adds_up() -> None:
     assert facts["Before recording"] == facts["Since then"] == "1.00 GiB"
     document = build_document({**report, "outside": to_builtins(found)})
     assert "On the device outside torch" in render_html(document)
-    assert "Outside torch, before recording: 1.00 GiB" in render_terminal(document)
+    assert "Non-PyTorch memory, before recording: 1.00 GiB" in render_terminal(document)
 
 
 def test_a_groups_share_is_bounded_by_what_came_since_recording_began() -> None:
