@@ -205,6 +205,6 @@ def lengths() -> str:
 
 def texts() -> list[str]:
     """Return the out-of-memory texts of the knowledge files, as their programs print them."""
-    from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
+    from tests.oom.wordings import EXAMPLES, NOT_MEMORY_EXAMPLES
 
     return [*(example.text for example in EXAMPLES.values()), *NOT_MEMORY_EXAMPLES.values()]

@@ -6,7 +6,7 @@ import textwrap
 
 from memprof.oom.explain import explain_log
 from memprof.oom.known_messages import FORMS
-from tests.oom.examples import EXAMPLES
+from tests.oom.wordings import EXAMPLES
 
 
 def forms() -> str:

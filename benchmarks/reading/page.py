@@ -33,7 +33,7 @@ from memprof.reports.thinning import thinned
 
 from benchmarks.measure import write_result
 from benchmarks.reading.large_files import replay
-from memprof.analysis.allocations.differences import holdings_of_analysis
+from memprof.analysis.allocations.holdings import holdings_of_analysis
 from memprof.analysis.analysis import Analysis, analyze
 from memprof.analysis.compare import Run, compare
 from memprof.snapshot import load_snapshot

@@ -141,7 +141,8 @@ def _compared(
     """Compare what was recorded, if it is given, with what was simulated; returns the comparison and each run's
     document.
     """
-    from memprof.analysis.allocations.differences import holdings_of_analysis, holdings_of_report
+    from memprof.analysis.allocations.differences import holdings_of_report
+    from memprof.analysis.allocations.holdings import holdings_of_analysis
     from memprof.analysis.compare import Run, badge_of, compare
 
     runs: list[Run] = []

@@ -156,7 +156,7 @@ def _board(folder: Path) -> list[Any]:
 
 def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> RunResult:
     from memprof.advice.analyze_with_advice import analyze
-    from memprof.analysis.allocations.differences import holdings_of_analysis
+    from memprof.analysis.allocations.holdings import holdings_of_analysis
     from memprof.report.files import write_answer
     from memprof.reports.document.build import document_of
     from memprof.reports.html.report import write_html

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from memprof.analysis.allocations.differences import by_stack, holdings_of_analysis, stack_key, surplus
+from memprof.analysis.allocations.differences import by_stack, stack_key, surplus
+from memprof.analysis.allocations.holdings import holdings_of_analysis
 from memprof.analysis.analysis import analyze
 from memprof.analysis.compare import Run, distinct, over_limit, short_names
 from memprof.analysis.published_tables import published_columns, published_tables

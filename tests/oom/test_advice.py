@@ -7,8 +7,8 @@ import pytest
 from memprof.oom.explain import explain_log
 from memprof.oom.framework_settings import frameworks
 from memprof.report.oom import ExplainedFailure
-from tests.oom.examples import EXAMPLES
 from tests.oom.test_arithmetic import CAUSES, message
+from tests.oom.wordings import EXAMPLES
 
 
 def actions(text: str) -> list[str]:

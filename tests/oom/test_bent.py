@@ -14,8 +14,7 @@ from memprof.reports.renderers import draw
 from memprof.oom.explain import explain_log
 from memprof.oom.reading.find import find_failures
 from memprof.oom.reading.regions import regions
-from tests.oom.examples import EXAMPLES
-from tests.oom.wordings import WORDINGS, gib, mib
+from tests.oom.wordings import EXAMPLES, WORDINGS, gib, mib
 
 FULL = WORDINGS["2.4, private pools"].text
 SAYS = WORDINGS["2.4, private pools"].says

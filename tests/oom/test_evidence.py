@@ -10,8 +10,7 @@ import pytest
 from memprof.oom.explain import explain_log
 from memprof.report.oom import ExplainedFailure
 from memprof.units import GIB
-from tests.oom.examples import EXAMPLES
-from tests.oom.wordings import WORDINGS
+from tests.oom.wordings import EXAMPLES, WORDINGS
 
 SHARED = sorted(Path(__file__).parents[3].glob("shared/oom*/*.txt"))
 CUDA = (

@@ -10,7 +10,7 @@ from memprof.oom.explain import explain_log
 from memprof.oom.known_messages import FORMS, NOT_MEMORY
 from memprof.oom.reading.find import find_failures, read_log
 from memprof.report.codec import parse, to_json
-from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
+from tests.oom.wordings import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 ABOUT = {form.id: form.says for form in NOT_MEMORY}
 

@@ -38,7 +38,7 @@ from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY, TRIGGERS
 from memprof.oom.message_form import Form
 from memprof.oom.reading import engine_share, fields, find, frames, matches, normalize
 from memprof.oom.wording import choose, fill
-from tests.oom.examples import EXAMPLES
+from tests.oom.wordings import EXAMPLES
 
 KEYS = {"form", "backend", "phase", "cause", "reason", "framework_kind", "constraint"}
 VALUES_READ = {group for form in (*FORMS, *DEVICE_FORMS) for group in form.pattern.groupindex}

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from memprof.cli.commands.oom import command
 from memprof.oom.explain import explain_log
-from tests.oom.examples import EXAMPLES
 from tests.oom.test_arithmetic import CAUSES
+from tests.oom.wordings import EXAMPLES
 
 SHARED = sorted(Path(__file__).parents[3].glob("shared/oom*/*.txt"))[::4]
 TRACEBACK = """Traceback (most recent call last):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from memprof.oom.knowledge_files import MESSAGE_FILES, table
 
 G, M = 2**30, 2**20
 
@@ -132,3 +135,19 @@ WORDINGS = {
         {"kind": "engine"},
     ),
 }  # fmt: skip
+
+
+# The examples of the knowledge files: a text for each message, as its program prints it, and what is read from it.
+
+
+class Example(NamedTuple):
+    text: str
+    facts: Mapping[str, Any]
+
+
+EXAMPLES = {
+    entry["id"]: Example(entry["example"], entry.get("expect", {}))
+    for name in MESSAGE_FILES
+    for entry in table(name)["message"]
+}
+NOT_MEMORY_EXAMPLES: dict[str, str] = {entry["id"]: entry["example"] for entry in table("elsewhere")["message"]}

@@ -5,18 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from memprof.analysis.allocations.places import is_users
 from memprof.report import Report
 from memprof.report.allocations import Allocation
 from memprof.report.comparison import Surplus
 from memprof.vocabulary import Category
-
-if TYPE_CHECKING:
-    from memprof.analysis.analysis import Analysis
 
 Key = tuple[tuple[str, ...], int, Category]
 
@@ -52,28 +46,6 @@ def _frame_key(frame: str) -> str:
     location, _, function = frame.partition(" ") if "\\" not in frame else frame.rpartition(" ")
     file = re.split(r"[/\\]", location)[-1]
     return f"{file.rpartition(':')[0] or file} {function}"
-
-
-def holdings_of_analysis(analysis: Analysis) -> Holdings:
-    """Return every block alive at the allocated peak of an analysed snapshot."""
-    line = analysis.timeline
-    rows = line.alive_at(analysis.peak.instant)
-    kinds, first, counts = np.unique(
-        np.stack([column[rows].astype(np.int64) for column in (line.stack, line.size, analysis.attribution.category)]),
-        axis=1,
-        return_index=True,
-        return_counts=True,
-    )
-    keys: dict[int, tuple[str, ...]] = {}
-    held: dict[Key, int] = {}
-    examples: dict[Key, int] = {}
-    for (stack, size, code), row, count in zip(kinds.T.tolist(), rows[first].tolist(), counts.tolist(), strict=True):
-        if stack not in keys:
-            keys[stack] = stack_key(analysis.stacks.of(stack))
-        key = (keys[stack], size, _CATEGORIES[code])
-        held[key] = held.get(key, 0) + count
-        examples.setdefault(key, row)
-    return Holdings(held, examples, analysis.allocation, 0)
 
 
 def holdings_of_report(report: Report) -> Holdings:

@@ -110,7 +110,7 @@ def _read(path: Path, device: int | None, rules: Path | None, redact: bool, page
 
 
 def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> _Column:
-    from memprof.analysis.allocations.differences import holdings_of_analysis
+    from memprof.analysis.allocations.holdings import holdings_of_analysis
     from memprof.analysis.compare import Run, badge_of
 
     analysis = analysed(path, device, rules)

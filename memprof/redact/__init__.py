@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Any, TypeGuard
 
 from memprof.frame_paths import library_path, own_folders, short_path
-from memprof.secret_names import hides, names_secret, split_camel, texts_in, words_of
+from memprof.redact.secret_names import hides, names_secret, split_camel, texts_in, words_of
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 
 HIDDEN = "<redacted>"
