@@ -66,11 +66,21 @@ def apply_roles(facts: Facts, draft: Draft) -> None:
     again = _second_model(facts, draft, rows[draft.category[rows] == Category.WEIGHTS.code], grads)
     draft.category[again] = -1
     draft.decide(again, Category.REFERENCE_MODEL, "owner.second-model")
-    # What gets no gradient while as much else does may be another model's: a teacher's, a judge's, a frozen tower's.
-    left = rows[draft.category[rows] == Category.WEIGHTS.code]
-    frozen = left[[draft.names[draft.name[row]] not in trained for row in left.tolist()]]
+    _mark_frozen(facts, draft, rows[draft.category[rows] == Category.WEIGHTS.code], trained)
+
+
+def _mark_frozen(facts: Facts, draft: Draft, rows: Ints, trained: set[str]) -> None:
+    """Mark weights without a gradient, if there are many, as inferred: a teacher's, a judge's or a frozen tower's.
+
+    Weights that are sharded or flattened have other names than their gradients, which then show nothing.
+    """
+    names = [draft.names[draft.name[row]] for row in rows.tolist()]
+    sharded = any(draft.details[draft.detail[row]] in ("sharded", "unsharded") for row in rows.tolist())
     has_adapters = bool((draft.category == Category.ADAPTERS.code).any())
-    if trained and not has_adapters and facts.size[frozen].sum() > _LARGE_PART * facts.size[left].sum():
+    if not trained or sharded or has_adapters or not trained <= set(names):
+        return
+    frozen = rows[[name not in trained for name in names]]
+    if facts.size[frozen].sum() > _LARGE_PART * facts.size[rows].sum():
         draft.category[frozen] = -1
         draft.decide(frozen, Category.WEIGHTS, "owner.without-gradient")
 

@@ -68,7 +68,7 @@ def test_mistakes_are_one_sentence(known: Path, tmp_path: Path) -> None:
         (["advise", str(tmp_path / "empty")], 3, "no snapshot"),
         (["advise", str(tmp_path / "else.json")], 3, "not a report that memprof understands"),
         (["advise", str(known), "--gpu", "huge"], 2, "give its memory, such as 24GB"),
-        (["simulate", "--set", "beta=0"], 2, "say which one with --like"),
+        (["simulate", "--set", "beta=0"], 2, "name it with --like"),
         (["simulate", "--like", str(known), "--set", "completion_lenght=3"], 2, "did you mean completion_length"),
         (["simulate", "--like", str(stranger)], 3, "cannot be simulated"),
     ):

@@ -11,6 +11,7 @@ from memprof.integrations.callback.peak_records import NewRecords
 from memprof.integrations.run_recorder.background import Background
 from memprof.integrations.run_recorder.output import summarise
 from memprof.integrations.run_recorder.writing import Writing
+from memprof.recording.recorder import RunIdentity
 
 from tests.synthetic import SnapshotBuilder
 
@@ -96,7 +97,7 @@ class Session:
 
 def test_ranks_share_the_disk_and_what_is_deleted_is_said(tmp_path: Path) -> None:
     session: Any = Session()
-    alone, one_of_two = (Writing(tmp_path / str(n), 0, n, 4000, None) for n in (1, 2))
+    alone, one_of_two = (Writing(tmp_path / str(n), 0, n, 4000, None, RunIdentity.new()) for n in (1, 2))
     for written in (alone, one_of_two):
         for step in (1, 2, 3, 4, 5):
             written.now(session, step)

@@ -21,8 +21,9 @@ def test_counters_only(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == list(range(6, 61, 6))
     # Nothing of a row is kept: 752 bytes, of which the test's own rows hold 256. An object a step would be 1,500.
     assert rows[-1]["held_bytes"] - rows[1]["held_bytes"] < 1280
-    per_step = (rows[-1]["file_bytes"] - rows[0]["file_bytes"]) / 54
-    assert 0 < per_step < 400
+    # Lines are written by time, so 60 fast steps may share one.
+    assert rows[-1]["file_bytes"] > 0
+    assert (rows[-1]["file_bytes"] - rows[0]["file_bytes"]) / 54 < 400
 
 
 def test_a_session_that_never_ends_keeps_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_a_recordings_own_lengths_are_taken(tmp_path: Path) -> None:
     assert read_lengths(str(tmp_path / "run.pickle"), 1000).values == (25, 40)
     del raw["memprof"]["setup"]
     save_snapshot(raw, tmp_path / "bare.pickle")
-    with pytest.raises(InputError, match="does not say how long"):
+    with pytest.raises(InputError, match="does not contain the lengths"):
         read_lengths(str(tmp_path / "bare.pickle"), 1000)
 
 

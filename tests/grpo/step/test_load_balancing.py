@@ -150,7 +150,7 @@ def test_another_formula_takes_trls_own_step(
 
     monkeypatch.setattr(owner, name, squared)
     theirs, ours = (build(kind, tiny_mixture(), tmp_path, max_steps=1) for kind in ("trl", "lean"))
-    assert "TRL's own step is used: transformers' load_balancing_loss_func is not made of sums" in caplog.text
+    assert "TRL's own step is used: transformers' load_balancing_loss_func no longer consists of sums" in caplog.text
     assert "router_aux_loss_coef=0" in caplog.text
     assert_same_step(theirs, ours, with_policies(theirs, batch(), beta=0.0))
     ours.train()

@@ -163,7 +163,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, model: Path) -> None:
         ("x = 1\n", [], 3, "ended without calling trainer.train()"),
         ("import sys\nsys.exit(2)\n", [], 3, "before it trained"),
         ("x = 1\n\nraise KeyError('deep')\n", [], 3, "line 3: KeyError"),
-        ("x = 1\n", ["--lora-r", "4"], 2, "the script's own to say"),
+        ("x = 1\n", ["--lora-r", "4"], 2, "is set by the script"),
         (None, [], 3, "no such script"),
     ):
         file = tmp_path / "s.py"
