@@ -11,8 +11,8 @@ from memprof.integrations.callback.peak_records import NewRecords
 from memprof.integrations.run_recorder.background import Background
 from memprof.integrations.run_recorder.output import summarise
 from memprof.integrations.run_recorder.writing import Writing
-from memprof.recording.recorder import RunIdentity
 
+from memprof.recording.recorder import RunIdentity
 from tests.synthetic import SnapshotBuilder
 
 GIB = 2**30

@@ -74,6 +74,8 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
             raise UsageError(
                 "--park-weights is for an engine in sleep mode: add --generation vllm --vllm-enable-sleep-mode."
             )
+        if self.park_weights and self.load_in_4bit:
+            raise UsageError("--park-weights restores weights that a merged adapter replaces: drop --load-in-4bit.")
         if self.park_weights and self.divided:
             raise UsageError("--park-weights moves whole parameters: drop --sharding, or use --sharding ddp.")
         if self.generation == "vllm" and self.sharding in ("fsdp2", "tp"):

@@ -212,7 +212,7 @@ class PiecewiseStep:
             if not math.isclose(self._factors[0], self._factors[-1], rel_tol=1e-3):
                 raise UsageError(
                     "An overridden compute_loss (or loss_is_scaled_for_ga=False) changes the loss by a factor, but all "
-                    "all chunks of the micro-batch but the last have run their backward: override _compute_loss "
+                    "chunks of the micro-batch but the last have run their backward: override _compute_loss "
                     "instead, or set micro_splitting=False."
                 )
 

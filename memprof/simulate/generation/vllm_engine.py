@@ -19,7 +19,7 @@ from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.session import FakeSession
 from memprof.vocabulary import Category
 
-NEVER_RUN = "park_weights was never run with a real engine: parameters and optimizer state were moved, vLLM is modelled"
+NEVER_RUN = "park_weights has run with a real engine on a CPU only: weights and state were moved, vLLM is modelled"
 
 
 class ColocatedEngine:

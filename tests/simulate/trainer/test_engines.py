@@ -84,6 +84,7 @@ def test_parked_weights_are_on_the_host_while_it_is_awake(settings_for: Callable
         ({"generation": "hf"}, "add --generation vllm --vllm-enable-sleep-mode"),
         ({"vllm_enable_sleep_mode": False}, "add --generation vllm --vllm-enable-sleep-mode"),
         ({"gpus": 2, "sharding": "zero2"}, "drop --sharding"),
+        ({"lora_r": 8, "load_in_4bit": True}, "drop --load-in-4bit"),
     ],
 )
 def test_parking_needs_an_engine_that_sleeps(
