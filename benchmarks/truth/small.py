@@ -13,8 +13,7 @@ from pathlib import Path
 import click
 
 from benchmarks.truth.replay.emit import Stream, Variant, build_stream, replay, write
-from benchmarks.truth.score import report, score_case
-from benchmarks.truth.zoo.run import summary
+from benchmarks.truth.zoo.run import report_half
 
 _CRITICS = ("Critic",)
 _WIDTHS = (192, 320, 160, 256)
@@ -60,10 +59,4 @@ def record_small(name: str, out: Path) -> list[Path]:
 def main(names: tuple[str, ...], out: Path, half: str | None, confusion: bool) -> None:
     for which, programs in halves().items():
         chosen = [name for name in programs if half in (None, which) and (not names or name in names)]
-        cases = [score_case(path) for name in chosen for path in record_small(name, out)]
-        for case in cases:
-            case.instants = {"peak": case.instants["peak"]}
-        if cases:
-            print(f"\n{which} half")
-            report(cases, phases=False, confusion=confusion)
-            print(f"\n{summary(cases)}")
+        report_half(which, [path for name in chosen for path in record_small(name, out)], confusion)

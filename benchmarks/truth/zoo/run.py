@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -111,6 +112,17 @@ def summary(cases: list[Case]) -> str:
     )
 
 
+def report_half(which: str, paths: Sequence[Path], confusion: bool = False) -> None:
+    """Score the labelled recordings of one half at their peaks, and print what was found."""
+    cases = [score_case(path) for path in paths]
+    for case in cases:
+        case.instants = {"peak": case.instants["peak"]}
+    if cases:
+        print(f"\n{which} half")
+        report(cases, phases=False, confusion=confusion)
+        print(f"\n{summary(cases)}")
+
+
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1, metavar="[NAME ...]")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the labelled recordings.")
@@ -122,11 +134,4 @@ def main(names: tuple[str, ...], out: Path, checkouts: Path | None, half: str | 
     if not score_only:
         rows = [row for row in rows if run(row, checkouts, out.resolve())]
     for which in ("first", "second"):
-        paths = [p for r in rows if r.half == which for p in sorted(out.glob(f"{r.name}.*.pickle"))]
-        cases = [score_case(path) for path in paths]
-        for case in cases:
-            case.instants = {"peak": case.instants["peak"]}
-        if cases:
-            print(f"\n{which} half")
-            report(cases, phases=False, confusion=False)
-            print(f"\n{summary(cases)}")
+        report_half(which, [p for r in rows if r.half == which for p in sorted(out.glob(f"{r.name}.*.pickle"))])
