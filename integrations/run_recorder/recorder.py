@@ -77,7 +77,7 @@ class RunRecorder:
         identity: RunIdentity | None = None,
     ) -> None:
         self.writing = Writing(folder, rank, world_size, max_disk, reported, identity or RunIdentity.new())
-        self.state = State.FOLLOWING
+        self._stage = State.FOLLOWING
         self.failed = False
         self.session: Session | None = None
         self.first_step: int | None = None
@@ -91,7 +91,13 @@ class RunRecorder:
     @property
     def is_over(self) -> bool:
         """Whether nothing is recorded any more."""
-        return self.state is State.ENDED
+        return self._stage is State.ENDED
+
+    @property
+    def state(self) -> State:
+        """What it does now; it records if it follows the run and a recording is in progress."""
+        is_recording = self._stage is State.FOLLOWING and self.first_step is not None
+        return State.RECORDING if is_recording else self._stage
 
     # -- session -----------------------------------------------------------------------------------------------
 
@@ -130,18 +136,16 @@ class RunRecorder:
     def record(self, step: int) -> None:
         """Begin a recording of the session that runs, with ``step`` as its first."""
         self.first_step = step
-        if self.state is State.FOLLOWING:
-            self.state = State.RECORDING
 
     def rehearse(self) -> None:
         """Rehearse from now on, as step 0."""
-        self.state, self.step = State.REHEARSING, 0
+        self._stage, self.step = State.REHEARSING, 0
 
     def rehearsed(self, keep: bool = True) -> None:
         """Follow the run from now on, with what the rehearsal recorded to be written, or without (``keep``)."""
         if self.is_over:
             return  # a failure of memprof's has ended everything meanwhile
-        self.state = State.RECORDING if keep else State.FOLLOWING
+        self._stage = State.FOLLOWING
         if not keep:
             self.first_step = None
             if not self._ring:
@@ -161,8 +165,6 @@ class RunRecorder:
             if first is not None:
                 self.write(session, first, last)
             self.first_step = None
-            if self.state is State.RECORDING:
-                self.state = State.FOLLOWING
             if not self._ring:
                 self.stop()
         if first is not None and not last:
@@ -185,7 +187,7 @@ class RunRecorder:
         """Take back what was hooked, and write the recording in progress; once."""
         if self.is_over:
             return
-        self.state = State.ENDED
+        self._stage = State.ENDED
         self._guard.forget(self.abandon)
         self._driver.unhook()
         try:
@@ -197,14 +199,14 @@ class RunRecorder:
 
     def abandon(self) -> None:
         """End after a mistake of memprof's own; nothing is written."""
-        self.state, self.failed = State.ENDED, True
+        self._stage, self.failed = State.ENDED, True
         self._guard.run_all_cleanups(
             self.terminations.stop, self._driver.unhook, self.stop, lambda: self._driver.ended(True)
         )
 
     def _terminate(self) -> None:
         """Write before the process ends by SIGTERM. Nothing is unhooked."""
-        session, self.state, self.failed = self.session, State.ENDED, True
+        session, self._stage, self.failed = self.session, State.ENDED, True
         if session is not None and (self._ring or self.first_step is not None):
             self.writing.now(session, self.first_step or self.step)
         self._driver.ended(True)
@@ -216,7 +218,7 @@ class RunRecorder:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed meanwhile, and ``error`` is another exception.
         """
-        if self.state is State.REHEARSING:
+        if self._stage is State.REHEARSING:
             return  # whoever rehearses decides
         self.failed = True
         if self.failed_step == self.step:
