@@ -112,8 +112,10 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
 
 def _newest_run_first(found: list[Recording]) -> list[Recording]:
     """Order recordings by run, the run that started last first: the tab shows the first one."""
-    started = {run: run_started(folder) for run, folder in {r.run: r.pickle.parent for r in found}.items()}
-    return sorted(found, key=lambda r: (-started[r.run], r.run, r.step, r.rank))
+    folders = {r.run: r.pickle.parent for r in found}
+    # Of one run there is nothing to read.
+    started = {run: run_started(folder) for run, folder in folders.items()} if len(folders) > 1 else {}
+    return sorted(found, key=lambda r: (-started.get(r.run, 0.0), r.run, r.step, r.rank))
 
 
 def _places(context: Any) -> list[tuple[str, Path]]:

@@ -66,6 +66,11 @@ class Source(Model, frozen=True, kw_only=True):
     alloc_conf: str | None = written(None)
     file_bytes: Bytes | None = None
 
+    @property
+    def run_order(self) -> tuple[bool, float]:
+        """What the newest of several runs has the most of: files without an id come before all others."""
+        return self.run_id is not None, self.run_started or 0.0
+
     def is_of_run(self, other: Source) -> bool:
         """Return whether another report may be of the same run: their ids are equal, or one of them is not known."""
         return self.run_id is None or other.run_id is None or self.run_id == other.run_id

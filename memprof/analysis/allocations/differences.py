@@ -14,7 +14,6 @@ from memprof.vocabulary import Category
 
 Key = tuple[tuple[str, ...], int, Category]
 
-_CATEGORIES = list(Category)
 _LIBRARY = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|python3\.\d+)[/\\]")
 
 

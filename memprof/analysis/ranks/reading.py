@@ -363,11 +363,10 @@ def _rank(recording: Recording, report: Report, number: int, notes: list[str]) -
 def _of_newest_run(ranks: list[_Rank], notes: list[str]) -> list[_Rank]:
     """Keep the newest run: a folder may hold files of an earlier one with more ranks."""
 
-    def age(rank: _Rank) -> tuple[bool, float, int]:
-        source = rank.report.source
-        return source.run_id is not None, source.run_started or 0.0, rank.recording.path.stat().st_mtime_ns
+    def order(rank: _Rank) -> tuple[tuple[bool, float], int]:
+        return rank.report.source.run_order, rank.recording.path.stat().st_mtime_ns
 
-    newest = max(ranks, key=age).report.source
+    newest = max(ranks, key=order).report.source
     kept = [r for r in ranks if r.report.source.world_size == newest.world_size and r.report.source.is_of_run(newest)]
     others = [rank for rank in ranks if rank not in kept]
     if others:

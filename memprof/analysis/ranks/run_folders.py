@@ -138,8 +138,7 @@ def file_of_run(folder: Path) -> Path:
         answers = {path: read_answer(path) for path in sorted(place.glob("*.json"))}
         reports = {path: answer for path, answer in answers.items() if isinstance(answer, Report)}
         if reports:
-            sources = [report.source for report in reports.values()]
-            newest = max(sources, key=lambda source: (source.run_id is not None, source.run_started or 0.0))
+            newest = max((report.source for report in reports.values()), key=lambda source: source.run_order)
             of_run = [path for path, report in reports.items() if report.source.is_of_run(newest)]
             best = max(of_run, key=lambda path: reports[path].peak.allocated_bytes)
             beside = best.with_suffix(".pickle")
