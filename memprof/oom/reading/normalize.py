@@ -13,12 +13,15 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
+from operator import itemgetter
 
 from memprof.oom.knowledge_files import typed
 
-_ANSI, _TAG, _BREAK, _RULE, _BOX_END, _RIGHT_EDGE, _REPEATED, _ESCAPED = (
-    re.compile(pattern) for pattern in typed("log_lines", "marks", dict[str, str]).values()
-)
+_MARKS = {name: re.compile(pattern) for name, pattern in typed("log_lines", "marks", dict[str, str]).items()}
+_ANSI, _TAG, _BREAK, _RULE, _BOX_END, _RIGHT_EDGE, _REPEATED, _ESCAPED = itemgetter(
+    "ansi", "tag", "break", "rule", "box_end", "right_edge", "repeated", "escaped"
+)(_MARKS)
 _PREFIXES = "|".join(typed("log_lines", "prefixes", tuple[str, ...]))
 _PREFIX = re.compile(rf"[ \t]{{0,400}}(?:{_PREFIXES.replace('{level}', typed('log_lines', 'level', str))})")
 _JSON_KEYS = typed("log_lines", "json_keys", tuple[str, ...])
@@ -187,8 +190,8 @@ def _squeeze(text: str) -> str:
 
 def _unsqueezed(text: str, count: int) -> int:
     """Return the index in ``text`` of its ``count``-th character that is no white space."""
-    ends = [i + 1 for i, char in enumerate(text) if not char.isspace()]
-    return 0 if count <= 0 else ends[count - 1] if count <= len(ends) else len(text)
+    ends = (i + 1 for i, char in enumerate(text) if not char.isspace())
+    return 0 if count <= 0 else next(islice(ends, count - 1, None), len(text))
 
 
 # Words of these messages: two halves of one at a line's end were broken by a terminal, not by the author.
