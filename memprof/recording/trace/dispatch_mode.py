@@ -17,10 +17,12 @@ from memprof.recording.guard import FailureGuard, mark_user_error
 PLAIN: Any = torch_names.PLAIN_DISPATCH.get()
 STRIDED = torch.strided
 _NO_OVERRIDES: Any = torch_names.NO_FUNCTIONS.get()
-#: Torch's own layout and storage of a tensor, whatever a subclass has in their place; for use while an operation is
-#: shown, when no ``__torch_function__`` is called.
+#: Torch's own layout, shape, dtype and storage of a tensor, whatever a subclass has in their place; for use while an
+#: operation is shown, when no ``__torch_function__`` is called.
 _TENSOR: Any = torch.Tensor
 layout_of: Callable[[torch.Tensor], Any] = _TENSOR.layout.__get__
+shape_of: Callable[[torch.Tensor], torch.Size] = _TENSOR.shape.__get__
+dtype_of: Callable[[torch.Tensor], torch.dtype] = _TENSOR.dtype.__get__
 storage_in_operation: Callable[[torch.Tensor], torch.UntypedStorage] = torch.Tensor.untyped_storage
 # What an operation's tensors are, by their types.
 _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)

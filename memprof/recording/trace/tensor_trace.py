@@ -33,9 +33,11 @@ from memprof.recording.trace.dispatch_mode import (
     PLAIN,
     STRIDED,
     Watching,
+    dtype_of,
     keep_compiler_off,
     layout_of,
     remove_mode,
+    shape_of,
     storage_in_operation,
     tensors_in,
 )
@@ -344,9 +346,7 @@ class TensorTrace:
         return True
 
     def _birth(self, tensor: torch.Tensor, func: Any) -> None:
-        torchs: Any = torch.Tensor
-        shape, dtype = torchs.shape.__get__(tensor), torchs.dtype.__get__(tensor)
-        self._born(storage_in_operation(tensor), tuple(shape), dtype, func)
+        self._born(storage_in_operation(tensor), tuple(shape_of(tensor)), dtype_of(tensor), func)
 
     def _born(self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
         nbytes = storage.nbytes()
