@@ -166,17 +166,17 @@ def only_new_tensors() -> Iterator[None]:
     """
     pytest.importorskip("torch")
     import memprof.recording.trace.tensor_trace as trace
-    from memprof.recording.storages import storage_key, storage_of
+    from memprof.recording.storages import storage_key
 
     gc.collect()
-    every = trace._visible_tensors
-    held = {storage_key(storage): storage for tensor in every() if (storage := storage_of(tensor)) is not None}
+    every = trace._visible_storages
+    held = {storage_key(storage): storage for storage in every()}
 
     def visible() -> list[Any]:
-        return [tensor for tensor in every() if (one := storage_of(tensor)) is None or storage_key(one) not in held]
+        return [storage for storage in every() if storage_key(storage) not in held]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace, "_visible_tensors", visible)
+        patch.setattr(trace, "_visible_storages", visible)
         yield
 
 

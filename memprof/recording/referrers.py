@@ -18,7 +18,7 @@ from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from memprof.recording.guard import read_foreign
-from memprof.recording.storages import is_tensor, storage_of
+from memprof.recording.storages import is_tensor_type, of_types, storage_of
 
 _LEVELS = 4  # containers within containers
 _MOST_NAMED = 5  # holders named for one tensor
@@ -75,8 +75,8 @@ def find_holders(skip: Callable[[Any], bool], watches: Callable[[str], bool], to
 def largest_tensors(skip: Callable[[Any], bool], watches: Callable[[str], bool], top: int, at_least: int) -> list[Any]:
     """Return the ``top`` largest live tensors of at least so many bytes, one a storage; ``skip`` leaves some out."""
     found: dict[int, tuple[int, Any]] = {}
-    for thing in gc.get_objects():
-        if not is_tensor(thing) or (storage := storage_of(thing)) is None or not watches(storage.device.type):
+    for thing in of_types(gc.get_objects(), is_tensor_type):
+        if (storage := storage_of(thing)) is None or not watches(storage.device.type):
             continue
         try:
             size, address = storage.nbytes(), storage.data_ptr()

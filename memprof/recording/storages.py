@@ -6,7 +6,7 @@ here is torch's own, inside :func:`without_overrides`, so that reading runs none
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from operator import attrgetter
@@ -32,9 +32,27 @@ def _context() -> Callable[[], AbstractContextManager[None]]:
 
 def is_tensor(thing: object) -> bool:
     """Tell whether an object is a tensor by its type: ``isinstance`` would run the ``__class__`` of any proxy."""
+    return is_tensor_type(type(thing))
+
+
+def is_tensor_type(kind: type) -> bool:
     import torch
 
-    return issubclass(type(thing), torch.Tensor)
+    return issubclass(kind, torch.Tensor)
+
+
+def of_types(things: Iterable[object], is_wanted: Callable[[type], bool]) -> list[Any]:
+    """Return the objects whose type is wanted; asks once a type, and runs no code of the objects or their types."""
+    answers: dict[int, bool] = {}
+    found = []
+    for thing in things:
+        kind = type(thing)
+        answer = answers.get(id(kind))
+        if answer is None:
+            answer = answers[id(kind)] = is_wanted(kind)
+        if answer:
+            found.append(thing)
+    return found
 
 
 def storage_of(tensor: Any) -> Any:

@@ -128,7 +128,7 @@ def test_an_exception_wins_over_a_snapshot_that_cannot_be_written(tmp_path: Path
 
 
 def test_a_recording_that_cannot_begin_lets_the_code_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memprof.recording.trace.tensor_trace._visible_tensors", fail)
+    monkeypatch.setattr("memprof.recording.trace.tensor_trace._visible_storages", fail)
     with pytest.warns(UserWarning, match="stopped watching .* Lost:"):
         loop(tmp_path / "run.pickle")
     assert not (tmp_path / "run.pickle").exists()

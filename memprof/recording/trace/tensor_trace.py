@@ -16,7 +16,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from memprof.foreign import Args, Kwargs
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import FailureGuard, mark_user_error
 from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
-from memprof.recording.storages import gradient_of, is_tensor, storage_key, storage_of
+from memprof.recording.storages import gradient_of, is_tensor, is_tensor_type, of_types, storage_key, storage_of
 from memprof.recording.trace.clock import Clock
 from memprof.recording.trace.dispatch_mode import (
     PLAIN,
@@ -55,8 +55,12 @@ _FROZEN = (
 )
 _NAMED = 3
 _EARLIER = (
-    "Threads were running before the recording began ({}), whose operations are not recorded: {}what came and went on "
+    "Threads were running before the recording began ({}), whose operations are not recorded: what came and went on "
     "them is not counted"
+)
+_UNSEEN = (
+    " were allocated by what memprof does not record (torch.from_numpy, torch.frombuffer, UntypedStorage, or a thread "
+    "that ran before the recording): they are counted from the recording's beginning, and what was freed is not counted"
 )
 
 
@@ -123,7 +127,8 @@ class TensorTrace:
         self._patches = Patches()
         self._threads = WorkerThreads(self.guard, lambda: Watching(self) if self.is_watching else None)
         self._making = threading.RLock()  # deaths are counted inside it, on the thread that has it
-        self._adopted = False
+        self._is_partial = False  # whether blocks or threads have no history here
+        self._unseen = 0  # bytes
         self._start_us = self._stop_us = 0
         self._held_at_stop: list[Held] | None = None
         self._oom: _Failed | None = None
@@ -135,8 +140,8 @@ class TensorTrace:
         self._start_us = self._clock.tick()
         self._on_death = self.guard.hook(self._died)
         keep_compiler_off(self._on_death.__code__)
-        for tensor in _visible_tensors():
-            self._adopt(tensor)
+        for storage in _visible_storages():
+            self._adopt(storage)
         if _is_collector_frozen():
             self.notes.append(_FROZEN)
         self.scope.start(self.guard)
@@ -157,7 +162,7 @@ class TensorTrace:
             mode.leave_later()
         else:
             trouble = remove_mode(mode)
-        self._note_unseen()
+        self._note_unseen(self._adopt_unseen())
         self.scope.stop()
         self._region.stop()
         self._patches.restore()
@@ -173,23 +178,23 @@ class TensorTrace:
         """Whether operations are recorded now, on whatever thread."""
         return self._mode is not None
 
-    def _note_unseen(self) -> None:
-        """Note which threads of before the recording worked during it, and how much is alive that was never seen."""
+    def _adopt_unseen(self) -> int:
+        """Count what is alive and was allocated unseen, note it, and return its bytes."""
+        nbytes = 0 if self.guard.failure is not None else sum(map(self._adopt, _visible_storages()))
+        if nbytes:
+            self._unseen += nbytes
+            self.notes[:] = [*(note for note in self.notes if not note.endswith(_UNSEEN)), size(self._unseen) + _UNSEEN]
+        return nbytes
+
+    def _note_unseen(self, nbytes: int) -> None:
+        """Note which threads of before the recording worked during it; ``nbytes`` were allocated unseen."""
         threads = self._threads.earlier()
         earlier = [one for one in threads if not one.is_logger]
-        if not threads:
-            return
-        unseen: dict[int, int] = {}
-        for tensor in _visible_tensors():
-            storage = storage_of(tensor)
-            if storage is not None and storage_key(storage) not in self._live and self._ours(storage):
-                unseen[storage_key(storage)] = storage.nbytes()
-        nbytes = sum(unseen.values())
-        names = [one.name for one in (earlier or threads) if one.may_have_worked or unseen]
-        if nbytes or any(one.may_have_worked for one in earlier):
-            alive = f"{size(nbytes)} that are alive at the end were never seen, and " if nbytes else ""
+        names = [one.name for one in (earlier or threads) if one.may_have_worked or nbytes]
+        if threads and (nbytes or any(one.may_have_worked for one in earlier)):
             shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-            self.notes.append(_EARLIER.format(shown, alive))
+            self.notes.append(_EARLIER.format(shown))
+            self._is_partial = True
 
     def now_us(self) -> int:
         return self._clock.tick()
@@ -236,12 +241,14 @@ class TensorTrace:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[RawSnapshot, Recorded]:
+        if self._mode is not None and not self._mode.is_elsewhere:  # other threads must not read gradients
+            self._adopt_unseen()
         stop_us = self._stop_us or self._clock.tick()
         held = self._held_at_stop if self._held_at_stop is not None else self._held()
         records = list(self._records)
         raw = write_snapshot(records, held, self.index, StackWriter(self._hidden))
         dropped = self._count - len(records)
-        history = History.TRUNCATED if dropped else History.STARTED_LATE if self._adopted else History.COMPLETE
+        history = History.TRUNCATED if dropped else History.STARTED_LATE if self._is_partial else History.COMPLETE
         start_us = min(r.time_us for r in records[:2]) if dropped else self._start_us
         return raw, Recorded(start_us, stop_us, history.value, dropped, self._max_entries, [])
 
@@ -384,15 +391,15 @@ class TensorTrace:
         watch.nbytes = nbytes
         self._live[watch.key] = watch
 
-    def _adopt(self, tensor: torch.Tensor) -> None:
-        storage = storage_of(tensor)
-        if storage is None or storage_key(storage) in self._live or not self._ours(storage):
-            return
-        if not (nbytes := storage.nbytes()) or not storage.data_ptr():
-            return
-        self._remember(storage, nbytes)
-        self._allocated += nbytes
-        self._adopted = True
+    def _adopt(self, storage: torch.UntypedStorage) -> int:
+        """Count a storage as older than the recording, unless it is known; return its bytes."""
+        if storage_key(storage) in self._live or not self._ours(storage) or not storage.data_ptr():
+            return 0
+        if nbytes := storage.nbytes():
+            self._remember(storage, nbytes)
+            self._allocated += nbytes
+            self._is_partial = True
+        return nbytes
 
     def _died(self, watch: Any) -> None:
         # Runs wherever the last reference goes, on any thread and inside any of our own statements.
@@ -447,15 +454,20 @@ class TensorTrace:
 keep_compiler_off(TensorTrace._died.__code__)
 
 
-def _visible_tensors() -> list[torch.Tensor]:
-    """Return the tensors Python objects stand for, and their gradients."""
-    found = []
-    for thing in _tracked_objects():
-        if is_tensor(thing) and getattr(type(thing), "__torch_dispatch__", PLAIN) is PLAIN:
-            found.append(thing)
-            if (gradient := gradient_of(thing)) is not None:
-                found.append(gradient)
-    return found
+def _visible_storages() -> Iterator[torch.UntypedStorage]:
+    """Yield the storages Python objects stand for, and those of tensors and their gradients."""
+    for thing in of_types(_tracked_objects(), _may_have_memory):
+        if not is_tensor(thing):
+            yield thing
+            continue
+        for tensor in (thing, gradient_of(thing)):
+            if tensor is not None and (storage := storage_of(tensor)) is not None:
+                yield storage
+
+
+def _may_have_memory(kind: type) -> bool:
+    is_plain = is_tensor_type(kind) and getattr(kind, "__torch_dispatch__", PLAIN) is PLAIN
+    return is_plain or issubclass(kind, torch.UntypedStorage)
 
 
 def _tracked_objects() -> list[Any]:

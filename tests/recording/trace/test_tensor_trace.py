@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
@@ -27,6 +28,7 @@ from memprof.analysis.analysis import analyze
 from memprof.compat.optional_packages import RAW_THREAD_START, THREAD_START
 from memprof.compat.torch import STORAGE_RESIZE
 from memprof.recording import phase, record
+from memprof.recording.trace import tensor_trace
 from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.timeline import build_timeline
@@ -131,10 +133,52 @@ def test_what_a_frozen_collector_does_not_list_is_held_too(tmp_path: Path) -> No
 
 
 def test_tensors_made_without_any_operation_are_seen_when_used() -> None:
-    import numpy as np
-
     raw = trace(lambda: [torch.from_numpy(np.ones(333)), torch.tensor([1.0] * 77)])
     assert sorted(e["size"] for e in events(raw)) == [77 * 4, 333 * 8]
+
+
+UNSEEN = {
+    "frombuffer": lambda: torch.frombuffer(bytearray(2**20), dtype=torch.uint8),
+    "from_numpy": lambda: torch.from_numpy(np.zeros(2**17)),
+    "UntypedStorage": lambda: torch.UntypedStorage(2**20),
+    "shared storage": lambda: torch.UntypedStorage._new_shared(2**20),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_no_operation_has_made_is_counted_at_the_end_and_noted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a recording used to be complete, without it."""
+    monkeypatch.setattr(tensor_trace, "_tracked_objects", lambda: made)
+    made: list[Any] = []
+    recorder = TensorTrace(torch.device("cpu"))
+    recorder.start()
+    for count in (1, 2):  # a second write while recording goes on
+        made.append(UNSEEN[name]())
+        raw, recorded = recorder.dump()
+        assert sum(segment["total_size"] for segment in raw["segments"]) == count * 2**20
+        assert recorded.history == "started_late"
+        (note,) = recorder.notes
+        assert note.startswith(f"{count}.00 MiB were allocated by what memprof does not record")
+    made.clear()
+    recorder.stop()
+    assert len(events(recorder.dump()[0], "free_completed")) == 2
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: torch.zeros(2**18).share_memory_(),
+        lambda: torch.zeros(2**16).untyped_storage().resize_(2**20),
+        lambda: torch.from_numpy(np.zeros(2**17)).add_(1),
+    ],
+)
+def test_what_operations_or_a_resize_have_made_is_complete(
+    work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_trace, "_tracked_objects", lambda: [])
+    raw = trace(work)
+    assert raw["recorded"].history == "complete"
+    assert sum(segment["total_size"] for segment in raw["segments"]) == 2**20
 
 
 def test_a_resized_storage_is_freed_and_born_again() -> None:
@@ -371,20 +415,21 @@ def _beside_a_thread(work: Callable[[], Any]) -> list[str]:
     end.set()
     early.join()
     assert len(made) == 1
-    return [note for note in recorder.notes if "running before the recording began" in note and "early bird" in note]
+    assert recorder.dump()[1].history != "complete" or not recorder.notes
+    return [note for note in recorder.notes if "early bird" in note or "does not record" in note]
 
 
 def test_a_thread_from_before_the_recording_is_told_of() -> None:
-    """It can't be watched: what is alive at the end and was never seen is said, and that it worked where nothing is."""
+    """It can't be watched: what is alive at the end is counted then, and a note says that the thread worked."""
 
     def temporaries() -> None:
         for _ in range(2000):
             torch.ones(100_000)
 
-    (alive,) = _beside_a_thread(lambda: torch.ones(2**20))
-    assert "4.00 MiB that are alive at the end were never seen" in alive
+    counted, alive = _beside_a_thread(lambda: torch.ones(2**20))
+    assert counted.startswith("4.00 MiB were allocated by what memprof does not record")
     (gone,) = _beside_a_thread(temporaries)
-    assert "were never seen" not in gone
+    assert alive == gone
     assert "what came and went on them is not counted" in gone
 
 
