@@ -698,3 +698,27 @@ def test_a_redacted_snapshot_holds_none() -> None:
     raw = planted()
     redact_snapshot(raw)
     assert not left_in(json.dumps(raw))
+
+
+@pytest.mark.parametrize(
+    ("data", "is_hidden"),
+    [
+        ({"password": 12345678}, True),
+        ({"password": 1234.5678}, True),
+        ({"passwords": [12345678, 23456789]}, True),
+        ({"args": ["serve", "--password", 12345678]}, True),
+        ({"name": "password", "value": 12345678}, True),
+        ({"password": 5}, False),
+        ({"credential": [1, 2]}, False),
+        ({"auth": {"enabled": True, "n": 3}}, False),
+        ({"token": 151643}, False),
+        ({"tokens": [151643, 151645]}, False),
+        ({"api": {"key": 12345678}}, False),
+        ({"hostname": 12345678}, False),
+        ({"hostname": "12345678"}, False),
+        ({"host_rss": 12345678}, False),
+    ],
+)
+def test_numbers_are_judged_in_text_as_in_data(data: dict[str, Any], is_hidden: bool) -> None:
+    """A password in digits used to stay in data, and to go in a text."""
+    assert [HIDDEN in json.dumps(redact(data)), HIDDEN in redact_text(json.dumps(data))] == [is_hidden, is_hidden]

@@ -112,6 +112,11 @@ class PhaseLog:
         # By thread or task, outermost first; only those with open phases.
         self._open: dict[object, list[PhaseMark]] = {}
         self._spans: deque[PhaseMark] = deque(maxlen=keep)
+        self._since: int | None = None
+
+    def begin(self) -> None:
+        """Watch from now on; by default from the first phase on."""
+        self._since = self._now()
 
     def enter(self, phase: str, step: int | None, detail: str | None = None) -> PhaseMark:
         """Open a span inside whatever this thread or task has open."""
@@ -122,6 +127,7 @@ class PhaseLog:
             step = outer.step
         within = REHEARSAL if detail == REHEARSAL else _within(outer)
         mark = PhaseMark(phase, self._now(), None, step, within, detail)
+        self._since = mark.start_us if self._since is None else self._since
         _AROUND.set((*around, mark))
         own.append(mark)
         self._spans.append(mark)
@@ -177,7 +183,10 @@ class PhaseLog:
         return spans[-1] if spans else None
 
     def to_plain(self, start_us: int, stop_us: int) -> list[PlainMark]:
-        """Return spans that touch ``[start_us, stop_us]``, the time of a recording, with ``other`` where none is."""
+        """Return spans that touch ``[start_us, stop_us]``, with ``other`` where none is while the log watched: of what
+        lies before its beginning, or after now, nothing is known."""
+        start_us = max(start_us, stop_us if self._since is None else self._since)
+        stop_us = min(stop_us, self._now())
         rows = [m for m in self._spans if m.start_us <= stop_us and (m.end_us is None or m.end_us >= start_us)]
         covered = start_us
         gaps = []

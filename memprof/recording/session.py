@@ -153,6 +153,7 @@ class Session:
         self.guard.disable_in_forked_children()
         self.guard.on_failure(self.stop)
         try:
+            self.phases.begin()
             self.recorder.start()
             phases.ACTIVE.append(self)
             self.caches.start()

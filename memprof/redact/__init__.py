@@ -41,7 +41,7 @@ _NO_PLACE_ENDINGS = ("_memory", "_offload", "_prompt", "_factory", "_class", "_t
 # A reinforcement-learning environment's name, where variables would have an equals sign.
 _ENV_NAME = re.compile(r"(?i)env(?:ironment)?s?")
 _ANYWHERE = ("localhost", "0.0.0.0", "127.0.0.1", "::1", "::")  # addresses that every machine has
-_NAME = re.compile(r"[A-Za-z_][\w.-]{0,60}")
+_NAME, _NUMBER = re.compile(r"[A-Za-z_][\w.-]{0,60}"), re.compile(r"\d+[)\]},;:]*")
 _SECRETS = re.compile(
     # Hubs and services of models.
     r"\b(?:hf|api_org|r8|gsk|jina)_[A-Za-z0-9]{16,}\b|\b(?:rpa|fw)_(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{16,}\b|\b(?:nvapi|xai|pplx|tvly|csk)-[A-Za-z0-9_-]{16,}"
@@ -117,10 +117,10 @@ _VALUE = rf"((?<=')[^'\n]{{1,4000}}|(?<=\")[^\"\n]{{1,4000}}|[^\s,;\"'{{\[(]{_PL
 _SPACED = r"(?:(?<=api|API|Api|ate|ess|ret)[ ](?:[Kk]ey|KEY)|(?<=eed|ery)[ ][Pp]hrase)?"
 _SCHEME = r"(?i:(?:basic|bearer|token|digest|negotiate|apikey|aws4-hmac-sha256)[ \t]+)?"
 _SETTING = re.compile(
-    rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,60}})(=[\"']?|[ ][\"']?(?!-)){_VALUE}"
+    rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,60}})(=[\"']?|(?:[\"'],)?[ ][\"']?(?!-)){_VALUE}"
     rf"|(?<![\w.-])([A-Za-z_][\w.-]{{0,60}})([\"']?\s?(?:=\s?|:\s?(?=[\"']))[\"']?){_VALUE}"
     rf"|(?<![\w.-])(?P<header>[A-Za-z_][\w.-]{{0,60}}{_SPACED})"
-    rf"(:[ \t]+{_SCHEME}|[ \t]?=[ \t]?[\"']?){_VALUE}"
+    rf"([\"']?:[ \t]+{_SCHEME}|[ \t]?=[ \t]?[\"']?){_VALUE}"
 )
 # The same in a text that was quoted again, and as elements of XML.
 _ESCAPED = re.compile(
@@ -142,15 +142,10 @@ _LITERAL = re.compile(
     # A quote may be escaped, or doubled as in YAML.
     r"(?P<value>(?:\\.|(?!(?P=quote))[^\n])(?:\\.|(?P=quote){2}(?=\w)|(?!(?P=quote))[^\n]){0,4000})"
 )
-# The same without a space: name:value, name:=value.
+# The same without a space, name:value, name:=value, and with the signs of Chinese and Japanese texts.
 _TIGHT = re.compile(
-    r"(?<![\w.:/-])(?P<name>[A-Za-z_][\w-]{2,60})(?P<between>\s?:=\s?|:)"
+    r"(?<![\w.:/-])(?P<name>[A-Za-z_][\w-]{1,60})(?P<between>\s?:=\s?|:|[ \t]?[\uff1a\uff1d][ \t]?[\"']?)"
     r"(?P<value>[^\s,;\"'{}\[\]()<:/=][^\s,;\"'{}\[\]()<]{2,400})"
-)
-# The same with the signs of Chinese and Japanese texts.
-_WIDE = re.compile(
-    r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,60})(?P<between>[ \t]?[\uff1a\uff1d][ \t]?[\"']?)"
-    r"(?P<value>[^\s,;\"']{2,400})"
 )
 # A line of YAML under whose name a block follows, and one whose value goes on to the end of the line.
 _BLOCK_LINE = re.compile(
@@ -165,7 +160,7 @@ _DASHED = re.compile(
 _PAIR = re.compile(
     r"(?P<name>\b(?i:name|key|variable|field|header)[\"']?\s?[:=]\s?[\"']?(?P<what>[\w.-]{1,60})[\"']?(?:,\s{0,20}|\s{1,20})"
     r"[\"']?(?i:val|value|content)[\"']?\s?[:=]\s?)"
-    rf"(?P<between>[\"']?)(?P<value>(?<=')[^'\n]{{1,4000}}|(?<=\")[^\"\n]{{1,4000}}|[^\s,;\"'{{\[(]{_PLAIN_VALUE})"
+    rf"(?P<between>[\"']?)(?P<value>{_VALUE})"
 )
 # The same as a list of two, or as the last arguments of setattr.
 _LIST_OF_TWO = re.compile(
@@ -179,7 +174,7 @@ _KEY_INSIDE = re.compile(
 )
 _KEY_LINE = re.compile(r"(?P<start>[ \t]*[\"']?keys?[\"']?:[ \t]+)(?P<value>[^\s{\[][^\n]*)")
 _NAMED = (
-    _ESCAPED, _ELEMENT, _NAMED_ELEMENT, _LITERAL, _TIGHT, _WIDE, _DASHED, _PAIR, _LIST_OF_TWO, _KEY_INSIDE,
+    _ESCAPED, _ELEMENT, _NAMED_ELEMENT, _LITERAL, _TIGHT, _DASHED, _PAIR, _LIST_OF_TWO, _KEY_INSIDE,
 )  # fmt: skip
 # A list or a dictionary under a name.
 _CONTAINER = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,60})\\{0,7}[\"']?\s?[:=]\s?(?=[\[{(])")
@@ -223,11 +218,8 @@ def redact(data: Any, beside: Any = None) -> Any:
     """
     clean = _cleaner({*_names_in(data), *_names_in(beside)})
     cleaned = _walk(data, clean)
-    source = cleaned.get("source") if isinstance(cleaned, dict) else None
-    if isinstance(source, dict) and isinstance(source.get("files"), list):
-        source["files"] = [re.split(r"[/\\]", str(name))[-1] for name in source["files"]]
-    if isinstance(source, dict):
-        _number_nodes(cleaned, data)
+    if isinstance(cleaned, dict) and isinstance(cleaned.get("source"), dict):
+        _rename_places(cleaned, data)
     return cleaned
 
 
@@ -238,15 +230,20 @@ def _places(report: dict[str, Any]) -> list[dict[str, Any]]:
     return [part for part in (*(report.get("ranks") or []), report["source"], *nodes) if isinstance(part, dict)]
 
 
-def _number_nodes(cleaned: dict[str, Any], report: dict[str, Any]) -> None:
-    """Put numbers in the place of the machines' names, which tell who owns them, in ``cleaned``."""
+def _rename_places(cleaned: dict[str, Any], report: dict[str, Any]) -> None:
+    """Leave files their last name, and put numbers in the place of the machines' names, which tell who owns them."""
     known: dict[str, str] = {}
     for place, named in zip(_places(cleaned), _places(report), strict=True):
         if isinstance(named.get("node"), str):
             place["node"] = known.setdefault(named["node"], f"node-{len(known)}")
-    for rank in _places(cleaned):
-        if isinstance(rank.get("file"), str):
-            rank["file"] = re.split(r"[/\\]", rank["file"])[-1]
+        if isinstance(place.get("file"), str):
+            place["file"] = _last_part(place["file"])
+        if isinstance(place.get("files"), list):
+            place["files"] = [_last_part(str(name)) for name in place["files"]]
+
+
+def _last_part(path: str) -> str:
+    return re.split(r"[/\\]", path)[-1]
 
 
 def redact_text(text: str) -> str:
@@ -293,38 +290,41 @@ def _tag(text: str, clean: Callable[[str], str]) -> str:
     """Clean what stands beside an allocation: of memprof's own tags each value, such as a phase that a user named."""
     if not text.startswith("memprof:"):
         return clean(text)
-    return "memprof:" + ";".join(_field(field, clean) for field in text.removeprefix("memprof:").split(";"))
-
-
-def _field(field: str, clean: Callable[[str], str]) -> str:
-    name, equals, value = field.partition("=")
-    return f"{name}={clean(value)}" if equals and name.isidentifier() else clean(field)
+    return re.sub(r"(?<=[:;])([A-Za-z_]\w*=)?([^;]+)", lambda field: (field[1] or "") + clean(field[2]), text)
 
 
 def _names_in(data: Any) -> set[str]:
     """Return the names of machines and users, and the secrets, that plain data gives away by where they stand."""
     found: set[str] = set()
-    waiting = [data]
+    waiting = [("", data)]
     while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting.extend(value.values())
-            found.update(filter(_worth_finding, texts_in([value[field] for field in _hidden_fields(value)])))
-            for key, inner in value.items():
-                if isinstance(inner, dict) and (kept := _keys_of(str(key), inner)):
-                    found.update(filter(_worth_finding, texts_in([inner[name] for name in kept])))
-                if isinstance(inner, str) and _NAMING_KEY.search(str(key)):
-                    found |= {inner, inner.split(".")[0]}
-                elif _private(str(key), inner):
-                    found.update(text for text in texts_in(inner) if _worth_finding(text))
-        elif isinstance(value, (list, tuple)):
-            waiting.extend(value)
-            options = [inner for name, inner in pairwise(value) if _is_option(name) and hides(name, inner)]
-            pair = value[1:] if _is_secret_pair(value) else []
-            found.update(filter(_worth_finding, texts_in([*options, *pair])))
-        elif isinstance(value, str):
+        name, value = waiting.pop()
+        if isinstance(value, str):
             found.update(_HOME.findall(value))
+            if _NAMING_KEY.search(name):
+                found |= {value, value.split(".")[0]}
+        elif isinstance(value, (dict, list, tuple)):
+            members = _members(value)
+            hidden = _hidden_members(name, value)
+            found.update(filter(_worth_finding, texts_in([inner for key, inner in members if key in hidden])))
+            waiting += [(str(key), inner) for key, inner in members]
     return found
+
+
+def _members(value: dict[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return what a dictionary or a list holds, by key or place."""
+    return list(value.items() if isinstance(value, dict) else enumerate(value))
+
+
+def _hidden_members(name: str, value: dict[Any, Any] | Sequence[Any]) -> set[Any]:
+    """Return the keys, or places, of what is to be hidden in a dictionary or list that is called ``name``."""
+    if isinstance(value, dict):
+        private = {key for key, inner in value.items() if _private(str(key), inner)}
+        return {*private, *_hidden_fields(value), *_keys_of(name, value)}
+    if _is_secret_pair(value):
+        return {1}
+    # An option of a command line stands in front of its value.
+    return {at for at, (option, item) in enumerate(pairwise(value), 1) if _is_option(option) and hides(option, item)}
 
 
 def _is_option(value: Any) -> TypeGuard[str]:
@@ -362,21 +362,14 @@ def _is_secret_pair(value: Sequence[Any]) -> bool:
 def _walk(value: Any, clean: Callable[[str], str], name: str = "") -> Any:
     if isinstance(value, str):
         return value if _is_figure(name, value) else clean(value)
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    hidden = _hidden_members(name, value)
     if isinstance(value, dict):
-        hidden = {*_hidden_fields(value), *_keys_of(name, value)}
         return {
-            _key(str(k), clean): HIDDEN if k in hidden or _private(str(k), v) else _walk(v, clean, str(k))
-            for k, v in value.items()
+            _key(str(k), clean): HIDDEN if k in hidden else _walk(inner, clean, str(k)) for k, inner in value.items()
         }
-    if isinstance(value, (list, tuple)):
-        if _is_secret_pair(value):
-            return [clean(value[0]), HIDDEN]
-        before = [None, *value]  # an option of a command line, in front of its value
-        return [
-            HIDDEN if _is_option(option) and hides(option, item) else _walk(item, clean)
-            for option, item in zip(before, value, strict=False)
-        ]
-    return value
+    return [HIDDEN if at in hidden else _walk(inner, clean) for at, inner in enumerate(value)]
 
 
 def _is_figure(name: str, value: str) -> bool:
@@ -397,8 +390,10 @@ def _names_place(key: str) -> bool:
 
 
 def _private(key: str, value: Any) -> bool:
-    """Tell whether a setting holds text under the name of a secret, a person or a place; figures do not count."""
-    if isinstance(value, (str, list, tuple)) and _names_place(key := split_camel(key)):
+    """Tell whether a setting, of data or in a text, holds a secret, or under the name of a person or a place what is no
+    number."""
+    is_number = isinstance(value, str) and _NUMBER.fullmatch(value)
+    if isinstance(value, (str, list, tuple)) and not is_number and _names_place(key := split_camel(key)):
         is_name = _ENV_NAME.fullmatch(key) and isinstance(value, str) and _NAME.fullmatch(value)
         return not is_name and value not in _ANYWHERE
     if isinstance(value, dict) and _ENVIRONMENT.fullmatch(key):
@@ -410,21 +405,18 @@ def _setting_in_text(match: re.Match[str]) -> str:
     name, between, value = (part for part in match.groups()[:9] if part is not None)
     if match["header"] is not None:
         place = re.fullmatch(r"(?i)host_?name|user_?name", name) is not None
-        hidden = place or hides(name, value, prose=not _at_start(match))
+        hidden = (place and not _NUMBER.fullmatch(value)) or hides(name, value, prose=not _at_start(match))
     else:
         hidden = _private(name.removeprefix("--").replace("-", "_"), value)
-        hidden = hidden and not (value.isdecimal() and not hides(name, value))
     return f"{name}{between}{HIDDEN if hidden else _SETTING.sub(_setting_in_text, value)}"
 
 
 def _address_in_text(match: re.Match[str]) -> str:
-    before, address = match["before"] or "", match["address"]
-    is_version = address is not None and (
-        any(int(part) > 255 for part in address.split(".")) or _VERSIONED.fullmatch(before) is not None
-    )
-    if is_version:
-        return match[0]
-    return HIDDEN if address is None else match[0][: match.start("address") - match.start()] + HIDDEN
+    address = match["address"]
+    if address is None:
+        return HIDDEN
+    is_version = any(int(part) > 255 for part in address.split(".")) or _VERSIONED.fullmatch(match["before"] or "")
+    return match[0] if is_version else match[0][: match.start("address") - match.start()] + HIDDEN
 
 
 def _at_start(match: re.Match[str]) -> bool:
@@ -466,11 +458,16 @@ def _without_lines(text: str) -> str:
         start, indent = at, len(head[1])
         while at < len(lines) and _goes_on(lines[at], indent):
             at += 1
-        if hides(head[2], _NO_TEXT.sub("", "\n".join(lines[start:at])).strip(" \t\n-")):
+        if _hides_inside(head[2], "\n".join(lines[start:at])):
             kept.append(f"{' ' * (indent + 2)}{HIDDEN}")
         else:
             kept += lines[start:at]
     return "\n".join(kept)
+
+
+def _hides_inside(name: str, text: str) -> bool:
+    """Tell whether a list, a dictionary or a block under a name holds a secret: any of its values, as in data."""
+    return hides(name, re.split(r"[\s,()\[\]{}\"'\\]+|(?<=\s)-(?=\s)", _NO_TEXT.sub("", text)))
 
 
 def _goes_on(line: str, indent: int) -> bool:
@@ -486,7 +483,7 @@ def _without_containers(text: str) -> str:
         if match.start() < at or not names_secret(match["name"]):
             continue
         end = _closing(text, match.end())
-        if re.search(r"[A-Za-z_]", _NO_TEXT.sub("", text[match.end() : end])):
+        if _hides_inside(match["name"], text[match.end() : end]):
             found += [text[at : match.end()], HIDDEN]
             at = end
     return "".join([*found, text[at:]])

@@ -77,7 +77,8 @@ _TYPE = re.compile(
     r"(?:\[[\w\[\], .|\"']{0,80})?[)\]},;:]*"
 )
 _PLAIN = re.compile(
-    r"(?i:all|any|default|each|every|first|last|max|mean|min|missing|sum)|[+-]?[\d.,:eE+\s%-]*\d[\d.,:eE+\s%-]*|<[^<>]{0,40}>|</?s>|\[[A-Z_]{1,20}\]"
+    r"(?:(?i:all|any|default|each|every|first|last|max|mean|min|missing|sum)|[+-]?[\d.,:eE+\s%-]*\d[\d.,:eE+\s%-]*"
+    r"|<[^<>]{0,40}>|</?s>|\[[A-Z_]{1,20}\])[\s)\]},;:]*"
 )
 
 
@@ -125,12 +126,14 @@ def _is_secret_value(name: str, known: str, text: str) -> bool:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield every text of plain data, at any depth."""
+    """Yield every text of plain data at any depth, and every number as a text that names it has it."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
         if isinstance(one, str):
             yield one
+        elif isinstance(one, (int, float)):
+            yield str(one)
         elif isinstance(one, dict):
             waiting.extend(one.values())
         elif isinstance(one, (list, tuple)):

@@ -44,7 +44,7 @@ def test_spans_nest_and_gaps_are_other() -> None:
     assert spans == [
         ("evaluate", 1, 4, None),
         ("generate", 2, 3, "evaluate"),
-        ("other", 5, 20, None),
+        ("other", 5, 5, None),
     ]
 
 
@@ -69,7 +69,24 @@ def test_old_spans_are_dropped() -> None:
 def test_a_span_outside_the_window_is_left_out() -> None:
     log = PhaseLog(iter(range(100)).__next__)
     log.exit(log.enter("forward", 1))
-    assert [s["phase"] for s in log.to_plain(50, 60)] == ["other"]
+    for _ in range(60):
+        log.enter("other", None)
+    assert [s["phase"] for s in log.to_plain(50, 60) if s["phase"] == "forward"] == []
+
+
+def test_a_time_at_which_nothing_watched_is_no_phase() -> None:
+    """It used to be ``other``: from 1970 on, if that is where somebody's window begins."""
+    log = PhaseLog(Clock().tick)
+    assert log.to_plain(0, 2**62) == []
+    log.exit(log.enter("forward", 1))
+    assert [s["phase"] for s in log.to_plain(0, 10)] == []
+    spans = log.to_plain(0, 2**62)
+    assert [s["phase"] for s in spans] == ["forward", "other"]
+    assert spans[-1]["end_us"] - spans[0]["start_us"] < 10**7
+    log = PhaseLog(Clock().tick)
+    log.begin()
+    log.enter("forward", 1)
+    assert [s["phase"] for s in log.to_plain(0, 2**62)] in (["forward"], ["other", "forward"])
 
 
 def test_phase_does_nothing_when_nothing_records() -> None:

@@ -59,8 +59,8 @@ _EARLIER = (
     "them is not counted"
 )
 _UNSEEN = (
-    " were allocated by what memprof does not record (torch.from_numpy, torch.frombuffer, UntypedStorage, or a thread "
-    "that ran before the recording): they are counted from the recording's beginning, and what was freed is not counted"
+    " were allocated by what memprof does not record (torch.frombuffer, UntypedStorage, or a thread of before the "
+    "recording): they are counted from the recording's beginning, and what was freed is not counted"
 )
 
 
