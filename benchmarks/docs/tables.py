@@ -30,7 +30,7 @@ from examples import published_tables
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, Category
 
-_FILLED = "accuracy advice emulate glossary grpo-memory lean-step lean-trainer oom simulation-reference"
+_FILLED = "accuracy glossary grpo-memory lean-trainer oom simulation-reference"
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in _FILLED.split()),
