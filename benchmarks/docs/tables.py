@@ -154,7 +154,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "survival": lambda: survival.table() + "\n",
     "injections": injections_table,
     "inputs": inputs_table,
-    **{name: made for name, made in lean_tables.TABLES.items() if name not in lean_tables.PRINTED},
+    **lean_tables.TABLES,
     **forms_table.TABLES,
 }
 
