@@ -341,6 +341,20 @@ def test_each_device_of_a_user_s_own_history_is_judged_by_its_own_count() -> Non
     assert [build_timeline(snapshot, d).history.value for d in (0, 1)] == ["complete", "truncated"]
 
 
+@pytest.mark.parametrize("uses_second", [False, True])
+def test_a_capacity_says_which_devices_it_does_not_limit(uses_second: bool) -> None:
+    two = _Two()
+    session = started_session(two, capacity=2**30)
+    two.malloc(512)
+    if uses_second:
+        two.second.malloc(2**31)
+    expected = ["capacity was applied to device 0 alone; the program has also used device 1"] if uses_second else []
+    for _ in ("while it runs", "afterwards"):
+        notes = session.to_raw()["memprof"]["notes"]
+        assert [note for note in notes if "capacity" in note] == expected
+        session.stop()
+
+
 def test_phases_are_kept_from_where_any_device_s_history_begins() -> None:
     two = _Two()
     session = started_session(two, max_entries=200)

@@ -55,6 +55,7 @@ _NO_LIMIT = (
     "restore at the end (torch.cuda.get_per_process_memory_fraction)"
 )
 
+_ONE_LIMITED = "capacity was applied to device {} alone; the program has also used device {}"
 _SWITCHED = (
     "the program called torch.cuda.memory._record_memory_history while memprof recorded: the history has been the "
     "program's since then, as it was switched, and memprof does not stop it"
@@ -396,6 +397,10 @@ class CudaHistory:
         left_out = sum(gap.end_us - gap.begin_us for gap in self._gaps if gap.is_programs)
         return [_LEFT_OUT.format(left_out / 1e6)] if left_out else []
 
+    def _limit_notes(self, recorded: Recorded) -> list[str]:
+        used = ", ".join(str(one.index) for one in recorded.others)
+        return [_ONE_LIMITED.format(self.index, used)] if used and self._unlimit is not None else []
+
     # -- writing -----------------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[RawSnapshot, Recorded]:
@@ -406,7 +411,7 @@ class CudaHistory:
             self._divide_gap()
             counts, raw = self._backend.counts(), self._backend.snapshot()
             recorded = self._filled(raw, counts)
-        now = [*uncomputed_notes(), *self._gap_notes()]
+        now = [*uncomputed_notes(), *self._gap_notes(), *self._limit_notes(recorded)]
         self.notes[:] = [*(note for note in self.notes if note not in self._renewed), *now]
         self._renewed = now
         return raw, recorded
