@@ -6,9 +6,10 @@ here is torch's own, inside :func:`without_overrides`, so that reading runs none
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -41,18 +42,11 @@ def is_tensor_type(kind: type) -> bool:
     return issubclass(kind, torch.Tensor)
 
 
-def of_types(things: Iterable[object], is_wanted: Callable[[type], bool]) -> list[Any]:
+def of_types(things: list[Any], is_wanted: Callable[[type], bool]) -> Iterator[Any]:
     """Return the objects whose type is wanted; asks once a type, and runs no code of the objects or their types."""
-    answers: dict[int, bool] = {}
-    found = []
-    for thing in things:
-        kind = type(thing)
-        answer = answers.get(id(kind))
-        if answer is None:
-            answer = answers[id(kind)] = is_wanted(kind)
-        if answer:
-            found.append(thing)
-    return found
+    kinds = dict(zip(map(id, map(type, things)), map(type, things), strict=True))
+    wanted = {number for number, kind in kinds.items() if is_wanted(kind)}
+    return compress(things, map(wanted.__contains__, map(id, map(type, things))))
 
 
 def storage_of(tensor: Any) -> Any:

@@ -16,7 +16,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -346,11 +346,7 @@ class TensorTrace:
         device = storage.device
         if device.type != self._device.type or self._device.index not in (None, device.index):
             return False
-        try:
-            storage.data_ptr()
-        except RuntimeError:
-            return False
-        return True
+        return bool(_address(storage))
 
     def _birth(self, tensor: torch.Tensor, func: Any) -> None:
         self._born(storage_in_operation(tensor), tuple(shape_of(tensor)), dtype_of(tensor), func)
@@ -393,7 +389,7 @@ class TensorTrace:
 
     def _adopt(self, storage: torch.UntypedStorage) -> int:
         """Count a storage as older than the recording, unless it is known; return its bytes."""
-        if storage_key(storage) in self._live or not self._ours(storage) or not storage.data_ptr():
+        if storage_key(storage) in self._live or not self._ours(storage):
             return 0
         if nbytes := storage.nbytes():
             self._remember(storage, nbytes)
@@ -454,15 +450,30 @@ class TensorTrace:
 keep_compiler_off(TensorTrace._died.__code__)
 
 
-def _visible_storages() -> Iterator[torch.UntypedStorage]:
-    """Yield the storages Python objects stand for, and those of tensors and their gradients."""
+def _visible_storages() -> list[torch.UntypedStorage]:
+    """Return the storages of tensors that Python objects stand for, of their gradients, and those without a tensor."""
+    found, bare = [], []
     for thing in of_types(_tracked_objects(), _may_have_memory):
         if not is_tensor(thing):
-            yield thing
+            bare.append(thing)
             continue
         for tensor in (thing, gradient_of(thing)):
             if tensor is not None and (storage := storage_of(tensor)) is not None:
-                yield storage
+                found.append(storage)
+    # A mapped file is a storage, and so is each part of it that a tensor has.
+    starts = [*map(_address, found)] if bare else []
+    parts = ((one, _address(one), one.nbytes()) for one in bare)
+    return found + [one for one, first, nbytes in parts if not any(first <= start < first + nbytes for start in starts)]
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    """Return where a storage lies; 0 if it has no memory, as those of fake tensors."""
+    if storage.device.type == "meta":  # torch warns of asking one
+        return 0
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _may_have_memory(kind: type) -> bool:
