@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from memprof.reports.document.model import AllocationRow, Document, Individuals, Timeline
 from memprof.reports.document.text import category_label, phase_label, phase_short, thousands
-from memprof.reports.figures import timeline_figure
+from memprof.reports.figures import FigureJson, timeline_json
 from memprof.reports.html.opened import Opened
 from memprof.reports.palette import PATTERNS, slug
 from memprof.reports.thinning import thinned
@@ -72,7 +72,7 @@ class TimelineData(msgspec.Struct, frozen=True, kw_only=True):
     ``figure`` is plotly's, as ``Analysis.figure`` returns it, without the points; these are packed in ``columns``.
     """
 
-    figure: dict[str, object]
+    figure: FigureJson
     n_points: int
     columns: tuple[str, ...]
     points: str
@@ -98,7 +98,7 @@ def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened
     # The largest at the peak, and at the other phases' peaks: of those the panel says which are alive.
     largest = [(row, 1) for row in document.allocations] + [(row, 0) for row in document.elsewhere]
     return TimelineData(
-        figure=timeline_figure(timeline, points=False).to_plotly_json(),
+        figure=timeline_json(timeline, points=False),
         n_points=len(timeline.time_us),
         columns=tuple(_columns(timeline)),
         points=points,
