@@ -141,12 +141,12 @@ def _drawn(row: AllocationRow, at_peak: int, opened: Opened) -> _Drawn:
     return name, slug(row.category), row.group.each_bytes, row.lives, at_peak, opened(row), row.guessed
 
 
-def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
+def _columns(timeline: Timeline) -> dict[str, Sequence[int] | NDArray[np.int64]]:
     """Name everything drawn, in whole numbers: events, microseconds, parts of the phase axis, bytes."""
-    columns: dict[str, Sequence[int]] = {
+    columns: dict[str, Sequence[int] | NDArray[np.int64]] = {
         "event": timeline.instants or range(len(timeline.time_us)),
         "time": timeline.time_us,
-        "phase": [round(x * PHASE_UNIT) for x in timeline.phase_x],
+        "phase": np.rint(np.array(timeline.phase_x) * PHASE_UNIT).astype(np.int64),
         **timeline.categories,
     }
     if timeline.reserved is not None:
