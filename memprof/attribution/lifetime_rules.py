@@ -106,10 +106,6 @@ def _inherit(facts: Facts, draft: Draft, kept: Ints, span: tuple[int, int]) -> N
     dying = facts.freed_in(span)
     dying = dying[(t.alloc_event[dying] < span[0]) & ~facts.ghost[dying]]
     dying = dying[draft.category[dying] != Category.GRADIENTS.code]
-    kept, dying = (
-        kept[is_among(facts.size[kept], facts.size[dying])],
-        dying[is_among(facts.size[dying], facts.size[kept])],
-    )
     waiting: dict[int, list[int]] = {}
     for place, size in enumerate(facts.size[dying].tolist()):
         waiting.setdefault(size, []).append(place)
