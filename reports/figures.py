@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from memprof.reports.document.build import timeline_of
 from memprof.reports.document.model import Timeline
@@ -32,8 +32,16 @@ if TYPE_CHECKING:
     from memprof.report.comparison import Comparison
     from memprof.report.plan import Plan
 
-#: What a figure of one run shows, and where a timeline's points lie (see :func:`analysis_figure`).
+
+class FigureJson(TypedDict):
+    """A figure as plotly.js draws it; the page needs no more of plotly, whose Python classes take long to import."""
+
+    data: list[dict[str, object]]
+    layout: dict[str, object]
+
+
 _MIB = 1 << 20
+#: What a figure of one run shows, and where a timeline's points lie (see :func:`analysis_figure`).
 _KINDS = ("timeline", "breakdown", "steps")
 _AXES = ("phase", "time")
 # Plotly draws so many points a category at once; the page, which draws pixel columns, has more.
@@ -42,6 +50,8 @@ _INK, _SOFT, _LINE, _FAINT, _GOOD, _BAD, _PAPER = (
     "#15191e", "#5b636d", "#e2e6ea", "#f3f5f7", "#1a7f37", "#b3231f", "#ffffff",
 )  # fmt: skip
 _CLEAR = "rgba(0,0,0,0)"
+# plotly's template "none", in the form in which its Python classes write it.
+_NO_TEMPLATE = {"data": {"scatter": [{"type": "scatter"}]}}
 # About how wide a figure is drawn, and a letter of its labels, in pixels: what fits where.
 _WIDTH, _LETTER = 900, 6.6
 
@@ -106,8 +116,14 @@ def figure(found: Analysis | Breakdown | Report | Comparison | Plan, kind: str =
 # ---- memory over the run ---------------------------------------------------------------------------------------------
 
 
-def timeline_figure(timeline: Timeline, axis: str = "phase", points: bool = True) -> Figure:
-    """Stack the categories' bytes over the run, the phases as a ribbon above, reserved memory as a dotted line.
+def timeline_figure(timeline: Timeline, axis: str = "phase") -> Figure:
+    """Stack the categories' bytes over the run, the phases as a ribbon above, reserved memory as a dotted line."""
+    drawn = timeline_json(timeline, axis)
+    return _made(drawn["data"], drawn["layout"])
+
+
+def timeline_json(timeline: Timeline, axis: str = "phase", points: bool = True) -> FigureJson:
+    """Return :func:`timeline_figure` as the JSON that plotly.js draws, without importing plotly.
 
     Without ``points`` the traces have no coordinates: the page sends those once, packed, and puts them in again.
     """
@@ -144,7 +160,7 @@ def timeline_figure(timeline: Timeline, axis: str = "phase", points: bool = True
         "shapes": _ribbon(timeline, x),
         "annotations": [_peak_label(timeline, x), *_phase_names(timeline, x)],
     }  # fmt: skip
-    return _made(traces, layout)
+    return {"data": traces, "layout": layout}
 
 
 def _ribbon(timeline: Timeline, x: Sequence[float]) -> list[dict[str, object]]:
@@ -272,6 +288,16 @@ def front_figure(plan: PlanDocument) -> Figure:
     Raises:
         UsageError: the plan has no estimated times.
     """
+    drawn = front_json(plan)
+    return _made(drawn["data"], drawn["layout"])
+
+
+def front_json(plan: PlanDocument) -> FigureJson:
+    """Return :func:`front_figure` as the JSON that plotly.js draws, without importing plotly.
+
+    Raises:
+        UsageError: the plan has no estimated times.
+    """
     points = plan.priced()
     if not points:
         raise UsageError("the plan has no estimated times, so there is no front to draw; give --gpu by its name.")
@@ -310,7 +336,7 @@ def front_figure(plan: PlanDocument) -> Figure:
             "font": {"size": 11.5, "color": _BAD}, "name": "bad",
         }],
     }  # fmt: skip
-    return _made(traces, layout)
+    return {"data": traces, "layout": layout}
 
 
 _UPRIGHT = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
@@ -359,7 +385,7 @@ def _unmarked(text: str) -> str:
 
 def _layout() -> dict[str, object]:
     return {
-        "template": "none", "showlegend": False, "paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR,
+        "template": _NO_TEMPLATE, "showlegend": False, "paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR,
         "font": {"color": _SOFT, "size": 11.5},
     }  # fmt: skip
 

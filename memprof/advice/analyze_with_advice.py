@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from memprof.errors import InputError
+
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
     from memprof.analysis.views import Views
@@ -19,20 +21,40 @@ if TYPE_CHECKING:
 
 
 def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: RuleSet | None = None) -> Analysis:
-    """Attribute every byte of a snapshot (or of the file at a path).
+    """Attribute every byte of a snapshot, of the file at a path, or of a run's folder.
 
     Args:
-        snapshot: what :func:`memprof.load_snapshot` returned, or a path to load.
+        snapshot: what :func:`memprof.load_snapshot` returned, or a path or URL to load. Of a folder, the snapshot with
+            the highest peak of the newest run is loaded, as ``memprof explain`` does.
         device: index of the device; default: the one that ran out of memory, else that with the highest peak.
         rules: stack rules to use instead of the shipped ones.
 
     Raises:
-        InputError: the file cannot be used.
+        InputError: the file cannot be used, or the folder has no snapshot.
         UsageError: the snapshot holds nothing of ``device``.
     """
     from memprof.analysis.analysis import analyze as analyze_without_advice
+    from memprof.snapshot import Snapshot
 
+    if not isinstance(snapshot, Snapshot):
+        snapshot = _snapshot_in(snapshot)
     return analyze_without_advice(snapshot, device, rules, _advice, _outlook)
+
+
+def _snapshot_in(given: str | Path) -> Path:
+    """Return the snapshot to read of a run's folder; a file is itself.
+
+    Raises:
+        InputError: the folder has no snapshot.
+    """
+    from memprof.analysis.ranks.run_folders import file_of_run
+    from memprof.snapshot.reader import path_of
+
+    place = path_of(given)
+    found = file_of_run(place)
+    if found != place and found.suffix == ".json":
+        raise InputError(f"{given}: has reports and no snapshot (*.pickle); memprof report reads {found.name}.")
+    return found
 
 
 # What an explanation does not need is imported where it is called: a fifth of such a command.

@@ -164,7 +164,7 @@ def build_series(
     )
     return Series(
         instants=instants.tolist(),
-        time_us=[timeline.time_us(int(k)) for k in instants],
+        time_us=timeline.times_us(instants).tolist(),
         spans=spans,
         categories={category: values.tolist() for category, values in sampled.items()},
         reserved=None if reserved is None else reserved.tolist(),
@@ -184,14 +184,29 @@ def _instants(timeline: Timeline, attribution: Attribution, max_points: int, pea
     if n <= max_points:
         return np.arange(n, dtype=np.int64)
     starts = distinct(np.linspace(0, n, max(max_points // 4, 1), endpoint=False).astype(np.int64))
-    ends = np.append(starts[1:], n)
-    extremes = [
-        first + pick
-        for first, end in zip(starts.tolist(), ends.tolist(), strict=True)
-        for pick in _extremes(timeline.active[first:end])
-    ]
-    return distinct(np.concatenate([*forced, np.array(extremes, dtype=np.int64)]))
+    last = np.append(starts[1:], n) - 1
+    highest = _first_extremes(np.maximum, timeline.active, starts)
+    lowest = _first_extremes(np.minimum, timeline.active, starts)
+    return distinct(np.concatenate([*forced, starts, highest, lowest, last]))
 
 
-def _extremes(values: I64) -> tuple[int, int, int, int]:
-    return 0, int(np.argmax(values)), int(np.argmin(values)), len(values) - 1
+# Buckets at a time, so that a value repeated for each of their events stays small.
+_BUCKETS = 1024
+
+
+def _first_extremes(extreme: np.ufunc, values: I64, starts: I64) -> I64:
+    """Return where each bucket of values first has its maximum or minimum.
+
+    Args:
+        extreme: ``np.maximum`` or ``np.minimum``.
+        starts: where the buckets begin, the first at 0; none is empty.
+    """
+    found = []
+    for at in range(0, len(starts), _BUCKETS):
+        begin = starts[at : at + _BUCKETS]
+        part = values[begin[0] : starts[at + _BUCKETS] if at + _BUCKETS < len(starts) else len(values)]
+        offset = begin - begin[0]
+        best = np.repeat(extreme.reduceat(part, offset), np.diff(offset, append=len(part)))
+        hits = np.flatnonzero(part == best)
+        found.append(begin[0] + hits[np.searchsorted(hits, offset)])
+    return np.concatenate(found)

@@ -27,7 +27,7 @@ from memprof.report.run import Capacity, OutOfMemory, Source, StepGrowth
 from memprof.snapshot.recorded_run import Device as RecordedDevice
 from memprof.snapshot.recorded_run import FailedAllocation, SurvivedFailure
 from memprof.timeline.block_sizes import segment_for
-from memprof.timeline.idle_memory import idle_pools
+from memprof.timeline.segment_layout import idle_pools
 from memprof.units import format_bytes
 from memprof.vocabulary import Kind, Phase
 

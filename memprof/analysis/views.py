@@ -25,7 +25,7 @@ from memprof.errors import UsageError, did_you_mean
 from memprof.report.allocations import Allocation
 from memprof.snapshot import Snapshot
 from memprof.snapshot.model import I64, signed, unsigned
-from memprof.timeline.idle_memory import idle_memory
+from memprof.timeline.segment_layout import idle_memory
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Group, Kind, Phase
 

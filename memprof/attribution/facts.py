@@ -16,7 +16,7 @@ from memprof.attribution.result import PhaseTrack
 from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import Tags
 from memprof.files import read_toml
-from memprof.snapshot.model import Action, Snapshot, order_of
+from memprof.snapshot.model import Action, Snapshot, order_by_event
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import GUESSES, Category, Evidence, Phase
 
@@ -182,7 +182,7 @@ class Facts:
 
     @cached_property
     def _frees(self) -> tuple[Ints, Ints]:
-        rows = order_of(self.timeline.free_event)
+        rows = order_by_event(self.timeline.free_event, n_events=self.timeline.n_events)
         return self.timeline.free_event[rows], rows
 
     def has_phase(self, phase: Phase) -> bool:

@@ -46,7 +46,7 @@ def analysed(path: Path, device: int | None = None, rules: Path | None = None, n
     from memprof.advice.analyze_with_advice import ReportBuilder
 
     reuse_freed_memory(path)
-    with working(f"Reading {path.name}"):
+    with working(f"Reading {path.name}", path):
         return ReportBuilder(device, rules, number=number).analysis(path)
 
 

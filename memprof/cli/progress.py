@@ -5,20 +5,34 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
+
+from memprof.units import format_bytes
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show a spinner beside ``what``."""
+def working(what: str, path: Path | None = None) -> Iterator[None]:
+    """Show a spinner next to ``what``, and how much has been read of ``path`` if it is on another machine."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True).status(Text(what)):
-        yield
+    with Console(stderr=True).status(Text(what)) as status:
+        if path is None or "://" not in str(path):
+            yield
+            return
+        from memprof.snapshot.remote import telling
+
+        with telling(lambda n, size: status.update(Text(f"{what}: {read_of(n, size)}"))):
+            yield
+
+
+def read_of(n_bytes: int, size: int | None) -> str:
+    """Return how much of a file has been read; its size is not known if ``None``."""
+    return format_bytes(n_bytes) if size is None else f"{format_bytes(n_bytes)} of {format_bytes(size)}"
 
 
 @contextmanager

@@ -15,6 +15,8 @@ _FOLDER = Path(__file__).parent / "knowledge"
 
 #: Files of messages. Of two that match the same words, the one in the earlier file (or higher up in it) is taken.
 MESSAGE_FILES = ("engines", "libraries", "accelerators", "host")
+#: The files that have remedies; of two with one id, the one in the earlier file is taken.
+REMEDY_FILES = ("remedies", *MESSAGE_FILES)
 
 #: One template, or several of which the first fits whose names are all known.
 Texts = str | tuple[str, ...]
@@ -165,7 +167,6 @@ def answers() -> dict[str, Cause]:
 
 
 @cache
-def remedies() -> dict[str, Remedy]:
-    """Return every remedy by its id; of two with one id that of ``remedies.toml``."""
-    files = (*reversed(MESSAGE_FILES), "remedies")
-    return {key: row for name in files for key, row in typed(name, "remedy", dict[str, Remedy]).items()}
+def remedies_of(name: str) -> dict[str, Remedy]:
+    """Return the remedies of one file by their ids."""
+    return typed(name, "remedy", dict[str, Remedy])

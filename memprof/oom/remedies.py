@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from memprof.oom.facts import Facts
-from memprof.oom.knowledge_files import Change, Remedy, remedies, typed
+from memprof.oom.knowledge_files import REMEDY_FILES, Change, Remedy, remedies_of, typed
 from memprof.oom.wording import fill
 
 
@@ -32,7 +32,11 @@ def remedy(name: str) -> Remedy:
     Raises:
         KeyError: there is none.
     """
-    return remedies()[name]
+    # Advice names those of the first file, so a report parses no other.
+    for file in REMEDY_FILES:
+        if entry := remedies_of(file).get(name):
+            return entry
+    raise KeyError(name)
 
 
 def possible(entry: Remedy, facts: Facts) -> bool:

@@ -60,7 +60,11 @@ def _lists(value: Any) -> Any:
 def dumps(plain: Mapping[str, Any], indent: int | None = 1) -> str:
     """Return JSON's own types as text, as :func:`to_json` does."""
     separators = (",", ":") if indent is None else None
-    return json.dumps(_finite(plain), indent=indent, separators=separators, allow_nan=False) + "\n"
+    try:
+        text = json.dumps(plain, indent=indent, separators=separators, allow_nan=False)
+    except (TypeError, ValueError):  # a mapping that is no dict, or a number that JSON does not have
+        text = json.dumps(_finite(plain), indent=indent, separators=separators, allow_nan=False)
+    return text + "\n"
 
 
 def _finite(value: Any) -> Any:

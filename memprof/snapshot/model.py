@@ -61,6 +61,23 @@ def order_of(*keys: I64) -> I64:
     return order
 
 
+def order_by_event(*keys: I64, n_events: int) -> I64:
+    """Return :func:`order_of`, where the last column is an event from -1 to ``n_events``: mostly without a sort.
+
+    In a real recording an event allocates or frees one block; only -1 and ``n_events`` stand for several rows.
+    """
+    event = keys[-1]
+    rows = np.flatnonzero((event >= 0) & (event < n_events))
+    row_of = np.full(n_events, -1, np.int64)
+    row_of[event[rows]] = rows
+    found = row_of[row_of >= 0]
+    if len(found) != len(rows):
+        return order_of(*keys)
+    ends = [np.flatnonzero(event < 0), np.flatnonzero(event >= n_events)]
+    first, last = (r[order_of(*(key[r] for key in keys[:-1]))] if len(keys) > 1 else r for r in ends)
+    return np.concatenate([first, found, last])
+
+
 def _order(key: I64) -> I64:
     if not len(key):
         return np.zeros(0, np.int64)

@@ -51,7 +51,7 @@ def load_snapshot(path: str | os.PathLike[str], number: int | None = None) -> Sn
         InputError: the file cannot be used; the message tells what is wrong and what to do.
         UsageError: the URL is not valid, or the package that opens it is missing.
     """
-    file = _place_of(path)
+    file = path_of(path)
     with collector_paused():  # one collection over all the dicts would cost more than reading them
         scanned = scan_file(file)
         if scanned is not None and number in (None, 1):
@@ -64,7 +64,7 @@ def load_snapshot(path: str | os.PathLike[str], number: int | None = None) -> Sn
         return snapshot_from_raw(raw, path=str(file), consume=True, stacks=stacks)
 
 
-def _place_of(path: str | os.PathLike[str]) -> Path:
+def path_of(path: str | os.PathLike[str]) -> Path:
     """Return the path that was given; of a URL one of :mod:`memprof.snapshot.remote`, which is loaded for it only."""
     if isinstance(path, Path) or "://" not in os.fspath(path):
         return Path(path)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -45,6 +46,9 @@ _QUERIES: dict[str, str] = {}
 #: The last file whose server does not say its size, by URL, and when it was read.
 _UNSIZED: dict[str, tuple[float, bytes]] = {}
 _KEPT_S = 60
+#: Called with the bytes read of an open file and its size, None if its server does not say it.
+Told = Callable[[int, "int | None"], None]
+_LISTENERS: list[Told] = []
 #: Where stores write a file's time; none has the same name.
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -76,6 +80,16 @@ def place_of(given: str | os.PathLike[str]) -> Path:
     if query is not None:
         _QUERIES[str(place)] = query
     return place
+
+
+@contextmanager
+def telling(told: Told) -> Iterator[None]:
+    """Call ``told`` for every piece of a remote file that this process reads meanwhile."""
+    _LISTENERS.append(told)
+    try:
+        yield
+    finally:
+        _LISTENERS.remove(told)
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
@@ -323,6 +337,7 @@ class _Stream(io.RawIOBase):
     def __init__(self, place: RemotePath, file: Any, system: Any) -> None:
         self._place, self._file = place, file
         self._system = system  # an archive's closes the archive when it is collected
+        self._n_read = 0
 
     def readable(self) -> bool:
         return True
@@ -336,6 +351,9 @@ class _Stream(io.RawIOBase):
         except Exception as error:
             self._place._fail(error)
         buffer[: len(data)] = data
+        self._n_read += len(data)
+        for told in _LISTENERS:
+            told(self._n_read, getattr(self._file, "size", None))
         return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:

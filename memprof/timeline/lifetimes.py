@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.snapshot.model import I32, I64, U8, Action, Blocks, BlockState, Segments, Trace, order_of
+from memprof.snapshot.model import I32, I64, U8, Action, Blocks, BlockState, Segments, Trace, order_by_event, order_of
 
 
 @dataclass
@@ -134,7 +134,7 @@ def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, 
     lost = int(np.count_nonzero(ended & is_alloc[born + 1]))
     if lost or np.any(twice):
         notes.append(f"the trace contradicts itself: {lost} frees and {np.count_nonzero(twice)} allocs are missing")
-    rows.take(order_of(rows.address, rows.alloc_event))
+    rows.take(order_by_event(rows.address, rows.alloc_event, n_events=len(trace)))
     return rows
 
 

@@ -105,6 +105,12 @@ class Timeline:
             return 0
         return int(self.event_us[max(instant - 1, 0)])
 
+    def times_us(self, instants: I64) -> I64:
+        """Return what :meth:`time_us` returns for each instant."""
+        if not self.n_events:
+            return np.zeros(len(instants), np.int64)
+        return self.event_us[np.maximum(instants - 1, 0)]
+
     def instant_at(self, time_us: int) -> int:
         """Return the instant at ``time_us``: the state after every event up to and including that time."""
         return int(np.searchsorted(self.event_us, time_us, side="right"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -313,20 +313,15 @@ def _phase_axis(n_points: int, spans: Sequence[Span]) -> tuple[float, ...]:
 
     Without spans the whole recording is one unit.
     """
+    import numpy as np  # which a report's JSON is drawn without
+
     edges = [0, *(s.start_point for s in spans), *(s.end_point for s in spans), max(n_points - 1, 0)]
-    stops = sorted(set(edges))
+    stops = np.array(sorted(set(edges)))
     widths = {s.start_point: _NARROW.get(s.phase, 1.0) for s in spans}
-    places, x = {}, 0.0
-    for stop, following in zip(stops, [*stops[1:], None], strict=True):
-        places[stop] = (x, following)
-        x += widths.get(stop, 0.0) if spans else 1.0
-    return tuple(_place(point, stops, places) for point in range(n_points))
-
-
-def _place(point: int, stops: list[int], places: dict[int, tuple[float, int | None]]) -> float:
-    stop = stops[bisect_right(stops, point) - 1]
-    x, following = places[stop]
-    if following is None:
-        return x
-    width = places[following][0] - x
-    return x + width * (point - stop) / (following - stop)
+    wide = [widths.get(stop, 0.0) if spans else 1.0 for stop in stops.tolist()]
+    # One more stop at the end, so that the last point divides by no zero.
+    x, stops = np.array([0.0, *accumulate(wide)]), np.append(stops, stops[-1] + 1)
+    points = np.arange(n_points)
+    at = np.searchsorted(stops, points, side="right") - 1
+    places = x[at] + (x[at + 1] - x[at]) * (points - stops[at]) / (stops[at + 1] - stops[at])
+    return tuple(places.tolist())

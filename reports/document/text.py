@@ -22,7 +22,8 @@ def plain(text: str, keep: str = "") -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_visible(c) if c not in keep and unicodedata.category(c) in _HARMFUL else c for c in text)
+    harmful = {c for c in set(text) if c not in keep and unicodedata.category(c) in _HARMFUL}
+    return "".join(_visible(c) if c in harmful else c for c in text) if harmful else text
 
 
 def _visible(character: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from memprof.reports.document.model import AllocationRow, Document, Individuals, Timeline
 from memprof.reports.document.text import category_label, phase_label, phase_short, thousands
-from memprof.reports.figures import timeline_figure
+from memprof.reports.figures import FigureJson, timeline_json
 from memprof.reports.html.opened import Opened
 from memprof.reports.palette import PATTERNS, slug
 from memprof.reports.thinning import thinned
@@ -72,7 +72,7 @@ class TimelineData(msgspec.Struct, frozen=True, kw_only=True):
     ``figure`` is plotly's, as ``Analysis.figure`` returns it, without the points; these are packed in ``columns``.
     """
 
-    figure: dict[str, object]
+    figure: FigureJson
     n_points: int
     columns: tuple[str, ...]
     points: str
@@ -98,7 +98,7 @@ def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened
     # The largest at the peak, and at the other phases' peaks: of those the panel says which are alive.
     largest = [(row, 1) for row in document.allocations] + [(row, 0) for row in document.elsewhere]
     return TimelineData(
-        figure=timeline_figure(timeline, points=False).to_plotly_json(),
+        figure=timeline_json(timeline, points=False),
         n_points=len(timeline.time_us),
         columns=tuple(_columns(timeline)),
         points=points,
@@ -141,12 +141,12 @@ def _drawn(row: AllocationRow, at_peak: int, opened: Opened) -> _Drawn:
     return name, slug(row.category), row.group.each_bytes, row.lives, at_peak, opened(row), row.guessed
 
 
-def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
+def _columns(timeline: Timeline) -> dict[str, Sequence[int] | NDArray[np.int64]]:
     """Name everything drawn, in whole numbers: events, microseconds, parts of the phase axis, bytes."""
-    columns: dict[str, Sequence[int]] = {
+    columns: dict[str, Sequence[int] | NDArray[np.int64]] = {
         "event": timeline.instants or range(len(timeline.time_us)),
         "time": timeline.time_us,
-        "phase": [round(x * PHASE_UNIT) for x in timeline.phase_x],
+        "phase": np.rint(np.array(timeline.phase_x) * PHASE_UNIT).astype(np.int64),
         **timeline.categories,
     }
     if timeline.reserved is not None:

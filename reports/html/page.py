@@ -21,6 +21,7 @@ from memprof.report.base import Model
 from memprof.report.codec import dumps
 
 if TYPE_CHECKING:
+    from memprof.reports.figures import FigureJson
     from memprof.reports.html.interactive_timeline import TimelineData
     from memprof.reports.html.opened import OpenedData
     from memprof.reports.html.views.segment_map import MapDrawing
@@ -39,6 +40,7 @@ _SCRIPTS = (
     "source", "contents", "pictures", "timeline", "moments", "bands", "pareto_front",
 )  # fmt: skip
 _DRAWING = {"timeline": "timeline", "moments": "timeline", "bands": "timeline", "pareto_front": "pareto_front"}
+_PLOTLY_LEVEL = 5
 _READY = 'root.dataset.ready = "yes"; arrive();'
 
 
@@ -49,7 +51,7 @@ class PageData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     report: Model
-    front: dict[str, object] | None = None
+    front: FigureJson | None = None
     timelines: tuple[TimelineData, ...] | None = None
     opened: OpenedData | None = None
     timeline: TimelineData | None = None
@@ -143,7 +145,8 @@ def _plotly() -> tuple[str, str]:
     from plotly.offline import get_plotlyjs
 
     script = get_plotlyjs()
-    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode(), _sha256(script)
+    # 1% larger than at the highest level, in half the time, which is a fifth of a small report's.
+    return base64.b64encode(gzip.compress(script.encode(), _PLOTLY_LEVEL, mtime=0)).decode(), _sha256(script)
 
 
 def _stripes(angle: int) -> str:

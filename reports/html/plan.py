@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memprof.reports.document.plan import PlanDocument, parts_of, verdict_of
 from memprof.reports.document.text import thousands
-from memprof.reports.figures import front_figure
+from memprof.reports.figures import front_json
 from memprof.reports.html.elements import Markup, bar, copyable, draw_table, el, legend, notes_section, section
 from memprof.reports.html.page import PageData, render_page
 from memprof.reports.html.summary import headline_lines
@@ -21,7 +21,7 @@ def render_plan(plan: PlanDocument) -> str:
     rows = section("rows", "Side by side", searched, draw_table(plan.table))
     sections = (_verdict(plan), _best(plan), _chart(plan), _prices(plan), rows, notes_section(plan.notes))
     subtitle = ("simulated, nothing was run on a GPU", room)
-    front = front_figure(plan).to_plotly_json() if plan.timed else None
+    front = front_json(plan) if plan.timed else None
     data = PageData(report=found, front=front)
     return render_page(plan.title, subtitle, sections, data, "pareto_front" if plan.timed else None)
 

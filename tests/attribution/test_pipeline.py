@@ -60,7 +60,7 @@ def check(run: Run, result: Result) -> None:
 
 @given(st.lists(st.integers(0, 6), max_size=12), st.integers(-1, 7), st.integers(0, 8))
 def test_rows_freed_in_a_stretch(freed: list[int], start: int, length: int) -> None:
-    timeline: Any = SimpleNamespace(free_event=np.array(freed, np.int64))
+    timeline: Any = SimpleNamespace(free_event=np.array(freed, np.int64), n_events=6)
     nothing: Any = None
     found = Facts(nothing, timeline, nothing, nothing, nothing).freed_in((start, start + length))
     rows = [row for row, event in enumerate(freed) if start <= event < start + length]

@@ -23,6 +23,7 @@ from memprof.oom.facts import Facts, facts_of
 from memprof.oom.failure import Failure
 from memprof.oom.framework_settings import PLAIN, frameworks, names_in
 from memprof.oom.knowledge_files import (
+    REMEDY_FILES,
     Cause,
     Circumstance,
     FactRule,
@@ -31,7 +32,7 @@ from memprof.oom.knowledge_files import (
     causes,
     circumstances,
     facts_file,
-    remedies,
+    remedies_of,
     table,
 )
 from memprof.oom.known_messages import DEVICE_FORMS, FORMS, NOT_MEMORY, TRIGGERS, answer_of
@@ -43,6 +44,10 @@ from tests.oom.wordings import EXAMPLES
 KEYS = {"form", "backend", "phase", "cause", "reason", "framework_kind", "constraint"}
 VALUES_READ = {group for form in (*FORMS, *DEVICE_FORMS) for group in form.pattern.groupindex}
 VALUES_READ |= set(Failure.__dataclass_fields__)
+
+
+def remedies() -> dict[str, Remedy]:
+    return {key: row for name in REMEDY_FILES for key, row in remedies_of(name).items()}
 
 
 def rules() -> Iterator[Cause | Circumstance | Remedy | FactRule]:

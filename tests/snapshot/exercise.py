@@ -9,7 +9,7 @@ from memprof.allocator.settings import AllocatorSettings
 from memprof.errors import MemprofError
 from memprof.snapshot import snapshot_from_raw
 from memprof.snapshot.unpickle import plain_from_bytes
-from memprof.timeline.idle_memory import idle_memory
+from memprof.timeline.segment_layout import idle_memory
 from memprof.timeline.timeline import build_timeline
 from tests.snapshot.programs import MIB, Program
 

@@ -22,6 +22,7 @@ import pytest
 
 from memprof.advice.analyze_with_advice import ReportBuilder
 from memprof.analysis.ranks.reading import RanksReader, read_ranks
+from memprof.cli.progress import read_of
 from memprof.errors import UsageError
 from memprof.report.codec import to_json
 from memprof.snapshot import load_snapshot, remote
@@ -279,6 +280,17 @@ def test_a_store_that_is_silent_is_not_waited_for_again_and_again(monkeypatch: p
         told = call("report", f"http://127.0.0.1:{silent.getsockname()[1]}/x.pickle")
     assert (told.exit_code, "no answer in 0.5 s" in told.output) == (3, True)
     assert len(told.output.strip().split("\n")) == 1
+
+
+def test_what_has_been_read_is_shown(stored: str, run: Path) -> None:
+    """A gigabyte took minutes in silence."""
+    name = "step-000002.rank-1.pickle"
+    told: list[tuple[int, int | None]] = []
+    with remote.telling(lambda n, size: told.append((n, size))):
+        load_snapshot(place_of(f"{stored}/{name}"))
+    size = (run / name).stat().st_size
+    assert (size, size) in told
+    assert (read_of(5 << 20, 10 << 20), read_of(5 << 20, None)) == ("5.00 MiB of 10.00 MiB", "5.00 MiB")
 
 
 def test_nothing_is_written_there(stored: str) -> None:

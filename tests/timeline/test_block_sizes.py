@@ -15,7 +15,7 @@ from memprof.allocator.model import CachingAllocator
 from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
 from memprof.snapshot import Action, Snapshot, load_snapshot, snapshot_from_raw
 from memprof.timeline.block_sizes import round_sizes
-from memprof.timeline.idle_memory import idle_memory
+from memprof.timeline.segment_layout import idle_memory
 from memprof.timeline.timeline import Timeline, build_timeline
 
 MIB = 2**20

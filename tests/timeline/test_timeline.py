@@ -16,8 +16,8 @@ from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.errors import InputError
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.block_sizes import block_sizes
-from memprof.timeline.idle_memory import idle_memory
 from memprof.timeline.lifetimes import pair_blocks
+from memprof.timeline.segment_layout import idle_memory
 from memprof.timeline.timeline import Timeline, build_timeline
 from memprof.vocabulary import History
 from tests.snapshot.programs import MIB, Program, programs

@@ -204,7 +204,7 @@ def _read_one(path: Path, how: _Reading) -> GivenRun:
     report = ReportBuilder(how.device, how.rules, how.listed, how.number)
     if not how.whole:
         reuse_freed_memory(path)
-        with working(f"Reading {path.name}"):
+        with working(f"Reading {path.name}", path):
             return GivenRun(path, report(path), None)
     analysis = analysed(path, how.device, how.rules, how.number)
     return GivenRun(path, report.report_of(analysis, path), analysis)
@@ -227,7 +227,7 @@ def _read_ranks(
         raise UsageError("--keep-json can't be combined with --device or --rules.")
     builder = ReportBuilder(how.device, how.rules, advice=how.keep_json)
     reader = RanksReader(builder, as_usual, write_answer if how.keep_json else None)
-    with working("Reading the ranks"):
+    with working("Reading the ranks", places[0]):
         read = read_ranks(places, reader, step=step, role=role, executor=how.executor or "local")
     report, shown = read.report, read.shown.snapshot
     complete = read.from_json or how.keep_json

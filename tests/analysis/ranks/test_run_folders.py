@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import memprof
 from memprof.analysis.ranks.run_folders import earlier_runs, other_runs, places_of_run, run_started, unused_folder
+from memprof.errors import InputError
+from memprof.report.files import write_answer
+from tests.cli.test_report_ranks import record
 
 
 def old(path: Path, at: float = 1000.0) -> None:
@@ -31,6 +35,22 @@ def test_what_this_run_wrote_and_what_is_no_runs_does_not_count(tmp_path: Path) 
     old(tmp_path / "out" / "model.safetensors")
     assert unused_folder(tmp_path / "out", 2000.0) == tmp_path / "out"
     assert unused_folder(tmp_path / "out") == tmp_path / "out-2"  # no other rank may have written there
+
+
+def test_python_analyses_a_folder_as_the_command_line_does(tmp_path: Path) -> None:
+    run = tmp_path / "_memprof"
+    for rank in range(3):
+        record(run / f"step-000002.rank-{rank}.pickle", rank % 2, rank=rank, world_size=3)
+    for rank in (0, 1):
+        path = run / f"step-000002.rank-{rank}.pickle"
+        write_answer(memprof.analyze(path).report, path.with_suffix(".json"))
+    found = memprof.analyze(tmp_path)
+    assert found.snapshot.path == str(run / "step-000002.rank-1.pickle")
+    assert memprof.analyze(str(run)).report == found.report
+    for path in run.glob("*.pickle"):
+        path.unlink()
+    with pytest.raises(InputError, match="has reports and no snapshot"):
+        memprof.analyze(tmp_path)
 
 
 def test_recordings_are_looked_for_in_the_newest_run(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.text import STACK_ORDER
-from memprof.reports.figures import timeline_figure
+from memprof.reports.figures import timeline_figure, timeline_json
 from memprof.reports.html.interactive_timeline import PHASE_UNIT, TimelineData, timeline_data
 from memprof.reports.html.opened import Opened
 from memprof.reports.html.report import render_html
@@ -101,6 +101,10 @@ def test_the_timeline_stacks_categories_without_separators(timeline: Timeline) -
     assert figure.layout.xaxis.showticklabels is False
     assert len(figure.layout.shapes) == len(timeline.spans)
     assert timeline_figure(timeline, "time").data[0].x[-1] == timeline.time_us[-1] / timeline.unit
+
+
+def test_the_page_draws_the_figure_that_plotly_would_write(timeline: Timeline) -> None:
+    assert json.loads(timeline_figure(timeline).to_json()) == json.loads(json.dumps(timeline_json(timeline)))
 
 
 def test_points_hold_the_same_bytes(timeline: Timeline) -> None:
