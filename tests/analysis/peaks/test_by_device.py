@@ -10,7 +10,6 @@ import pytest
 import torch
 from memprof.reports.document.build import document_of
 from memprof.reports.html.report import render_html
-
 from msgspec.structs import replace
 
 from memprof.analysis.analysis import analyze
