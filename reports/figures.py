@@ -13,7 +13,7 @@ from memprof.reports.document.build import timeline_of
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import category_label, phase_label, plain, thousands
-from memprof.reports.html.static_timeline import highest_of, nice_step
+from memprof.reports.html.static_timeline import nice_step
 from memprof.reports.palette import FALLBACK, LIGHT, PATTERNS, PHASES
 from memprof.reports.thinning import thinned
 
@@ -154,11 +154,11 @@ def timeline_json(timeline: Timeline, axis: str = "phase", points: bool = True) 
         "xaxis": {
             "range": [x[0], last], "showgrid": False, "zeroline": False, "showticklabels": axis == "time", **title,
         },
-        "yaxis": {**_gib_or_mib_axis(highest_of(timeline)), "fixedrange": True},
+        "yaxis": {**_gib_or_mib_axis(timeline.highest_bytes), "fixedrange": True, **_beyond_the_traces(timeline)},
         "dragmode": "zoom",
         "hovermode": "x unified",
-        "shapes": _ribbon(timeline, x),
-        "annotations": [_peak_label(timeline, x), *_phase_names(timeline, x)],
+        "shapes": [*_ribbon(timeline, x), *_limit(timeline, x)],
+        "annotations": [_peak_label(timeline, x), *_limit_labels(timeline, x), *_phase_names(timeline, x)],
     }  # fmt: skip
     return {"data": traces, "layout": layout}
 
@@ -173,6 +173,52 @@ def _ribbon(timeline: Timeline, x: Sequence[float]) -> list[dict[str, object]]:
         }
         for span in timeline.spans
     ]  # fmt: skip
+
+
+def _beyond_the_traces(timeline: Timeline) -> dict[str, object]:
+    """Return the range of an axis that also has the GPU's capacity and the request that failed on it."""
+    shown = timeline.capacity_bytes is not None or timeline.failed is not None
+    return {"range": [0, timeline.highest_bytes * 1.06 / GIB]} if shown else {}
+
+
+def _limit(timeline: Timeline, x: Sequence[float]) -> list[dict[str, object]]:
+    """Draw the GPU's capacity as a line, and the request that failed on top of what was reserved then."""
+    shapes = []
+    if timeline.capacity_bytes is not None:
+        shapes.append({**_capacity_line(timeline.capacity_bytes), "name": "capacity"})
+    if (failed := timeline.failed) is not None:
+        at, base = x[failed.point], failed.base_bytes / GIB
+        shapes.append({
+            "type": "line", "xref": "x", "yref": "y", "x0": at, "x1": at, "y0": base, "y1": base + failed.bytes / GIB,
+            "line": {"color": _BAD, "width": 6}, "name": "request",
+        })  # fmt: skip
+    return shapes
+
+
+def _capacity_line(capacity: int) -> dict[str, object]:
+    y = capacity / GIB
+    return {
+        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": y, "y1": y,
+        "line": {"color": _BAD, "dash": "dash", "width": 1.5},
+    }  # fmt: skip
+
+
+def _limit_labels(timeline: Timeline, x: Sequence[float]) -> list[dict[str, object]]:
+    labels: list[dict[str, object]] = []
+    shared = {"showarrow": False, "font": {"size": 11.5, "color": _BAD}}
+    if (capacity := timeline.capacity_bytes) is not None:
+        labels.append({
+            **shared, "xref": "paper", "x": 0.005, "xanchor": "left", "y": capacity / GIB, "yanchor": "bottom",
+            "text": f"capacity {amount(capacity)}", "name": "capacity",
+        })  # fmt: skip
+    if (failed := timeline.failed) is not None:
+        at = x[failed.point]
+        right = at > (x[0] + x[-1]) / 2
+        labels.append({
+            **shared, "xref": "x", "x": at, "xanchor": "right" if right else "left", "xshift": -6 if right else 6,
+            "y": (failed.base_bytes + failed.bytes) / GIB, "yanchor": "top", "text": failed.label, "name": "request",
+        })  # fmt: skip
+    return labels
 
 
 def _peak_label(timeline: Timeline, x: Sequence[float]) -> dict[str, object]:
@@ -258,10 +304,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
             bars.append(_stacked(f"{row.label} (published)", labels, whole, FALLBACK, row.id))
     layout = {**_layout(), "barmode": "stack", "showlegend": True, "yaxis": _value_axis()}
     if (capacity := comparison.capacity) is not None and capacity.bytes:
-        layout["shapes"] = [{
-            "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": capacity.bytes / GIB,
-            "y1": capacity.bytes / GIB, "line": {"color": _BAD, "dash": "dash", "width": 1.5},
-        }]  # fmt: skip
+        layout["shapes"] = [_capacity_line(capacity.bytes)]
         layout["annotations"] = [{
             "xref": "paper", "x": 1, "y": capacity.bytes / GIB, "text": f"capacity {amount(capacity.bytes)}",
             "showarrow": False, "xanchor": "right", "yanchor": "bottom", "font": {"color": _BAD},

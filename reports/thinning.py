@@ -28,6 +28,8 @@ def thinned(timeline: Timeline, max_points: int) -> Timeline:
         keep.update((first, max(inside, key=timeline.total.__getitem__), inside[-1]))
         keep.add(min(inside, key=timeline.total.__getitem__))
     keep.update(min(s.end_point, n_points - 1) for s in timeline.spans)
+    if timeline.failed is not None:
+        keep.add(timeline.failed.point)
     return _only(timeline, sorted(keep))
 
 
@@ -46,6 +48,7 @@ def _only(timeline: Timeline, keep: list[int]) -> Timeline:
         total=tuple(timeline.total[k] for k in keep),
         peak_point=place[timeline.peak_point],
         instants=tuple(timeline.instants[k] for k in keep) if timeline.instants else (),
+        failed=None if timeline.failed is None else timeline.failed._replace(point=place[timeline.failed.point]),
     )
 
 

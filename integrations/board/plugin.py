@@ -13,8 +13,11 @@ from tensorboard.backend import http_util
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin
 from werkzeug import wrappers
 
+from memprof.analysis.counters import read_counters
 from memprof.analysis.ranks.run_folders import run_started
-from memprof.report.advice import Headline
+from memprof.errors import InputError
+from memprof.units import amount
+from memprof.vocabulary import phase_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +43,7 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
         return {
             "/static/index.js": self._script,
             "/recordings": self._list,
+            "/trend": self._steps,
             "/page": self._report,
             "/compare": self._comparison,
         }
@@ -69,6 +73,15 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
         except Exception as error:
             return http_util.Respond(request, {"recordings": [], "problem": repr(error)}, "application/json")
         return http_util.Respond(request, {"recordings": found}, "application/json")
+
+    @_app
+    def _steps(self, request: Any) -> Any:
+        try:
+            chosen = self._chosen(request.args, "")
+            trend = _trend(chosen) if chosen is not None else _Trend()
+        except Exception as error:
+            return http_util.Respond(request, {"problem": repr(error)}, "application/json", code=500)
+        return http_util.Respond(request, msgspec.to_builtins(trend), "application/json")
 
     def _listed(self, recordings: list[Recording]) -> dict[Path | None, _Listed | None]:
         """Return what the list shows of each report. A report is read again only if its size or time changed."""
@@ -137,32 +150,79 @@ class _ListedPeak(msgspec.Struct):
     phase: str | None
 
 
+class _ListedFailure(msgspec.Struct):
+    requested_bytes: int
+
+
 class _Listed(msgspec.Struct):
     """What the list of recordings shows of a report."""
 
     peak: _ListedPeak
-    headline: Headline | None = None
+    oom: _ListedFailure | None = None
+
+    @property
+    def words(self) -> str:
+        """The peak in few words, for a list to choose from."""
+        phase = self.peak.phase if self.peak.phase != "other" else None
+        where = f" in {phase_words(phase)}" if phase else ""
+        return amount(self.peak.allocated_bytes) + where + (", out of memory" if self.oom else "")
 
 
 class _Row(msgspec.Struct, omit_defaults=True):
-    """A recording in the list, as the tab's script reads it; the last three are its report's, if it has one."""
+    """A recording in the list, as the tab's script reads it; the last two are its report's, if it has one."""
 
     run: str
     step: int
     rank: int
     changed: float
     peak_bytes: int | None = None
-    phase: str | None = None
-    verdict: str | None = None
+    peak: str | None = None
 
 
 def _row(recording: Recording, report: _Listed | None) -> _Row:
     """Describe a recording and, if it has been analysed, its peak."""
     row = _Row(recording.run, recording.step, recording.rank, round(recording.changed, 3))
     if report is not None:
-        row.peak_bytes, row.phase = report.peak.allocated_bytes, str(report.peak.phase)
-        row.verdict = report.headline.verdict if report.headline else None
+        row.peak_bytes, row.peak = report.peak.allocated_bytes, report.words
     return row
+
+
+class _Curve(msgspec.Struct):
+    """One figure of every step; ``words`` are its newest and its highest value."""
+
+    label: str
+    bytes: list[int | None]
+    words: str
+
+
+class _Trend(msgspec.Struct):
+    """The memory of a run's steps, from its counters file; empty if there is none."""
+
+    steps: list[int] = []
+    curves: list[_Curve] = []
+
+
+# What is drawn of each step, in this order, where it is known. Host memory only if there is no device's.
+_TREND = (("peak_reserved", "Peak reserved"), ("peak_allocated", "Peak allocated"), ("host_rss", "Host, resident"))
+
+
+def _trend(recording: Recording) -> _Trend:
+    """Read how high memory rose in each step of the run that a recording belongs to."""
+    path = recording.pickle.with_name(f"counters.rank-{recording.rank}.jsonl")
+    if path.is_symlink():
+        return _Trend()
+    try:
+        rows = read_counters(path).steps
+    except InputError:
+        return _Trend()
+    trend = _Trend([row.step for row in rows])
+    for name, label in _TREND:
+        values = [row.size(name) for row in rows]
+        known = [value for value in values if value is not None]
+        if known and not (name == "host_rss" and any(curve.label == "Peak reserved" for curve in trend.curves)):
+            words = f"{amount(known[-1])}, highest {amount(max(known))}"
+            trend.curves.append(_Curve(label, values, words))
+    return trend
 
 
 def _read_listed(path: Path) -> _Listed | None:

@@ -174,7 +174,7 @@ def _less_made(run: Run) -> Iterator[Candidate | None]:
         run, held,
         where=" and ".join(place.site for place in chosen),
         what=_LABELS[category],
-        how="checkpoint it" if once_more else "do it in chunks",
+        how="checkpoint it" if once_more else "process it in chunks",
     )  # fmt: skip
     yield _candidate("made_here", scope, _part_of(category, held / whole / 2))
 

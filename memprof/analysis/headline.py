@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from memprof.analysis.allocations.places import largest_places, listed_places, place_of
+from memprof.analysis.peaks.device_balance import uneven_devices
 from memprof.analysis.peaks.next_step import next_step
 from memprof.report import Report
 from memprof.report.advice import Advice, Headline, Place
@@ -309,7 +310,7 @@ def _known_beside(report: Report, told: Sequence[Category]) -> str:
 
 def _explained(report: Report) -> str:
     """Say what explains at least half of a category, or what the first change is about; "" where nothing does."""
-    peak, words = report.peak, ""
+    peak, words = report.peak, uneven_devices(report, missing_bytes(report.oom)) if report.oom else ""
     first = report.advice[0].id if report.advice else ""
     for found in peak.findings:
         is_first = first in (found.kind, "kept_by_passes")

@@ -54,7 +54,9 @@ def _action(plan: Plan) -> str:
     config, method = best.config, best.method
     how = f"Best found ({method}, most {plan.maximized.replace('_', ' ')})"
     if "=" in method:  # a value of --vary
-        how = f"Largest of these that fits ({method})"
+        value = config[method.partition("=")[0]]
+        numbers = isinstance(value, (int, float)) and not isinstance(value, bool)
+        how = f"{'Largest value' if numbers else 'What needs most of those'} that fits ({method})"
     elif plan.maximized == "speed":
         how = f"Fastest found ({method})"
     elif all(row.largest is None for row in plan.rows):  # nothing was searched

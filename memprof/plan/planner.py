@@ -140,7 +140,7 @@ def make_plan(
 
         results = machine.run([settings for _, settings in wanted], sizes=sizes, done=done)
         rows = [row_of(name, settings, result) for (name, settings), result in zip(wanted, results, strict=True)]
-        best = max((row for row in rows if row.fits), key=lambda row: row.device_peak_bytes, default=None)
+        best = _largest_value(rows, vary[0]) if vary else None
         if searched:
             rows, best = largest_of_each(machine, rows, results, aim)
             if aim == "speed":
@@ -155,6 +155,15 @@ def make_plan(
         return Plan(base.model, gpu, rows, best, aim, machine.executed, notes, base.assumed)
 
 
+def _largest_value(rows: list[Row], name: str) -> Row | None:
+    """Return the row that fits with the largest value of a setting; of values in words, the one that needs most."""
+    fitting = [row for row in rows if row.fits]
+    values = [getattr(row.settings, name) for row in fitting]
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        return max(fitting, key=lambda row: (getattr(row.settings, name), row.device_peak_bytes), default=None)
+    return max(fitting, key=lambda row: row.device_peak_bytes, default=None)
+
+
 def _in_half(settings: Settings, card: Gpu, fixed: set[str]) -> Settings:
     """Return settings in fp16 for a card before Ampere, where the user asked for no dtype and it can be simulated."""
     sharded = settings.divided
@@ -166,9 +175,7 @@ def _in_half(settings: Settings, card: Gpu, fixed: set[str]) -> Settings:
 def _refuse_unknown_speed(gpu: str) -> None:
     card = find_gpu(gpu)
     if speed_of(card.name) is None:
-        raise UsageError(
-            f"--maximize speed needs a known GPU model, e.g. --gpu 4090 (got {gpu})."
-        )
+        raise UsageError(f"--maximize speed needs a known GPU model, e.g. --gpu 4090 (got {gpu}).")
 
 
 def _that_do_the_step(rows: list[Row]) -> list[Row]:

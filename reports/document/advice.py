@@ -26,10 +26,12 @@ def advice_words(entry: Advice) -> str:
     words = [entry.costs]
     if entry.moves_to:
         left = f", at {gib(entry.peak_after_bytes)} GiB" if entry.peak_after_bytes is not None else ""
-        words.append(f"It saves no more because the peak is then in {phase_label(entry.moves_to).lower()}{left}.")
+        words.append(
+            f"It saves no more because the next highest peak is in {phase_label(entry.moves_to).lower()}{left}."
+        )
     if entry.peak == "device":
         most = "up to " if entry.basis == "estimated" else ""
-        words.append(f"This is about reserved memory: {most}{gib(entry.saves_bytes)} GiB less reserved.")
+        words.append(f"It lowers reserved memory only, by {most}{gib(entry.saves_bytes)} GiB.")
     elif (device := entry.device_saves_bytes) is not None and device != entry.saves_bytes:
         words.append(f"The device's peak changes by {gib(-device)} GiB.")
     if entry.host_bytes:

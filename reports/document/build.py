@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Column, Fact, Headline, Line, Table, table
 from memprof.reports.document.checks import checks_of
-from memprof.reports.document.model import Document, Individuals, Span, Timeline
+from memprof.reports.document.model import Document, FailedRequest, Individuals, Span, Timeline
 from memprof.reports.document.page_title import base_name, title_of
 from memprof.reports.document.ranks import ranks_of
-from memprof.reports.document.summary import room_of, summary_of
+from memprof.reports.document.summary import capacity_of, room_of, summary_of
 from memprof.reports.document.tables import SMALLEST_BOX, allocation_rows, call_site, group_rows, icicle
 from memprof.reports.document.text import (
     HISTORY_WORDS,
@@ -33,6 +33,7 @@ from memprof.analysis.host_growth import PARTS as HOST_PARTS
 from memprof.analysis.source_files import SourceText, recorded_texts
 from memprof.report import Report
 from memprof.report.allocations import AllocationGroup
+from memprof.report.base import known
 from memprof.report.peaks import Growth
 from memprof.report.run import Host, OutOfMemory, Source, StepGrowth
 from memprof.vocabulary import Kind
@@ -92,7 +93,7 @@ def document_of(
 
 def timeline_of(analysis: Analysis) -> Timeline | None:
     """Return the timeline that the document of an analysis has; None for a dump without history."""
-    return _timeline(_series(analysis), analysis.report.source)
+    return _timeline(_series(analysis), analysis.report)
 
 
 def _series(analysis: Analysis, exact: int = _EXACT_EVENTS) -> Series:
@@ -134,7 +135,7 @@ def build_document(
         openable=tuple(r for i, r in enumerate(rows) if i < _MAX_ROWS or r.bytes * SMALLEST_BOX >= peak.active_bytes),
         elsewhere=allocation_rows(elsewhere, peak.active_bytes, timed=timed)[:_MAX_ELSEWHERE],
         icicle=icicle(peak, rows, shown.moment),
-        timeline=_timeline(series, report.source) if series else None,
+        timeline=_timeline(series, report) if series else None,
         grown_by=_grown_by(report.device_peak.grown_by),
         checks=checks_of(report),
         notes=notes_of(report),
@@ -278,8 +279,9 @@ def reproduce_facts(source: Source) -> tuple[Fact, ...]:
 # ---- over time: categories in stacking order, and the phases' spans over them ----------------------------------------
 
 
-def _timeline(series: Series, source: Source) -> Timeline | None:
+def _timeline(series: Series, report: Report) -> Timeline | None:
     """Fill the timeline from a series; None for a dump: its one moment would be a flat line that is labelled a peak."""
+    source = report.source
     if not series.time_us or is_dump(source):
         return None
     start, n_points = series.time_us[0], len(series.time_us)
@@ -290,7 +292,7 @@ def _timeline(series: Series, source: Source) -> Timeline | None:
         for span in series.spans
         if span.end_point > span.start_point
     )
-    return Timeline(
+    found = Timeline(
         clock_us=start,
         time_us=tuple(time - start for time in series.time_us),
         phase_x=_phase_axis(n_points, spans),
@@ -301,7 +303,25 @@ def _timeline(series: Series, source: Source) -> Timeline | None:
         peak_point=series.peak_point,
         timed=source.timed,
         instants=tuple(series.instants),
+        failed=_failed_request(report.oom, series, total),
     )
+    capacity = capacity_of(report)
+    near = capacity is not None and found.highest_bytes * _NEAR >= capacity
+    return found._replace(capacity_bytes=capacity) if near else found
+
+
+# A GPU with more than so many times the highest memory would leave the picture nearly empty: it is not drawn.
+_NEAR = 2
+
+
+def _failed_request(oom: OutOfMemory | None, series: Series, total: Sequence[int]) -> FailedRequest | None:
+    """Place the request that failed; one without a time ended the recording."""
+    if oom is None or not oom.requested_bytes:
+        return None
+    time, last = known(oom.time_us), len(series.time_us) - 1
+    point = last if time is None else max(bisect_right(series.time_us, time) - 1, 0)
+    base = total[point] if series.reserved is None else max(series.reserved[point], total[point])
+    return FailedRequest(oom.requested_bytes, point, base)
 
 
 # What is between the phases gets less room than they do.

@@ -18,6 +18,7 @@ from memprof.analysis.source_files import SourceText
 from memprof.report import Report
 from memprof.report.allocations import AllocationGroup
 from memprof.report.peaks import Growth
+from memprof.units import amount
 from memprof.vocabulary import GUESSES, Category
 
 if TYPE_CHECKING:
@@ -228,13 +229,25 @@ class Span(NamedTuple):
     end_point: int
 
 
+class FailedRequest(NamedTuple):
+    """The request of ``bytes`` that failed at ``point``, on top of the ``base_bytes`` that were reserved then."""
+
+    bytes: int
+    point: int
+    base_bytes: int
+
+    @property
+    def label(self) -> str:
+        return f"{amount(self.bytes)} failed"
+
+
 class Timeline(NamedTuple):
     """The thinned series: the same instants for every category, the peak and every phase's peak among them.
 
     ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps
     ids to bytes, bottom of the stack first, without those that are never used. ``phase_x`` puts every point on an axis
     where each span is one unit wide. If ``timed`` is False, the clock counts events. ``instants`` are the numbers of
-    events before each point.
+    events before each point. ``capacity_bytes`` is the GPU's memory, if it is known and not far above what is drawn.
     """
 
     clock_us: int
@@ -247,6 +260,14 @@ class Timeline(NamedTuple):
     peak_point: int
     timed: bool = True
     instants: tuple[int, ...] = ()
+    capacity_bytes: int | None = None
+    failed: FailedRequest | None = None
+
+    @property
+    def highest_bytes(self) -> int:
+        """The most that a picture shows."""
+        failed = self.failed.base_bytes + self.failed.bytes if self.failed else 0
+        return max(max(self.total), max(self.reserved or (0,)), failed, self.capacity_bytes or 0)
 
     @property
     def unit(self) -> int:

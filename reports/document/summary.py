@@ -27,8 +27,7 @@ def summary_of(report: Report, allocations: Sequence[AllocationRow] = ()) -> Sum
     """Fill the first screen from a report; ``allocations`` say what inferred bytes could also be."""
     source, peak = report.source, report.peak
     has_device = peak.reserved_bytes is not None
-    known = report.capacity.bytes if report.capacity else source.device_total_bytes
-    capacity = known if has_device else None
+    capacity = capacity_of(report)
     bar = category_parts(peak.categories, peak.guessed)
     rest = _rest_of_device(peak, capacity) if has_device else ()
     return Summary(
@@ -42,6 +41,13 @@ def summary_of(report: Report, allocations: Sequence[AllocationRow] = ()) -> Sum
         rest=rest,
         guessed=_guessed(peak, allocations),
     )
+
+
+def capacity_of(report: Report) -> int | None:
+    """Return the GPU's memory; None if it is not known, or if no allocator served the recording."""
+    if report.peak.reserved_bytes is None:
+        return None
+    return report.capacity.bytes if report.capacity else report.source.device_total_bytes
 
 
 def _guessed(peak: Peak, allocations: Sequence[AllocationRow]) -> Fact | None:

@@ -116,7 +116,7 @@ def unused_words(rows: Sequence[Row]) -> str:
 def nothing_in(labels: Sequence[str]) -> str:
     """Say which rows are left out; "" where none is."""
     inside = [label if label[1:2].isupper() else label[:1].lower() + label[1:] for label in labels]
-    return f"No memory in {sentence_list(inside)}." if inside else ""
+    return f"Not shown, because always zero: {sentence_list(inside)}." if inside else ""
 
 
 def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
@@ -243,15 +243,16 @@ def why(allocation: Allocation) -> str:
 def brief_stack(stack: Sequence[str]) -> tuple[str, ...]:
     """Shorten a stack to what a person looks for, and say how many frames were left out.
 
-    Frames of the interpreter and its library, of click and of memprof go, and native ones; files of packages begin at
-    the package's name. A stack of nothing else is shown as it is.
+    Frames of the interpreter and its library, of click and of memprof go, and native ones. So do torch's, unless there
+    is nothing else in Python. Files of packages begin at the package's name. A stack of nothing else is shown as it is.
     """
-    kept = [frame for frame in stack if not (_is_machinery(frame) or is_native(frame))]
+    python = [frame for frame in stack if not (_is_machinery(frame) or is_native(frame))]
+    kept = [frame for frame in python if not is_torch(frame)] or python
     if not kept:
         return shown_stack(stack)
     lines = tuple(_INSTALLED.sub("", frame) for frame in kept)
     left = len(stack) - len(kept)
-    return (*lines, f"… {left} more of C++, Python, click and memprof (--full-stacks)") if left else lines
+    return (*lines, f"… {left} more of torch, C++, Python, click and memprof (--full-stacks)") if left else lines
 
 
 def _is_machinery(frame: str) -> bool:

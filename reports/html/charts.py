@@ -9,7 +9,7 @@ from memprof.reports.document.tables import SMALLEST_BOX
 from memprof.reports.document.text import duration
 from memprof.reports.html.elements import Markup, colour_class, el, section, swatch, what
 from memprof.reports.html.opened import Opened
-from memprof.reports.html.static_timeline import highest_of, timeline_svg
+from memprof.reports.html.static_timeline import timeline_svg
 
 from memprof.units import amount, percent
 
@@ -24,7 +24,7 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
     drawn = [(label, document, document.timeline) for label, document in runs if document.timeline]
     if not drawn:
         return None
-    highest = max(highest_of(timeline) for _, _, timeline in drawn)
+    highest = max(timeline.highest_bytes for _, _, timeline in drawn)
     switch = _choice("run", [(str(i), label) for i, (label, _, _) in enumerate(drawn)]) if len(drawn) > 1 else None
     timed = all(timeline.timed for _, _, timeline in drawn)
     events = (("event", "Events"),) if timed and any(timeline.instants for _, _, timeline in drawn) else ()
@@ -107,7 +107,7 @@ def _panel(document: Document, opened: Opened) -> Markup:
         el(
             "li",
             {"title": " · ".join(w for w in (a.label, a.shape, a.site, a.why) if w), "data-open": opened(a)},
-            swatch(a.category),
+            swatch(a.category, inferred=a.guessed),
             el("span", what(a)),
             el("b", amount(a.bytes)),
         )
@@ -151,18 +151,22 @@ def _node(node: Node, total: int, parent: int, depth: int, opened: Opened, momen
             children.append(child)
     if small:
         children.append(Node("smaller ones", node.category, small))
-    words = f"{node.label}, {amount(node.bytes)}, {percent(node.bytes, total)} of the {moment}"
     guess = node.allocation is not None and node.allocation.guessed
+    share = f"{percent(node.bytes, total)} of the {moment}{', inferred' if guess else ''}"
+    words = f"{node.label}, {amount(node.bytes)}, {share}"
     colour = f"c-{colour_class(node.category)}" + (" guess" if guess else "") if node.category else "root"
     button = el(
         "button",
         {
-            "type": "button", "class": f"box {colour}", "title": words, "data-open": opened(node.allocation),
+            "type": "button",
+            "class": f"box {colour}",
+            "title": words,
+            "data-open": opened(node.allocation),
             "data-bytes": str(node.bytes),
         },
         el("span.label", {"data-shorter": "\n".join(node.shorter) or None}, node.label),
         el("b", amount(node.bytes)),
-        el("span.sr", f", {percent(node.bytes, total)} of the {moment}"),
+        el("span.sr", f", {share}"),
     )
     kids = [_node(child, total, node.bytes, depth + 1, opened, moment) for child in children]
     below = el("div.kids", *kids) if kids else None

@@ -69,9 +69,9 @@ def section(identifier: str, title: str, note: str, *children: Child) -> Markup:
     return el("section", {"id": identifier, "aria-labelledby": f"{identifier}-title"}, heading, *children)
 
 
-def swatch(identifier: str) -> Markup:
-    """Draw a square in a category's colour."""
-    return el(f"i.swatch c-{colour_class(identifier)}", {"aria-hidden": "true"})
+def swatch(identifier: str, inferred: bool = False) -> Markup:
+    """Draw a square in a category's colour, hatched if the category is inferred."""
+    return el(f"i.swatch c-{colour_class(identifier)}{' guess' if inferred else ''}", {"aria-hidden": "true"})
 
 
 def colour_class(identifier: str) -> str:

@@ -80,6 +80,7 @@ class TimelineData(msgspec.Struct, frozen=True, kw_only=True):
     patterns: dict[str, str]
     labels: dict[str, str]
     peak_point: int
+    failed_point: int | None
     clock_us: int
     unit: int
     timed: bool
@@ -106,6 +107,7 @@ def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened
         patterns=PATTERNS,
         labels={c: category_label(c) for c in timeline.categories},
         peak_point=timeline.peak_point,
+        failed_point=timeline.failed.point if timeline.failed else None,
         clock_us=timeline.clock_us,
         unit=timeline.unit,
         timed=timeline.timed,

@@ -26,13 +26,16 @@ def timeline_svg(timeline: Timeline, highest: int = 0) -> Markup:
     """
     x = timeline.phase_x
     held = peak_hold(x, timeline.total, (_WIDTH - _LEFT - _RIGHT) // 2)
-    ceiling = max(highest_of(timeline), highest, 1) * _HEADROOM
+    ceiling = max(timeline.highest_bytes, highest, 1) * _HEADROOM
     plot = _Plot(x[0], x[-1] if x[-1] > x[0] else x[0] + 1, ceiling)
     label = f"Memory over the run by category; the peak is {amount(timeline.total[timeline.peak_point])}."
     return el(
         "svg",
         {
-            "viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": label, "class": "timeline-svg",
+            "viewBox": f"0 0 {_WIDTH} {_HEIGHT}",
+            "role": "img",
+            "aria-label": label,
+            "class": "timeline-svg",
             # Where in the picture the axes are, for the cursor: left, right, top, bottom.
             "data-axes": f"{_LEFT} {_WIDTH - _RIGHT} {_TOP} {_HEIGHT - _BOTTOM}",
         },
@@ -41,12 +44,8 @@ def timeline_svg(timeline: Timeline, highest: int = 0) -> Markup:
         _reserved(timeline, held, plot),
         _ribbon(timeline, x, plot),
         _peak_mark(timeline, x, plot),
+        _limit(timeline, x, plot),
     )
-
-
-def highest_of(timeline: Timeline) -> int:
-    """Count the most bytes a picture of this timeline shows."""
-    return max(max(timeline.total), max(timeline.reserved or (0,)))
 
 
 class _Plot:
@@ -169,3 +168,19 @@ def _peak_mark(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
         el("line", {"x1": px, "x2": px, "y1": plot.y(peak) - 6, "y2": plot.y(0), "class": "peak"}),
         el("text", {"x": px + shift, "y": above, "text-anchor": side, "class": "peak"}, words),
     )
+
+
+def _limit(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
+    """Draw the GPU's memory as a line, and the request that failed on top of what was reserved then."""
+    marks = []
+    if (capacity := timeline.capacity_bytes) is not None:
+        y = plot.y(capacity)
+        marks.append(el("line", {"x1": _LEFT, "x2": _WIDTH - _RIGHT, "y1": y, "y2": y, "class": "limit"}))
+        marks.append(el("text", {"x": _LEFT + 4, "y": y - 4, "class": "limit"}, f"capacity {amount(capacity)}"))
+    if (failed := timeline.failed) is not None:
+        px, top = plot.x(x[failed.point]), plot.y(failed.base_bytes + failed.bytes)
+        marks.append(el("line", {"x1": px, "x2": px, "y1": plot.y(failed.base_bytes), "y2": top, "class": "request"}))
+        side = "end" if px > _WIDTH / 2 else "start"
+        where = {"x": px + (-8 if side == "end" else 8), "y": top + 11, "text-anchor": side, "class": "limit"}
+        marks.append(el("text", where, failed.label))
+    return join(*marks)

@@ -26,7 +26,12 @@ if (bandButton && bands) {
     for (let i = 0; i < bands.n; i++) if (bands.alive(i, p) && shown(i)) rest -= bands.size[i];
     return Math.max(rest, 0);
   };
-  const top = () => (ceiling || Math.max(total.reduce((a, b) => Math.max(a, b), 0) * 1.06, 1e-9)) * GIB;
+  /** The top of the axis in bytes; worked out once for each sum of what is shown. */
+  let summed = null, highest = 0;
+  const top = () => {
+    if (summed !== total) { summed = total; highest = 0; for (let i = 0; i < nPoints; i++) if (total[i] > highest) highest = total[i]; }
+    return (ceiling || Math.max(highest * 1.06, 1e-9)) * GIB;
+  };
   const niceStep = (whole) => { const power = 10 ** Math.floor(Math.log10(whole / 5)); return [1, 2, 5, 10].map((m) => m * power).find((step) => step >= whole / 5); };
 
   /** The drawing without the selection, which changes more often. */
@@ -79,12 +84,14 @@ if (bandButton && bands) {
       close(i);
       open.set(i, [i, x0, x1, 0, y0, y1]);
     };
-    const alive = [];
+    // Bands are in the order of their birth, and the columns' points go forward: each band comes and goes once.
+    let alive = [], next = 0;
     for (let c = 0; c < points.length - 1; c++) {
       const p = points[c], x0 = X(Math.max(starts[c], low)), x1 = X(starts[c + 1]);
-      alive.length = 0;
+      alive = alive.filter((i) => p < bands.death[i]);
+      for (; next < bands.n && bands.birth[next] <= p; next++) if (p < bands.death[next] && shown(next)) alive.push(next);
       let sum = 0;
-      for (let i = 0; i < bands.n && bands.birth[i] <= p; i++) if (p < bands.death[i] && shown(i)) { alive.push(i); sum += bands.size[i]; }
+      for (const i of alive) sum += bands.size[i];
       let y = Math.max(total[p] * GIB - sum, 0);
       extend(-1, x0, x1, 0, y);
       for (const i of alive) { extend(i, x0, x1, y, y + bands.size[i]); y += bands.size[i]; }

@@ -38,7 +38,8 @@ const prepared = await Promise.all(timelines.map(async (timeline) => {
   const nPoints = timeline.axes.time.length, total = new Float64Array(nPoints);
   for (const trace of stacked) for (let i = 0; i < nPoints; i++) total[i] += trace.y[i];
   const highest = [total, ...lines.map((trace) => trace.y)].reduce((top, ys) => ys.reduce((a, b) => Math.max(a, b), top), 0);
-  return { timeline, traces, stacked, nPoints, total, highest, bands: await individualOf(timeline) };
+  const [, top] = timeline.figure.layout.yaxis.range || [0, 0];
+  return { timeline, traces, stacked, nPoints, total, highest: Math.max(highest, top / 1.06), bands: await individualOf(timeline) };
 }));
 let { timeline, traces, stacked, nPoints, total, bands } = prepared[0];
 /** What follows the cursor, and what draws and answers when the timeline shows single allocations (bands.js). */
@@ -118,6 +119,15 @@ const shapesAndLabels = ([low, high], width) => {
   if (px >= low && px <= high)
     annotations.push({ ...timeline.figure.layout.annotations[0], x: px, y: total[top], text: "<b>" + amountOf(total[top] * GIB) + words,
       arrowcolor: ink("soft"), bgcolor: ink("bg"), ax: px > (low + high) / 2 ? -46 : 46, ...(near ? { ay: 16 } : {}), font: { size: 12, color: ink("ink") } });
+  // The GPU's capacity and the request that failed, as the figure has them.
+  const marked = ({ name }) => name === "capacity" || (name === "request" && x[timeline.failed_point] >= low && x[timeline.failed_point] <= high);
+  for (const box of boxes.filter(marked))
+    shapes.push({ ...box, ...(box.name === "request" ? { x0: x[timeline.failed_point], x1: x[timeline.failed_point] } : {}), line: { ...box.line, color: ink("bad") } });
+  for (const label of timeline.figure.layout.annotations.filter(marked)) {
+    const right = x[timeline.failed_point] > (low + high) / 2;
+    annotations.push({ ...label, font: { ...label.font, color: ink("bad") }, bgcolor: ink("bg"),
+      ...(label.name === "request" ? { x: x[timeline.failed_point], xanchor: right ? "right" : "left", xshift: right ? -6 : 6 } : {}) });
+  }
   return { shapes, annotations };
 };
 
@@ -139,7 +149,7 @@ const drawChart = () => {
   const layout = { ...timeline.figure.layout, ...shapesAndLabels(range, width), width: chart.clientWidth, height: chart.clientHeight, hovermode: false,
     font: { color: ink("soft"), size: 11.5, family: getComputedStyle(document.body).fontFamily } };
   layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis !== "phase", ticksuffix: axis === "time" && timeline.timed ? " s" : "" };
-  layout.yaxis = { ...layout.yaxis, gridcolor: ink("line"), ...(ceiling ? { range: [0, ceiling] } : { autorange: true }) };
+  layout.yaxis = { ...layout.yaxis, gridcolor: ink("line"), ...(ceiling || layout.yaxis.range ? { range: [0, ceiling || layout.yaxis.range[1]] } : { autorange: true }) };
   return Plotly.react(chart, drawn, layout, { displayModeBar: false, showTips: false, doubleClick: false })
     .then(placeCursor);
 };

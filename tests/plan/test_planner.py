@@ -487,6 +487,18 @@ def _timed(method: str, gib: float, seconds: float | None, fits: bool = True, **
     return search.Row(method, settings, fits, need, need, 0, "weights", "backward", step_s=seconds)
 
 
+def test_the_largest_value_that_fits_is_no_smaller_one_that_needs_more() -> None:
+    steps = "gradient_accumulation_steps"
+    rows = [_timed(f"{steps}={n}", gib, None, **{steps: n}) for n, gib in ((2, 12), (4, 11))]
+    rows.append(_timed(f"{steps}=8", 30, None, fits=False, **{steps: 8}))
+    assert planner._largest_value(rows, steps) is rows[1]
+    plan = Plan("model", "24GB", rows, rows[1], "context", 3, [])
+    assert plan.answer().headline.action.startswith(f"Largest value that fits ({steps}=4): ")
+    words = [_timed(f"attn={name}", gib, None, attn=name) for name, gib in (("math", 12), ("flash", 11))]
+    assert planner._largest_value(words, "attn") is words[0]
+    assert planner._largest_value([], "attn") is None
+
+
 def test_the_front_leaves_out_what_is_slower_and_larger() -> None:
     rows = [
         _timed("fast", 60, 20.0, fits=False),

@@ -310,4 +310,4 @@ def test_rows_that_no_run_used_are_left_out_and_named() -> None:
     shown = {line.path[0] for line in document.rows.lines if line.path}
     assert not shown & {"reference_and_reward", "inference"}
     assert {"kv_cache", "unattributed", "total"} <= shown
-    assert document.notes[0] == "No memory in reference and reward models and inference cost."
+    assert document.notes[0] == "Not shown, because always zero: reference and reward models and inference cost."

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("tensorboard")
 
-from memprof.units import GIB
+from memprof.units import GIB, amount
 from tests.reports.html.browser import CHROMIUM, chromium
 from tests.tensorboard.server import get, listing, tensorboard
 
@@ -26,6 +26,10 @@ pytestmark = [
 ]
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 PLUGIN = "/data/plugin/memprof"
+
+
+def peak_in_words(report: dict[str, Any]) -> str:
+    return f"{amount(report['peak']['allocated_bytes'])} in {report['peak']['phase']}"
 
 
 def page_of(base: str, run: str, step: int = 2, rank: int = 0) -> tuple[int, dict[str, str], bytes]:
@@ -79,7 +83,7 @@ def test_the_tab_is_offered_with_every_recording(board: str, reports: dict[str, 
     assert set(found) == {"full", "lora"}
     for run, report in reports.items():
         assert found[run]["peak_bytes"] == report["peak"]["allocated_bytes"]
-        assert found[run]["verdict"] == report["headline"]["verdict"]
+        assert found[run]["peak"] == peak_in_words(report)
         assert (found[run]["step"], found[run]["rank"]) == (2, 0)
     status, headers, _ = get(f"{board}{PLUGIN}/static/index.js")
     assert status == 200
@@ -140,14 +144,14 @@ def test_trouble_stays_in_its_own_page(troubled: Path, tmp_path: Path) -> None:
 class Tab:
     """The Memory tab of a TensorBoard page, and what the browser complained about."""
 
-    def __init__(self, page: Any, base: str) -> None:
+    def __init__(self, page: Any, base: str, address: str = "") -> None:
         self.page = page
         self.problems: list[str] = []
         self.requested: list[str] = []
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("request", lambda request: self.requested.append(request.url))
-        page.goto(f"{base}/#memprof")
+        page.goto(address or f"{base}/#memprof")
 
     def _heard(self, message: Any) -> None:
         # TensorBoard's own: it looks for its fonts outside its path prefix.
@@ -215,7 +219,7 @@ def test_the_report_is_in_the_tab(tab: Tab, board: str, reports: dict[str, Any])
     assert tab.report("/page?run=lora").locator("h1").count() == 1
 
     words = tab.picker.locator("#first-step option").first.inner_text()
-    assert words == f"step 2 · {reports['lora']['headline']['verdict']}"
+    assert words == f"step 2 · {peak_in_words(reports['lora'])}"
     tab.picker.select_option("#second-run", "full")
     both = tab.report("/compare").locator("body").inner_text()
     assert "lora" in both
@@ -231,6 +235,53 @@ def test_the_report_is_in_the_tab(tab: Tab, board: str, reports: dict[str, Any])
         assert tab.picker.evaluate("document.documentElement.classList.contains('dark')") is dark
     assert tab.problems == []
     assert all(url.startswith((board.rsplit("/deep", 1)[0], "data:", "blob:")) for url in tab.requested)
+
+
+# The text of a closed list is as wide as it would be anywhere else.
+_TEXT_WIDTH = """(select) => {
+    const context = document.createElement("canvas").getContext("2d");
+    context.font = getComputedStyle(select).font;
+    return context.measureText(select.selectedOptions[0].text).width; }"""
+
+
+@needs_browser
+@pytest.mark.browser
+@with_one_reader
+def test_the_address_names_the_run_and_the_step(tab: Tab, board: str) -> None:
+    tab.report("/page?run=lora")
+    tab.picker.select_option("#first-run", "full")
+    tab.report("/page?run=full")
+    step = tab.picker.locator("#first-step")
+    assert step.evaluate("(select) => select.clientWidth") > step.evaluate(_TEXT_WIDTH)
+    link = tab.page.url
+    assert link.endswith("#memprof&p.memprof.run=full&p.memprof.step=2&p.memprof.rank=0")
+    tab.picker.select_option("#second-run", "lora")
+    tab.report("/compare")
+    both = tab.page.url
+    assert both == f"{link}&p.memprof.with_run=lora&p.memprof.with_step=2&p.memprof.with_rank=0"
+    assert tab.problems == []
+    for address, part in ((link, "/page?run=full"), (both, "a_run=full"), (f"{board}/#memprof", "/page?run=lora")):
+        other = Tab(tab.page.context.new_page(), board, address)
+        other.report(part)
+        assert other.problems == []
+
+
+@needs_browser
+@pytest.mark.browser
+@with_one_reader
+def test_every_step_is_in_the_trend_though_one_was_recorded(tab: Tab, board: str) -> None:
+    trend = json.loads(get(f"{board}{PLUGIN}/trend?run=full&step=2&rank=0")[2])
+    assert trend["steps"] == [1, 2, 3]
+    curves = {curve["label"]: curve["bytes"] for curve in trend["curves"]}
+    assert curves["Peak allocated"][0] is None
+    assert curves["Peak allocated"][1] > 0
+    assert all(curves["Host, resident"])
+    assert json.loads(get(f"{board}{PLUGIN}/trend?run=nobody&step=2&rank=0")[2]) == {"steps": [], "curves": []}
+    tab.report("/page?run=lora")
+    tab.picker.wait_for_selector("#trend polyline", state="attached")
+    assert tab.picker.locator("#trend").inner_text().startswith("Steps 1 to 3")
+    assert tab.picker.locator("#trend line.chosen").count() == 1
+    assert tab.problems == []
 
 
 @needs_browser

@@ -35,7 +35,9 @@ _DEFAULT_TOP = 20
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help=f"List the N largest; default: {_DEFAULT_TOP}.")
 @click.option("--all", "everything", is_flag=True, help="List every one.")
-@click.option("--full-stacks", is_flag=True, help="Show stacks whole: also the frames of Python, click and memprof.")
+@click.option(
+    "--full-stacks", is_flag=True, help="Show whole stacks, with the frames of torch, C++, Python, click and memprof."
+)
 @device_option
 @snapshot_option
 @output_options("explain")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,17 @@ import pytest
 import torch
 from memprof.reports.document.build import document_of
 from memprof.reports.html.report import render_html
+from msgspec.structs import replace
 
 from memprof.analysis.analysis import analyze
+from memprof.analysis.headline import headline_of
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo, Tags
 from memprof.recording.session import Session
+from memprof.report.run import OutOfMemory
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline.timeline import build_timeline
+from memprof.units import GIB
 from tests.recording.fake_cuda import Allocator
 from tests.report.files import validate
 from tests.reports.document.drawn import render_terminal
@@ -88,6 +93,41 @@ def test_the_device_that_ran_out_of_memory_is_shown(failed: int | None, survived
     report = analyze(snapshot_from_raw(two_devices(failed, survived))).to_dict()
     assert report["source"]["device"] == shown
     assert (report["oom"] is not None) is (failed is not None and not survived)
+
+
+def out_of_memory_on_one(peaks: Sequence[int], request: int = 4, frames: Sequence[str] = ()) -> str:
+    """The cause of an error on device 1 of 80 GiB, the devices' peaks given in GiB."""
+    failure = OutOfMemory(
+        requested_bytes=request * GIB, device_free_bytes=GIB, phase=None, step=None, stack=tuple(frames)
+    )
+    found = analyze(snapshot_from_raw(two_devices(1))).report
+    first = found.devices[0]
+    devices = [
+        replace(
+            first,
+            device=i,
+            shown=i == 1,
+            device_total_bytes=80 * GIB,
+            peak=replace(first.peak, allocated_bytes=n * GIB),
+        )
+        for i, n in enumerate(peaks)
+    ]
+    return headline_of(replace(found, oom=failure, devices=tuple(devices))).cause
+
+
+def test_unevenly_used_devices_are_the_first_cause() -> None:
+    cause = out_of_memory_on_one((8, 78, 20))
+    assert cause.startswith(
+        "The devices are unevenly used: device 1 peaks at 78.00 GiB, device 2 at 20.00 GiB, device 0 at 8.00 GiB; "
+        "spread evenly, each needs 36.67 GiB. "
+    )
+    assert "DataParallel" not in cause
+    frames = ("a/site-packages/torch/nn/parallel/data_parallel.py:193 forward", "train.py:3 <module>")
+    assert "torch.nn.DataParallel computes the loss on one device" in out_of_memory_on_one((8, 78, 20), frames=frames)
+    # Full everywhere, nearly even, not used at all, or too large even when spread evenly.
+    for peaks in ((78, 78, 78), (70, 78), (0, 78, 0)):
+        assert "unevenly" not in out_of_memory_on_one(peaks)
+    assert "unevenly" not in out_of_memory_on_one((8, 78), request=300)
 
 
 class TwoDevices(Allocator):

@@ -53,7 +53,7 @@ def test_idle_memory_goes_first_only_where_it_would_have_saved_the_run() -> None
     oom = {"requested_bytes": 1, "device_free_bytes": 0, "phase": "forward", "step": 1, "stack": []}
     saved = _report(idle, other, oom={**oom, "fits_defragmented": True})
     assert "let segments grow" in headline_of(saved)["action"]
-    assert "up to 3.00 GiB less reserved" in advice_words(report_of(saved).advice[0])
+    assert "lowers reserved memory only, by up to 3.00 GiB" in advice_words(report_of(saved).advice[0])
 
 
 def test_after_a_failed_step_savings_say_what_they_count_from() -> None:
@@ -83,7 +83,7 @@ def test_after_a_failed_step_savings_say_what_they_count_from() -> None:
 
 def test_a_peak_that_moves_is_said() -> None:
     moved = report_of(_report(_entry("Halve the batch", 1.0, moves_to="generate"))).advice[0]
-    assert "It saves no more because the peak is then in generate, at 5.78 GiB." in advice_words(moved)
+    assert "It saves no more because the next highest peak is in generate, at 5.78 GiB." in advice_words(moved)
 
 
 def test_the_simulators_own_error_is_said() -> None:

@@ -331,13 +331,15 @@ def test_a_brief_stack_has_what_a_person_looks_for_and_says_what_is_left_out() -
         "<frozen runpy>:198 _run_module_as_main",
     ]
     assert brief_stack(stack) == (
-        "torch/nn/modules/linear.py:134 forward",
         "trl/trainer/grpo_trainer.py:1790 _compute_loss",
         "/home/ada/train.py:31 main",
-        "… 6 more of C++, Python, click and memprof (--full-stacks)",
+        "… 7 more of torch, C++, Python, click and memprof (--full-stacks)",
     )
     assert brief_stack(stack[3:5]) == ("trl/trainer/grpo_trainer.py:1790 _compute_loss", "/home/ada/train.py:31 main")
     assert brief_stack(stack[:1]) == shown_stack(stack[:1])
+    assert brief_stack(stack[:3]) == (
+        "torch/nn/modules/linear.py:134 forward", "… 2 more of torch, C++, Python, click and memprof (--full-stacks)"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["it's.pickle", "two words.pickle", "a$HOME;b.pickle", "~x.pickle", "plain-1.pickle"])

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memprof.reports.document import build
+from memprof.reports.document.build import document_of, timeline_of
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.text import STACK_ORDER
 from memprof.reports.figures import timeline_figure, timeline_json
@@ -23,18 +25,21 @@ from memprof.reports.html.report import render_html
 from memprof.reports.html.static_timeline import nice_step, timeline_svg
 from memprof.reports.palette import DARK, LIGHT, LOOKS, PATTERNS, PHASES
 from memprof.reports.thinning import peak_hold, thinned
+from msgspec.structs import replace
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 import memprof
-from memprof.analysis.analysis import analyze
+from memprof.analysis.analysis import Analysis, analyze
 from memprof.errors import UsageError
-from memprof.snapshot import load_snapshot
+from memprof.report.run import Capacity
+from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 from tests.attribution.runs import Run, train
 from tests.reports.compared import published_comparison, sample_comparison
 from tests.reports.sample import sample
 from tests.reports.typed import build_document, comparison_of
+from tests.synthetic import SnapshotBuilder
 
 
 @pytest.fixture
@@ -105,6 +110,48 @@ def test_the_timeline_stacks_categories_without_separators(timeline: Timeline) -
 
 def test_the_page_draws_the_figure_that_plotly_would_write(timeline: Timeline) -> None:
     assert json.loads(timeline_figure(timeline).to_json()) == json.loads(json.dumps(timeline_json(timeline)))
+
+
+def out_of_memory() -> Analysis:
+    """Ten GiB of a GPU of 12 and a request of 3 that failed."""
+    builder = SnapshotBuilder()
+    for _ in range(10):
+        builder.alloc(1 << 30, "forward")
+    builder._event("oom", 0, 3 << 30, [])
+    builder.events[-1] |= {"device_free": 1 << 30}
+    device = {"index": 0, "type": "cuda", "name": "GPU", "total_bytes": 12 << 30}
+    return analyze(snapshot_from_raw(builder.raw({"schema": "memprof.snapshot/1", "kind": "cuda", "device": device})))
+
+
+def test_capacity_and_the_failed_request_are_on_the_timeline() -> None:
+    analysis = out_of_memory()
+    figure, whole = analysis.figure(), timeline_of(analysis)
+    assert whole is not None
+    shapes = {shape.name: shape for shape in figure.layout.shapes if shape.name}
+    assert (shapes["capacity"].y0, shapes["capacity"].y1) == (12, 12)
+    assert (shapes["request"].y0, shapes["request"].y1) == (10, 13)
+    assert shapes["request"].x0 == figure.data[0].x[-1]
+    assert {note.name: note.text for note in figure.layout.annotations if note.name} == {
+        "capacity": "capacity 12.00 GiB", "request": "3.00 GiB failed"
+    }  # fmt: skip
+    assert figure.layout.yaxis.range[1] > 13
+    picture = timeline_svg(whole)
+    assert picture.count('class="limit"') == 3
+    assert picture.count('class="request"') == 1
+    assert "capacity 12.00 GiB</text>" in picture
+    assert "3.00 GiB failed</text>" in picture
+    data = timeline_data(whole, document_of(analysis), 10**9, Opened(document_of(analysis)))
+    assert data.failed_point == len(whole.time_us) - 1
+    assert thinned(whole._replace(), 2).failed == whole.failed._replace(point=len(thinned(whole, 2).time_us) - 1)
+
+
+def test_a_far_capacity_is_not_drawn() -> None:
+    analysis = out_of_memory()
+    report = replace(analysis.report, oom=None, capacity=Capacity(bytes=80 << 30, source="option"))
+    shown = build.build_document(report, analysis.series(1000)).timeline
+    assert shown is not None
+    assert (shown.capacity_bytes, shown.failed) == (None, None)
+    assert timeline_figure(shown).layout.yaxis.range is None
 
 
 def test_points_hold_the_same_bytes(timeline: Timeline) -> None:
