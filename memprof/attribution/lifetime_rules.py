@@ -217,6 +217,10 @@ def apply_early_parameters(facts: Facts, draft: Draft, trained: Counter[int]) ->
     early = (
         ~facts.ghost & (t.alloc_event < facts.first_run) & (t.free_event > t.n_events * 0.9) & (facts.size >= 1 << 16)
     )
+    # Where no module runs, no phase shows where the first product is; a size that is no parameter's does.
+    untrained = early & draft.open & ~is_among(facts.size, np.array(sorted(trained), np.int64)) & bool(trained)
+    spaces = first_workspaces(facts, np.flatnonzero(untrained))
+    draft.fill(spaces, Category.WORKSPACE, Evidence.FINGERPRINT, "workspace.exact-size", alternatives=[Category.INPUTS])
     draft.decide(early & ~beside_models(facts, trained), Category.WEIGHTS, "parameters.before-everything")
     draft.decide(early, Category.INPUTS, "parameters.before-everything")
 

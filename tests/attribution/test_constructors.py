@@ -138,6 +138,15 @@ def test_what_no_call_that_makes_parameters_makes_is_data(where: str) -> None:
     assert not wrong(run)
 
 
+def test_a_workspace_of_a_program_without_modules_is_no_weight() -> None:
+    run = Run()
+    model(run)
+    run.alloc(32 << 20, ["train.py:18 gpt", "train.py:11 main", MAIN[1]], Category.WORKSPACE)
+    for _ in range(3):
+        iteration(run, ADAM)
+    assert not wrong(run)
+
+
 def test_buffers_of_a_models_constructor_are_weights() -> None:
     run = Run()
     model(run)
