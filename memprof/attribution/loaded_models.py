@@ -96,12 +96,16 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
 def beside_models(facts: Facts, trained: Counter[int]) -> Bools:
     """Flag rows of calls that make no trained parameter: a buffer of experiences is made by a call of its own.
 
-    The call of the outermost constructor counts. Without gradients nothing is known of any.
+    The call of the outermost constructor counts. Without gradients nothing is known of any, and where only adapters
+    are trained the frozen model is made by such calls too.
     """
     call = call_site(facts.stacks, ("*:__init__",))[facts.timeline.stack]
     sizes = np.array([s for s in sorted(trained) if s >= NOTICEABLE], np.int64)
     made = is_among(facts.size, sizes) & np.isin(facts.phase, (Phase.LOAD.code, Phase.OTHER.code)) & ~facts.module
-    return ~is_among(call, distinct(call[made])) & bool(len(sizes)) & facts.stacks.has_python[facts.timeline.stack]
+    beside = ~is_among(call, distinct(call[made])) & facts.stacks.has_python[facts.timeline.stack]
+    lasting = int(facts.size[beside & facts.survivor & (facts.timeline.alloc_event < facts.first_run)].sum())
+    total = sum(s * c for s, c in trained.items())
+    return beside & (total > _SMALL_PART * (total + lasting))
 
 
 def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
