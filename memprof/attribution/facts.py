@@ -117,8 +117,19 @@ class Facts:
     @cached_property
     def in_autograd(self) -> Bools:
         """Flag the stacks that a phase rule places in backward; stacks without frames are not among them."""
+        return self._autograd_stacks[self.timeline.stack]
+
+    @cached_property
+    def _autograd_stacks(self) -> Bools:
         backward = np.array([r.phase == Phase.BACKWARD.value for r in self.stacks.rules.phases] + [False], bool)
-        return backward[self.stacks.phase_rule()][self.timeline.stack]
+        found: Bools = backward[self.stacks.phase_rule()]
+        return found
+
+    @cached_property
+    def freed_by_program(self) -> Bools:
+        """Flag rows whose free was requested under a Python frame outside the autograd engine and functorch's."""
+        transform = self.stacks.count(("torch/_functorch/*:*",)) > 0
+        return self._freed_under(self.stacks.has_python & ~self._autograd_stacks & ~transform)
 
     @cached_property
     def linear(self) -> Bools:
@@ -139,11 +150,13 @@ class Facts:
 
     def freed_by(self, patterns: tuple[str, ...]) -> Bools:
         """Flag rows whose free was requested under a matching frame."""
+        return self._freed_under(self.stacks.count(patterns) > 0)
+
+    def _freed_under(self, under: Bools) -> Bools:
         t = self.timeline
         trace = self.snapshot.traces.get(t.device)
         if trace is None or not len(trace):
             return np.zeros(len(t), bool)
-        under = self.stacks.count(patterns) > 0
         event = np.clip(t.release_event, 0, len(trace) - 1)
         freed = np.isin(trace.action[event], (int(Action.FREE_REQUESTED), int(Action.FREE_COMPLETED)))
         return under[trace.stack[event]] & freed & (t.free_event < t.n_events)
@@ -168,6 +181,12 @@ class Facts:
         births, rows = self._births
         found: Ints = rows[np.searchsorted(births, span[0]) : np.searchsorted(births, span[1])]
         return found
+
+    def next_birth(self, event: int) -> int:
+        """Return the first event from ``event`` on at which a row is born; the number of events where none is."""
+        births = self._births[0]
+        place = int(np.searchsorted(births, event))
+        return int(births[place]) if place < len(births) else self.timeline.n_events
 
     @cached_property
     def _births(self) -> tuple[Ints, Ints]:

@@ -18,6 +18,7 @@ from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
 _SMALLEST_MATRIX = 1 << 16  # bytes; vectors share their size with much else
+_REMNANT = 0.25  # a name may still be bound to the last gradient that a loop added up
 _SETTLED = 24  # births: backward's scratch rarely outlives so many
 
 
@@ -30,8 +31,9 @@ def apply_gradients(facts: Facts, draft: Draft) -> None:
     if ((draft.category == Category.GRADIENTS.code) & (draft.evidence == Evidence.OWNER.code)).any():
         return
     t = facts.timeline
-    zeroed = facts.freed_by(("*:zero_grad",)) & (facts.phase == Phase.BACKWARD.code) & ~facts.module
-    draft.decide(zeroed, Category.GRADIENTS, "gradient.freed-by-zero-grad")
+    # Where nothing allocates after a backward, its phase lasts until then; what the program frees outlived it.
+    freed = facts.freed_by_program & (facts.phase == Phase.BACKWARD.code) & ~facts.module
+    draft.decide(freed, Category.GRADIENTS, "gradient.freed-by-program")
     for span in facts.spans_of(Phase.BACKWARD):
         if span[1] >= t.n_events:
             continue
@@ -73,8 +75,21 @@ def trained_sizes(facts: Facts, draft: Draft) -> Counter[int]:
         held = born_bytes[np.searchsorted(births, instant)] - dead_bytes[np.searchsorted(deaths, instant)]
         if held > fullest:
             alive = rows[(t.alloc_event[rows] < instant) & (instant <= t.free_event[rows])]
+            # A name bound to the last backward's gradients is bound to new ones once this backward has returned.
+            lasting = alive[t.free_event[alive] > facts.next_birth(instant)]
+            alive = lasting if 2 * facts.size[lasting].sum() >= held else alive
             best, fullest = multiset(facts.size[alive]), int(held)
     return best
+
+
+def steps_lack_gradients(facts: Facts, draft: Draft) -> bool:
+    """Tell whether the gradients of every backward are gone when a step begins: they were added to older buffers."""
+    t, grads = facts.timeline, np.flatnonzero((draft.category == Category.GRADIENTS.code) & ~facts.ghost)
+    wanted = sum(s * c for s, c in trained_sizes(facts, draft).items())
+    first = int(t.alloc_event[grads].min(initial=t.n_events))
+    steps = [start for start, _ in facts.spans_of(Phase.OPTIMIZER_STEP) if start > first]
+    alive = (int(facts.size[grads[(t.alloc_event[grads] < s) & (t.free_event[grads] > s)]].sum()) for s in steps)
+    return bool(steps) and all(found < _REMNANT * wanted for found in alive)
 
 
 def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:

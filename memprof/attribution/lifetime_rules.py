@@ -8,7 +8,8 @@ from collections import Counter
 import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of, multiset
-from memprof.attribution.gradients import first_workspaces, trained_sizes
+from memprof.attribution.gradients import first_workspaces, steps_lack_gradients, trained_sizes
+from memprof.attribution.loaded_models import beside_models
 from memprof.attribution.older_allocations import replaced_by_step
 from memprof.attribution.stack_index import named_frame
 from memprof.snapshot.model import distinct, is_among
@@ -207,13 +208,37 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
     draft.decide(cached, Category.KV_CACHE, "cache.preallocated-layers")
 
 
-def apply_early_parameters(facts: Facts, draft: Draft) -> None:
-    """Decide parameters made by code that no rule knows: rows born before anything ran that live to the end."""
+def apply_early_parameters(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+    """Decide what code that no rule knows makes before anything ran and keeps to the end.
+
+    In a run that trains, what no call that makes parameters makes is data that its passes read.
+    """
     t = facts.timeline
     early = (
         ~facts.ghost & (t.alloc_event < facts.first_run) & (t.free_event > t.n_events * 0.9) & (facts.size >= 1 << 16)
     )
-    draft.decide(early, Category.WEIGHTS, "parameters.before-everything")
+    # Where no module runs, no phase shows where the first product is; a size that is no parameter's does.
+    untrained = early & draft.open & ~is_among(facts.size, np.array(sorted(trained), np.int64)) & bool(trained)
+    spaces = first_workspaces(facts, np.flatnonzero(untrained))
+    draft.fill(spaces, Category.WORKSPACE, Evidence.FINGERPRINT, "workspace.exact-size", alternatives=[Category.INPUTS])
+    draft.decide(early & ~beside_models(facts, trained), Category.WEIGHTS, "parameters.before-everything")
+    draft.decide(early, Category.INPUTS, "parameters.before-everything")
+
+
+def apply_made_in_forward(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
+    """Decide parameters that a module's forward makes anew: an average ``b.data = m * b.data + (1 - m) * a.data``.
+
+    One line makes blocks of several parameters' sizes that outlive an optimizer step, as no activations of a pass do.
+    """
+    t, ends = facts.timeline, np.array([end for _, end in facts.spans_of(Phase.OPTIMIZER_STEP)], np.int64)
+    sizes = np.array([s for s in sorted(parameters) if s >= _SMALLEST_STATE], np.int64)
+    rows = np.flatnonzero(draft.open & facts.module & ~facts.ghost & is_among(facts.size, sizes))
+    step = np.searchsorted(ends, t.alloc_event[rows])
+    rows = rows[t.free_event[rows] >= np.append(ends, t.n_events + 1)[step]]
+    by_line = np.unique(np.stack([t.stack[rows].astype(np.int64), facts.size[rows]]), axis=1)[0]
+    several, counts = np.unique(by_line, return_counts=True)
+    mine = rows[is_among(t.stack[rows].astype(np.int64), several[counts >= LAYERS])]
+    draft.decide(mine, Category.WEIGHTS, "forward.replaces-parameter")
 
 
 # -- what constructors make --------------------------------------------------------------------------------------------
@@ -251,7 +276,8 @@ def apply_early_tensors(
     has_model = _common(known, sizes) >= _WHOLE_SET * total
     other_state = _state_is_known(facts, draft)
     if not has_model:
-        model = _model_of_many_lines(facts, rows, line, sizes, total)
+        missing = sizes - known
+        model = _model_of_many_lines(facts, rows, line, missing, sum(s * c for s, c in missing.items()))
         draft.decide(model, Category.WEIGHTS, "constructor.parameters")
         has_model = len(model) > 0
         rows, line = rows[draft.open[rows]], line[draft.open[rows]]
@@ -270,7 +296,9 @@ def apply_early_tensors(
         constructed = facts.stacks.table.frames[frame].function == "__init__"
         if own:
             draft.fill(mine, Category.OPTIMIZER_STATE, Evidence.STACK, "constructor.of-optimizer")
-        elif (whole and not other_state) or constructed:
+        elif whole and steps_lack_gradients(facts, draft):
+            draft.decide(mine, Category.GRADIENTS, "constructor.accumulated-gradients")
+        elif has_model and ((whole and not other_state) or constructed):
             draft.decide(mine, Category.OPTIMIZER_STATE, "constructor.state-of-parameters")
 
 

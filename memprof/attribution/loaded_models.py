@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.facts import Draft, Facts, Ints, multiset
+from memprof.attribution.call_sites import call_site
+from memprof.attribution.facts import Bools, Draft, Facts, Ints, multiset
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
@@ -26,6 +27,7 @@ _SMALLEST_VOCABULARY = 30_000  # the matrices between a vision tower and its lan
 _OF_REINFORCEMENT = (Phase.GENERATE, Phase.REWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
 _MINOR = 0.02  # a group of at most this share of the policy is part of it (buffers, late parameters)
 _SMALL_PART = 0.3  # who trains less than this share of a model trains adapters
+_OWN_CONSTRUCTOR = "fused.parameter-init"  # the rule of a class of the program's own
 _FEW = 4  # a constructor's line that makes fewer tensors makes no model: an embedding or a head
 
 
@@ -68,8 +70,13 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
     _assign_roles(facts, draft, models, trained)
     # What is gone before anything runs was replaced: by a tied head, another dtype, loaded values. No model has it.
     models.append(LoadedModel(rows[facts.timeline.free_event[rows] <= facts.first_run], Counter(), Category.WEIGHTS))
+    beside = beside_models(facts, trained)
     rules, reinforced = facts.stacks.rules.rules, any(map(facts.has_phase, _OF_REINFORCEMENT))
     for model in models:
+        own = all(rules[int(index)].name == _OWN_CONSTRUCTOR for index in distinct(matched[model.rows]))
+        layers = max((c for s, c in model.sizes.items() if s >= NOTICEABLE), default=0)
+        if own and layers < _FEW and model.role in (None, Category.WEIGHTS) and beside[model.rows].all():
+            draft.decide(model.rows, Category.INPUTS, "constructor.of-data")
         role = model.role or Category.WEIGHTS
         adapters = _adapters_in(facts, model, trained) if role is Category.WEIGHTS else model.rows[:0]
         draft.decide(model.rows if role is Category.ADAPTERS else adapters, Category.ADAPTERS, "models.trained-part")
@@ -84,6 +91,21 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
             # Blocks older than the history have no order: a critic made by the same line can't be told from the policy.
             others += (Category.VALUE_MODEL,) if reinforced and facts.ghost[mine].any() else ()
             draft.fill(mine, role, Evidence.STACK, rules[int(index)].name, alternatives=dict.fromkeys(others))
+
+
+def beside_models(facts: Facts, trained: Counter[int]) -> Bools:
+    """Flag rows of calls that make no trained parameter: a buffer of experiences is made by a call of its own.
+
+    The call of the outermost constructor counts. Without gradients nothing is known of any, and where only adapters
+    are trained the frozen model is made by such calls too.
+    """
+    call = call_site(facts.stacks, ("*:__init__",))[facts.timeline.stack]
+    sizes = np.array([s for s in sorted(trained) if s >= NOTICEABLE], np.int64)
+    made = is_among(facts.size, sizes) & np.isin(facts.phase, (Phase.LOAD.code, Phase.OTHER.code)) & ~facts.module
+    beside = ~is_among(call, distinct(call[made])) & facts.stacks.has_python[facts.timeline.stack]
+    lasting = int(facts.size[beside & facts.survivor & (facts.timeline.alloc_event < facts.first_run)].sum())
+    total = sum(s * c for s, c in trained.items())
+    return beside & (total > _SMALL_PART * (total + lasting))
 
 
 def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:

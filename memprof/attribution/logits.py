@@ -40,8 +40,15 @@ def find_vocabulary(facts: Facts, parameters: Counter[int]) -> tuple[int, int]:
     return vocabulary, vector
 
 
-def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabulary: int) -> None:
-    """Decide rows with a vocabulary extent. ``parameters`` are sizes in bytes that are no logits."""
+def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabulary: int, vector: int) -> None:
+    """Decide rows with a vocabulary extent.
+
+    Args:
+        facts, draft: as for every stage.
+        parameters: sizes in bytes that are no logits, and how often each occurs.
+        vocabulary: the number of words; below 2 where it is unknown.
+        vector: the bytes of a hidden vector in the parameters' dtype; 0 where unknown.
+    """
     if vocabulary < 2:
         return
     tagged = _wide_by_tag(facts, parameters, vocabulary)
@@ -50,6 +57,8 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
     outside = place & ~facts.module & _after_a_model_ran(facts)
     head = place & facts.module & (facts.module_depth <= _head_depths(facts, wide, vocabulary))
     head &= _rare_or_tagged(facts, vocabulary)
+    if _is_rare(vocabulary):
+        head |= place & facts.module & _has_hidden_states(facts, wide, vocabulary, vector)
     # A recorded shape [batch, tokens, vocabulary] needs no place: whatever made it, these are logits.
     shaped = tagged & place & (facts.tags.rank[facts.timeline.metadata] >= 3)
     forward = wide & (outside | head | shaped) & draft.open
@@ -169,6 +178,18 @@ def _is_rare(vocabulary: int) -> bool:
     while odd % 2 == 0:
         odd //= 2
     return odd >= _RARE
+
+
+def _has_hidden_states(facts: Facts, wide: Bools, vocabulary: int, vector: int) -> Bools:
+    """Flag those of ``wide`` of as many tokens as hidden states of their phase: a head that is no module of its own."""
+    out = np.zeros(len(wide), bool)
+    for phase in distinct(facts.phase[wide & facts.module]):
+        rows = np.flatnonzero(wide & facts.module & (facts.phase == phase))
+        made = distinct(facts.size[facts.module & (facts.phase == phase)])
+        hidden = facts.size[rows] // vocabulary * vector
+        # The parameters have 2 or 4 bytes a number, and logits the hidden states' dtype or a wider one.
+        out[rows] = np.any([(hidden % size == 0) & is_among(hidden // size, made) for size in (2, 4, 8)], axis=0)
+    return out & (vector > 0)
 
 
 def _head_depths(facts: Facts, wide: Bools, vocabulary: int) -> Ints:

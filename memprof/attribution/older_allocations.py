@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, Ints, codes_of, multiset
+from memprof.attribution.gradients import steps_lack_gradients
 from memprof.attribution.loaded_models import NEVER_RUNS, NOTICEABLE, is_language_model, rank_in_size
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
@@ -35,7 +36,7 @@ def copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None
         if factor != 1 and not (state_is_old and copies >= 2):
             continue
         known = known_copies(facts, draft, trained)
-        accumulates = _accumulates(facts, draft, trained)
+        accumulates = _accumulates(facts, draft, trained) or steps_lack_gradients(facts, draft)
         roles = (
             [Category.OPTIMIZER_STATE] * copies
             if factor != 1

@@ -24,6 +24,7 @@ from memprof.attribution.lifetime_rules import (
     apply_early_parameters,
     apply_early_tensors,
     apply_kv_cache,
+    apply_made_in_forward,
     apply_optimizer_state,
     apply_weight_casts,
     apply_workspaces,
@@ -92,7 +93,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     fused[facts.raw_bytes] = -1  # kernels take scratch there too
     apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
     apply_gradients_in_flight(facts, draft, trained or parameters)
-    apply_logits(facts, draft, parameters, vocabulary)
+    apply_logits(facts, draft, parameters, vocabulary, vector)
     # What is neither the head's gradient nor a hidden state there is a tile of logits, whatever else its tag says.
     _apply_matched(facts, draft, fused)
     _apply_matched(facts, draft, _with_role(facts, specific, "engine"))
@@ -104,7 +105,8 @@ def _decide(facts: Facts, draft: Draft) -> None:
     apply_optimizer_state(facts, draft, trained)
     apply_kv_cache(facts, draft)
     apply_ghosts(facts, draft, trained, parameters)
-    apply_early_parameters(facts, draft)
+    apply_early_parameters(facts, draft, trained)
+    apply_made_in_forward(facts, draft, parameters)
     _apply_without_stacks(facts, draft)
     _apply_context(facts, draft)
     _apply_rest(facts, draft)
@@ -230,9 +232,10 @@ def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64], parameters:
     """Return the trained parameters' sizes: from gradients, or else from optimizer state that the trace sees made."""
     found = trained_sizes(facts, draft)
     if found:
-        # A loop that adds gradients up in a list has several for a parameter.
+        # A loop that adds gradients up has two for a parameter, or three where names stay bound. A loss has one too.
         loaded = multiset(facts.size[parameters])
-        return found & loaded if all(count <= 2 * loaded[size] for size, count in found.items()) else found
+        alike = all(count <= 3 * loaded[size] for size, count in found.items() if size >= 256)
+        return found & loaded if alike else found
     is_state = np.array([r.category is Category.OPTIMIZER_STATE for r in facts.stacks.rules.rules] + [False], bool)
     state = multiset(facts.size[is_state[matched] & ~facts.ghost & (facts.size >= 64)]) or replaced_by_step(facts)
     known = multiset(facts.size[facts.ghost | (facts.phase == Phase.LOAD.code)])

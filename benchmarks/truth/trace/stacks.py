@@ -109,7 +109,7 @@ def context_of(raw: Raw) -> Context:
     fused = any("/trl/" in f for f in nearest) and call is not None
     return Context(
         backward=engine is not None,
-        recompute=any(n in ("recompute_fn", "unpack_hook") for n in inner) and engine is not None,
+        recompute=any(n in ("recompute_fn", "unpack_hook", "_call_impl") for n in inner) and engine is not None,
         in_module=call is not None or _forward_by_name(frames),
         in_logprob=scoring,
         between_modules=fused,

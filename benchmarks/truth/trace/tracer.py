@@ -124,7 +124,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
 
     def adopt(self, tensor: torch.Tensor, op: str, depth: int = 3, parents: tuple[int, ...] = ()) -> int | None:
-        """Record ``tensor``'s storage as born here, unless it is known or empty."""
+        """Record ``tensor``'s storage as born here, unless it is known, empty or on the meta device."""
+        if tensor.is_meta:
+            return None
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
