@@ -49,8 +49,15 @@ class FactRule(Rule, frozen=True, kw_only=True):
     text: str = ""
 
 
+class ProcessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a row of a table of processes looks, and the unit (bytes) of a size without one."""
+
+    row: str
+    unit: int
+
+
 class FactsFile(msgspec.Struct, frozen=True):
-    """``facts.toml``: facts, and regular expressions by name: settings, texts, numbers, sizes, and for the code."""
+    """``facts.toml``: facts, tables of processes, and regular expressions by name."""
 
     fact: dict[str, FactRule]
     setting: dict[str, str]
@@ -58,6 +65,7 @@ class FactsFile(msgspec.Struct, frozen=True):
     capture: dict[str, str]
     number: dict[str, str]
     size: dict[str, str]
+    table: dict[str, ProcessTable]
 
 
 class Remedy(Rule, frozen=True, kw_only=True):

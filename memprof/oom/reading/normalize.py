@@ -170,14 +170,11 @@ def _tag(match: re.Match[str]) -> tuple[str, int | None]:
     for name in ("rank", "mpi", "srun"):
         if groups[name] is not None:
             return f"rank {groups[name]}", int(groups[name])
-    if groups["actor"] is not None:
-        tensor_parallel = re.search(r"_TP(\d{1,4})\b", groups["actor"])
-        rank = groups["arank"] or (tensor_parallel.group(1) if tensor_parallel else None)
-        return f"pid {groups['pid']}", int(rank) if rank is not None else None
-    if groups["tags"]:
-        tensor_parallel = re.search(r"TP(\d{1,4})", groups["tags"])
-        return groups["tags"].strip(), int(tensor_parallel.group(1)) if tensor_parallel else None
-    return "", None
+    said = groups["actor"] or groups["tags"] or ""
+    tensor_parallel = re.search(r"(?<![A-Za-z])TP(\d{1,4})\b", said)
+    rank = groups["arank"] or (tensor_parallel[1] if tensor_parallel else None)
+    who = f"pid {groups['pid']}" if groups["actor"] is not None else said.strip()
+    return who, int(rank) if rank is not None else None
 
 
 def _squeeze(text: str) -> str:
