@@ -131,7 +131,7 @@ class Facts:
     def _rule_holds(self, name: str, rule: FactRule) -> bool:
         if not all(map(self.has, rule.all)) or any(map(self.has, rule.unless)):
             return False
-        places = [f"{frame.path}:{frame.function}" for frame in self.frames]
+        places = [f"/{frame.path}:{frame.function}" for frame in self.frames]  # a relative path is a folder too
         around = self._around
         searched = {
             "frames": (rule.frames, places),
@@ -261,12 +261,9 @@ def _numbers(failure: Failure, parts: Parts, allocator: AllocatorSettings) -> di
     asked, allocated = failure.requested, parts.allocated
     return {
         **{k: v for k, v in asdict(parts).items() if k not in ("processes", "contradictions", "own_process")},
+        **{name: getattr(failure, name) for name in ("total", "allowed", "other", "private_pools")},
         "asked": asked,
-        "total": failure.total,
         "free": free_bytes(failure),
-        "allowed": failure.allowed,
-        "other": failure.other,
-        "private_pools": failure.private_pools,
         "missing": missing_bytes(failure),
         "idle": parts.cached or 0,
         "live": None if not failure.total or allocated is None else allocated / failure.total,

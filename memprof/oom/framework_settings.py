@@ -41,12 +41,8 @@ class Names(msgspec.Struct, frozen=True, dict=True, rename={"framework": "name"}
 
 #: Words of no framework.
 PLAIN = Names("", words=typed("framework_settings", "plain", dict[str, str]))
-
-
-@cache
-def frameworks() -> tuple[Names, ...]:
-    """Return every framework, in the order in which they are tried."""
-    return typed("framework_settings", "framework", tuple[Names, ...])
+#: Every framework, in the order in which they are tried.
+frameworks = cache(lambda: typed("framework_settings", "framework", tuple[Names, ...]))
 
 
 def names_in(text: str) -> Names | None:

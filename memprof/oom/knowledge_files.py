@@ -148,22 +148,12 @@ def typed(name: str, key: str, kind: type[_T]) -> _T:
     return kind() if found is None else msgspec.convert(found, kind)
 
 
-@cache
-def facts_file() -> FactsFile:
-    """Return ``facts.toml``."""
-    return msgspec.convert(table("facts"), FactsFile)
-
-
-@cache
-def causes() -> tuple[Cause, ...]:
-    """Return the causes by numbers, in the order in which they are tried."""
-    return typed("causes", "cause", tuple[Cause, ...])
-
-
-@cache
-def circumstances() -> tuple[Circumstance, ...]:
-    """Return what surroundings can add, in order."""
-    return typed("causes", "circumstance", tuple[Circumstance, ...])
+#: ``facts.toml``.
+facts_file = cache(lambda: msgspec.convert(table("facts"), FactsFile))
+#: The causes by numbers, in the order in which they are tried.
+causes = cache(lambda: typed("causes", "cause", tuple[Cause, ...]))
+#: What surroundings can add, in order.
+circumstances = cache(lambda: typed("causes", "circumstance", tuple[Circumstance, ...]))
 
 
 @cache

@@ -386,3 +386,18 @@ def test_a_gpu_allocator_behind_bad_alloc_is_no_host_memory() -> None:
     assert (failure.form, failure.kind) == ("rmm", "driver")
     assert "maximum_pool_size" in failure.suggestions[0].action
     assert only("MemoryError: std::bad_alloc").kind == "host"
+
+
+def test_a_frame_with_a_relative_path_shows_the_framework() -> None:
+    frame = '  File "slime/utils/ppo_utils.py", line 219, in vocab_parallel_softmax\n    x = logits - logits_max\n'
+    assert only(f"{CUDA}\n{frame}").framework == "slime"
+
+
+@pytest.mark.parametrize("line", ["    h = F.scaled_dot_product_attention(", "`h = F.scaled_dot_product_attention("])
+def test_the_line_of_code_above_a_message_without_a_traceback_is_read(line: str) -> None:
+    npu = (
+        "RuntimeError: NPU out of memory. Tried to allocate 35.31 GiB (NPU 0; 60.97 GiB total capacity; 26.13 GiB "
+        "already allocated; 33.81 GiB free; 26.61 GiB reserved in total by PyTorch)"
+    )
+    assert "attention scores" in only(f"{line}\n{npu}`").because
+    assert "attention scores" not in only(f"max_length = 4096\n{npu}").because

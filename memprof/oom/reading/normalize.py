@@ -200,14 +200,7 @@ def _join(parts: list[str]) -> str:
     for part in parts:
         stripped = part.strip()
         head, tail = joined.rsplit(" ", 1)[-1], stripped.split(" ", 1)[0]
-        number = head[-1:].isdigit() and _rest_of_number(head, tail)
+        number = re.search(r"\d\n\.\d|\.\d\n\d", f"{head}\n{tail}")  # ``20`` and ``.00``, ``20.0`` and ``0``
         broken = number or (head + tail).lower().strip(".,:;()") in _WORDS
         joined += stripped if not joined or broken else f" {stripped}"
     return " ".join(joined.split())
-
-
-def _rest_of_number(head: str, tail: str) -> bool:
-    """Say whether ``20`` and ``.00`` are the halves of one number."""
-    return (tail[:1] == "." and tail[1:2].isdigit()) or (
-        "." in head and tail[:1].isdigit() and len(head.split(".")[-1]) < 2
-    )
