@@ -11,7 +11,6 @@ main = group_of(
         "real": ("real", "Train on the CPU, follow the advice, train again."),
         "simulated": ("simulated", "Compare estimates with simulations at full size."),
         "closed-loop": ("closed_loop", "Let runs die, follow what is said to be enough, and see whether they live."),
-        "combination": ("combination", "Make a full fine-tune of Qwen2.5-7B fit 24 GB."),
     },
 )
 

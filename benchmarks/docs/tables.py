@@ -30,7 +30,7 @@ from examples import published_tables
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, Category
 
-_FILLED = "accuracy advice emulate glossary grpo-memory lean-step lean-trainer oom simulation-reference"
+_FILLED = "accuracy glossary grpo-memory lean-trainer oom simulation-reference"
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in _FILLED.split()),
@@ -154,7 +154,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "survival": lambda: survival.table() + "\n",
     "injections": injections_table,
     "inputs": inputs_table,
-    **{name: made for name, made in lean_tables.TABLES.items() if name not in lean_tables.PRINTED},
+    **lean_tables.TABLES,
     **forms_table.TABLES,
 }
 

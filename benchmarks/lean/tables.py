@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,9 +86,9 @@ def _signed(value: float) -> str:
     return "0" if abs(value) < 0.005 else f"{value:+.2f}".replace("-", "−")
 
 
-def techniques(group: str) -> str:
+def techniques() -> str:
     """Show what each brought: alone over TRL's row, and what the lean trainer has more without it."""
-    rows = read("lean_techniques")["groups"][group]
+    rows = read("lean_techniques")["rows"]
     head = ("", "alone: training", "whole", "PFLOP", "last: training", "whole", "PFLOP")
     lines: list[list[object]] = []
     for label, left, right in (("start", "TRL", "lean"), ("every switch off", "our step, nothing on", "")):
@@ -181,37 +180,6 @@ def _peaks(row: Mapping[str, Any], base: str) -> float:
     return float(lean / other)
 
 
-def lengths() -> str:
-    """Show training peaks by length: of a simulated GPU, and of real micro-batches that were traced."""
-    from benchmarks.lean.speed import LEAST
-
-    head = ("tokens", "TRL, 8 together", "micro-batch 1", "lean", "lean ÷ micro-batch 1")
-    lines = []
-    for device, words in (("cuda", ""), ("traced", ", traced on a CPU")):
-        for row in (row for row in read("lean_lengths").values() if row["device"] == device):
-            found = row["peak_bytes"]
-            sizes = (f"{found[kind] / 1e6:,.0f}" if kind in found else "–" for kind in ("trl", LEAST, "lean"))
-            lines.append((f"{row['length']}{words}", *sizes, f"{found['lean'] / found[LEAST]:.3f}"))
-    return table(head, lines)
-
-
-def _steps(log: list[str]) -> int:
-    """Read from the trainer's log how many steps the rolling batch took."""
-    return next(int(found[1]) for line in log if (found := re.search(r"took (\d+) decode steps", line)))
-
-
-def generation() -> str:
-    """Show CPU time of each way to generate over all together, and the traced cache beside its cap."""
-    found = read("lean_generation")
-    head = ("one thread", "tokens a row", "passes of 2", "rolling batch", "its steps", "cap, MB", "cache, MB")
-    return table(head, [
-        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["cpu_ratio"]["passes"],
-         row["cpu_ratio"]["rolling batch"], _steps(row["log"]),
-         *(f"{row[key] / 1e6:.1f}" for key in ("cap_bytes", "cache_peak_bytes")))
-        for name, row in found["cases"].items()
-    ])  # fmt: skip
-
-
 def track() -> str:
     """Say by how much any step of both runs differs, relative to the largest value."""
     found = read("lean_track")
@@ -222,73 +190,15 @@ def track() -> str:
     return f"Largest difference of any step, over the largest value: {', '.join(apart)}.\n"
 
 
-def blocks() -> str:
-    """Show three layers of SmolLM2's shape on a CPU: each technique over doing nothing, with and without tiles."""
-    rows = read("lean_blocks")["one_sequence"]
-    head = ("checkpointing", "FLOPs", "peak, MB", "time", "tiled MLP: FLOPs", "peak, MB", "time")
-    return table(head, [
-        (name, *(cell for row in (rows[name], rows[f"{name}, tiled MLP"])
-                 for cell in (row["flops"], f"{row['peak_bytes'] / 1e6:.1f}", row["cpu_seconds"])))
-        for name in rows
-        if ", " not in name and not name.startswith("offloaded")  # the host is the same memory here
-    ])  # fmt: skip
-
-
-_PATHS = {
-    "trl": "TRL's chunks",
-    "liger": "Liger",
-    "plain": "plain logits",
-    "in_backward": "without `grad_fn`",
-    "in_forward": "with `grad_fn`",
-}
-
-
-def fused_loss() -> str:
-    """Show each path of the log-probabilities: products of the head, peak, time and errors."""
-    found = read("fused_loss")
-    rows = []
-    for head, (title, gradient) in {
-        "frozen_head": ("frozen head: ", "hidden_gradient"),
-        "trainable_head": ("trainable head: ", "head_gradient"),
-    }.items():
-        for path, name in _PATHS.items():
-            row = found[head][path]
-            if "error" in row:
-                rows.append([title + name, row["error"], *["–"] * 4])
-                continue
-            errors = found["bf16_error"][path]
-            logps = "–" if errors["logps"] is None else f"{errors['logps']:.1e}"
-            sums = [f"{row['products']:.0f}", f"{row['peak_bytes'] / 1e6:.1f}", row["seconds_over_trl"]]
-            rows.append([title + name, *sums, logps, f"{errors[gradient]:.1e}"])
-    head_line = ["", "products", "peak, MB", "time ÷ TRL", "log-probabilities off", "gradient off"]
-    return table(head_line, rows)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "lean-memory": memory,
-    "lean-lengths": lengths,
     "lean-short": short,
-    "lean-blocks": blocks,
-    "lean-techniques": lambda: techniques("8B"),
-    "lean-techniques-prompt": lambda: techniques("7B long prompt"),
-    "lean-techniques-reference": lambda: techniques("1.5B reference"),
+    "lean-techniques": techniques,
     "lean-longest": longest,
     "lean-speed": speed,
     "lean-crossing": crossing,
-    "lean-generation": generation,
     "lean-track": track,
-    "lean-fused-loss": fused_loss,
 }
-
-# On no page: printed by the command alone.
-PRINTED = (
-    "lean-blocks",
-    "lean-fused-loss",
-    "lean-generation",
-    "lean-lengths",
-    "lean-techniques-prompt",
-    "lean-techniques-reference",
-)
 
 
 @click.command(help=__doc__)

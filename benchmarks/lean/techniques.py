@@ -1,6 +1,6 @@
 """Simulate what each technique of the lean trainer brings: alone over TRL's step, and last, with all others there.
 
-    python -m benchmarks.lean techniques [--group 8B] [--again] [--json benchmarks/results/cpu/lean_techniques.json]
+    python -m benchmarks.lean techniques [--again] [--json benchmarks/results/cpu/lean_techniques.json]
 
 ``alone`` is TRL's way with one technique; ``last`` the lean trainer without it. Rows are simulated whole steps, but for
 generation in parts, a phase of its own, whose two rows are put together from others. Of a step
@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from benchmarks.lean.flops import counting, total
-from benchmarks.lean.memory import HEADLINE, LONG_PROMPT, QWEN, simulated, training_bytes
+from benchmarks.lean.memory import HEADLINE, simulated, training_bytes
 from benchmarks.measure import environment
 from benchmarks.tabling import RESULTS
 
@@ -31,7 +31,7 @@ OFF: dict[str, Any] = {
     "generation_batch": 8,
     "prefix_sharing": False,
 }
-#: And with all of them on, as the defaults have it on a 24 GB card at the headline's length.
+#: And with all of them on, as the defaults have it on a 24 GB GPU at the headline's length.
 ON: dict[str, Any] = {
     "max_tokens_per_piece": 2048,
     "checkpointing": "offloaded",
@@ -70,36 +70,28 @@ def headline() -> dict[str, Row]:
     }
 
 
-#: Rows that ``benchmarks.lean.memory`` has simulated: defaults on that card come to :data:`ON`.
-KEPT = {
-    "8B": {
-        "TRL": "8B LoRA, 8 x 20480, TRL's defaults",
-        "lean": "8B LoRA, 8 x 20480, lean",
-        "last: NF4 base": "8B QLoRA, 8 x 20480, lean, generating 2 together",
-    },
-    "7B long prompt": {
-        "TRL": "7B LoRA, 8 x (16384 + 1024), TRL's defaults",
-        "lean": "7B LoRA, 8 x (16384 + 1024), lean, shared prompt",
-        "last: shared prompt": "7B LoRA, 8 x (16384 + 1024), lean",
-    },
+#: Rows that ``benchmarks.lean.memory`` has simulated: defaults on that GPU come to :data:`ON`.
+SIMULATED = {
+    "TRL": "8B LoRA, 8 x 20480, TRL's defaults",
+    "lean": "8B LoRA, 8 x 20480, lean",
+    "last: NF4 base": "8B QLoRA, 8 x 20480, lean, generating 2 together",
 }
 
 
-def kept(group: str) -> dict[str, Any]:
+def simulated_before() -> dict[str, Any]:
     """Read those rows, as far as they are there."""
     cases = json.loads((RESULTS / "lean_memory.json").read_text(encoding="utf-8"))["cases"]
-    found = {}
-    for name, case in KEPT.get(group, {}).items():
-        if case in cases:
-            row = cases[case]
-            found[name] = {
-                "kept_from": case,
-                "training_bytes": training_bytes(row),
-                "whole_bytes": row["allocated_bytes"],
-                "phases": row["phases"],
-                "flops": row["flops"],
-            }
-    return found
+    return {
+        name: {
+            "kept_from": case,
+            "training_bytes": training_bytes(cases[case]),
+            "whole_bytes": cases[case]["allocated_bytes"],
+            "phases": cases[case]["phases"],
+            "flops": cases[case]["flops"],
+        }
+        for name, case in SIMULATED.items()
+        if case in cases
+    }
 
 
 def put_together(rows: dict[str, Any]) -> None:
@@ -114,31 +106,6 @@ def put_together(rows: dict[str, Any]) -> None:
             "flops": training["flops"],
             "put_together": True,
         }
-
-
-def long_prompt() -> dict[str, Row]:
-    """Return the rows of 7B LoRA, a prompt of 16,384 tokens and eight answers of 1024."""
-    return {
-        "our step, nothing on": lean(LONG_PROMPT, OFF),
-        "alone: shared prompt": lean(LONG_PROMPT, {**OFF, "prefix_sharing": True}),
-    }
-
-
-def reference() -> dict[str, Row]:
-    """Return the rows of 1.5B in full with 8-bit Adam and a reference policy, 8 x (256 + 786)."""
-    case = {**QWEN, "optim": "adamw_torch_8bit", "beta": 0.04}
-    off = {**OFF, "reference": "device"}
-    on = {**ON, "reference": "host", "generation_batch": 8, "tiled_mlp": 0, "checkpointing": "full"}
-    return {
-        "TRL": (case, None),
-        "our step, nothing on": lean(case, off),
-        "lean": lean(case, on),
-        "alone: reference on the host": lean(case, {**off, "reference": "host"}),
-        "last: reference on the host": lean(case, {**on, "reference": "device"}),
-    }
-
-
-GROUPS = {"8B": headline, "7B long prompt": long_prompt, "1.5B reference": reference}
 
 
 def measured(case: Mapping[str, Any], told: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -157,23 +124,17 @@ def measured(case: Mapping[str, Any], told: Mapping[str, Any] | None) -> dict[st
 
 
 @click.command(help=__doc__)
-@click.option("--group", "groups", multiple=True, type=click.Choice(list(GROUPS)))
 @click.option("--again", is_flag=True, help="Simulate what the file already has, too.")
 @click.option("--json", "path", type=click.Path(path_type=Path), default=RESULTS / "lean_techniques.json")
-def main(groups: tuple[str, ...], again: bool, path: Path) -> None:
-    known = json.loads(path.read_text(encoding="utf-8"))["groups"] if path.is_file() else {}
-    for group in groups or GROUPS:
-        rows = known.setdefault(group, {})
-        rows |= kept(group)
-        for name, (case, told) in GROUPS[group]().items():
-            before = rows.get(name, {})
-            if again or before.get("settings") != case or before.get("lean") != told:
-                rows[name] = measured(case, told)
-            row = rows[name]
-            print(f"{group}, {name}: training {row['training_bytes'] / 2**30:.2f} GiB, whole "
-                  f"{row['whole_bytes'] / 2**30:.2f}, {row['flops'] / 1e15:.2f} PFLOP", flush=True)  # fmt: skip
-            if group == "8B":
-                put_together(rows)
-            path.write_text(
-                json.dumps({"groups": known, "environment": environment()}, indent=2) + "\n", encoding="utf-8"
-            )
+def main(again: bool, path: Path) -> None:
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else {}
+    rows |= simulated_before()
+    for name, (case, told) in headline().items():
+        before = rows.get(name, {})
+        if again or before.get("settings") != case or before.get("lean") != told:
+            rows[name] = measured(case, told)
+        row = rows[name]
+        print(f"{name}: training {row['training_bytes'] / 2**30:.2f} GiB, whole "
+              f"{row['whole_bytes'] / 2**30:.2f}, {row['flops'] / 1e15:.2f} PFLOP", flush=True)  # fmt: skip
+        put_together(rows)
+        path.write_text(json.dumps({"rows": rows, "environment": environment()}, indent=2) + "\n", encoding="utf-8")

@@ -12,7 +12,6 @@ main = group_of(
         "page": ("page", "Measure a page's bytes, first paint, ready and zoom in Chromium."),
         "ranks": ("ranks", "Write and open the page of 8, 128 and 1024 ranks."),
         "startup": ("startup", "Time memprof --help beside an empty interpreter."),
-        "fuzz": ("fuzz", "Fuzz the reader, guided by coverage (needs atheris)."),
         "fuzz-scan": ("fuzz_scan", "Fuzz the native scanner under sanitizers (needs gcc or clang)."),
     },
 )

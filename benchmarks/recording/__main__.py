@@ -10,10 +10,8 @@ main = group_of(
     {
         "overhead": ("overhead", "Time the demo's step unwatched, watched and recorded."),
         "unrecorded": ("unrecorded", "Time steps that are not recorded beside steps without memprof."),
-        "counting": ("counting", "Time the counters beside a step; fail above 1%."),
         "long-run": ("long_run", "Count 10,000 steps; fail if memprof's memory grows."),
         "many-steps": ("many_steps", "Train 10,000 steps in turns with trainings without memprof: time, RSS, disk."),
-        "sampler": ("sampler", "Time a look at the device; count the rows kept in an hour."),
         "sandboxes": ("sandboxes", "Train with rewards that run code in children, as without memprof."),
         "bit-equal": ("bit_equal", "Compare training with and without the callback, bit for bit."),
         "check-demo": ("check_demo", "Hold the files of make demo to closed forms."),

@@ -8,7 +8,6 @@ generation batch, and what is held beside the two layers is one hidden state for
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from memprof.grpo.rows import Row, is_fake, row_inputs
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.pieces import Piece, pieces_of
 from memprof.grpo.step.scoring import blank, score_piece, score_without_graph, write
+from memprof.grpo.support import sharding_of
 from memprof.grpo.techniques.layers import decoder_layers, replace_forward
 from memprof.grpo.techniques.weight_stream import WeightStream
 from memprof.grpo.techniques.whole_length import frequencies_of
@@ -65,11 +65,8 @@ def _why_on_device(args: Any) -> str:
         return "micro_splitting is off"
     if "distributed_config" in (args.model_init_kwargs or {}):
         return "the reference is sharded as the policy is"
-    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("1", "true"):
-        return "FSDP shards the reference over the ranks"
-    if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true"):
-        return "DeepSpeed owns the reference"
-    return ""
+    sharding = sharding_of(args)
+    return f"{sharding} shards the reference over the ranks" if sharding else ""
 
 
 def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> Any:

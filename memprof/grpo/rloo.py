@@ -35,10 +35,6 @@ class LeanRLOOTrainer(LeanTrainer, _Paired):  # type: ignore[misc, unused-ignore
     _trained_as, _config = RLOOTrainer, LeanRLOOConfig
     _feature = "lean.rloo"
 
-    #: RLOOTrainer leaves the division by accumulated micro-batches to transformers, which comes when all pieces but the
-    #: last have had their backward: the loss is divided here.
-    loss_is_scaled_for_ga = True
-
     # Each has its own: `memprof simulate --script` takes the place of a trainer's own constructor.
     if TYPE_CHECKING:
         __init__ = RLOOTrainer.__init__
@@ -51,10 +47,6 @@ class LeanRLOOTrainer(LeanTrainer, _Paired):  # type: ignore[misc, unused-ignore
 
     def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
         return super()._generate_single_turn(*args, **options)[0]
-
-    @property
-    def _divisor(self) -> int:
-        return int(self.current_gradient_accumulation_steps) if self.model.training else 1
 
     def _loss_terms(self, **known: Any) -> LossTerms:
         return LossTerms(may_be_scaled_later=known.pop("is_wrapped"), **known)

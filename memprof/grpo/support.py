@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -57,8 +58,17 @@ def _check_offload(args: Any) -> None:
             "park_weights frees memory for vLLM in this process: set use_vllm=True, vllm_mode='colocate' and "
             "vllm_enable_sleep_mode=True."
         )
-    if args.fsdp or args.deepspeed:
-        raise UsageError("park_weights moves whole parameters, but FSDP and DeepSpeed shard them: turn it off.")
+    if sharding := sharding_of(args):
+        raise UsageError(f"park_weights moves whole parameters, but {sharding} shards them: set park_weights=False.")
+
+
+def sharding_of(args: Any) -> str | None:
+    """Return what shards the model, "FSDP" or "DeepSpeed", as asked for by the arguments or by ``accelerate launch``,
+    which sets environment variables; None if nothing does."""
+    for name, asked in (("FSDP", args.fsdp), ("DeepSpeed", args.deepspeed)):
+        if asked or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("1", "true"):
+            return name
+    return None
 
 
 def check_bfloat16_of(capability: tuple[int, int], half: str, args: Any) -> None:

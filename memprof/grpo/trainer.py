@@ -184,6 +184,7 @@ class LeanTrainer(_Trainer):
             loss=self._loss_terms(
                 is_trls=self._loss_is_trls,
                 is_wrapped=support.is_overridden(self, LeanTrainer, "compute_loss"),
+                divisor=self._divisor,
                 couples=any(loss is getattr(type(self), trl.LOSS.name) for loss in self._coupling),
                 balances=self._balancing is not None,
             ),
@@ -248,13 +249,11 @@ class LeanTrainer(_Trainer):
         ``.grad``.
         """
         step_loss, has_graph = self._step_loss, torch.is_grad_enabled()
-        # transformers divides RLOO's loss in its training step, and nowhere else.
-        divisor = self._divisor if step_loss is not None and step_loss.is_computing else 1
         is_whole = return_outputs or (has_graph and not self._is_steps_loss())
         rows = None if is_whole else self._rows(inputs, inputs)
         if rows is None:
             whole: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            return whole / divisor if divisor > 1 else whole
+            return whole
         if step_loss is None or not has_graph:
             plain: torch.Tensor = trl.LOSS.of(self)(model, inputs)  # its log-probabilities come in pieces
             return plain
@@ -262,7 +261,7 @@ class LeanTrainer(_Trainer):
         one_piece = step.loss.balances and fits_one_piece(step, rows)
         scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients, one_piece=one_piece)
         self._once_log.say(f"chunks by the scheme {scheme.name!r}: {scheme.why}")
-        objective = Objective(self, self._handover, model, inputs, is_trls=step.loss.is_trls, divisor=divisor)
+        objective = Objective(self, self._handover, model, inputs, is_trls=step.loss.is_trls)
         pieces = PiecewiseStep(step, objective, model, inputs, rows, scheme)
         loss = pieces.run()
         if pieces.couples:
@@ -432,10 +431,11 @@ class LeanTrainer(_Trainer):
 
     @property
     def _divisor(self) -> int:
-        """Return the divisor of TRL's loss; 1 where the loss counts accumulated micro-batches itself."""
-        return 1
+        """Return what transformers divides a step's loss by: the accumulated micro-batches, or 1 if the loss counts
+        them itself."""
+        return int(self.current_gradient_accumulation_steps) if transformers.LOSS_IS_SCALED.of(self) is False else 1
 
-    def _loss_terms(self, **known: bool) -> LossTerms:
+    def _loss_terms(self, **known: Any) -> LossTerms:
         raise NotImplementedError
 
 
@@ -454,7 +454,7 @@ class LeanGRPOTrainer(LeanTrainer, GRPOTrainer):
 
         __init__.__wrapped__ = GRPOTrainer.__init__  # whose signature it has
 
-    def _loss_terms(self, **known: bool) -> LossTerms:
+    def _loss_terms(self, **known: Any) -> LossTerms:
         return LossTerms.of(self, **known)
 
 

@@ -184,9 +184,9 @@ class PiecewiseStep:
 
     @property
     def _scale(self) -> float:
-        """Return the factor of fp16's loss scaler; 1 without one."""
+        """Return what :meth:`_backward` multiplies a loss by: fp16's scale over the accumulated micro-batches."""
         scaler = self._step.accelerator.scaler
-        return 1.0 if scaler is None else float(scaler.get_scale())
+        return (1.0 if scaler is None else float(scaler.get_scale())) / self._step.loss.divisor
 
     def _whole_gradient(self) -> tuple[torch.Tensor, Gradient]:
         """Compute the loss and its gradient with respect to every row's values.
@@ -211,7 +211,7 @@ class PiecewiseStep:
             self._factors.append(float(arriving))
             if not math.isclose(self._factors[0], self._factors[-1], rel_tol=1e-3):
                 raise UsageError(
-                    "An overridden compute_loss (or loss_is_scaled_for_ga=False) changes the loss by a factor, but all "
+                    "An overridden compute_loss (or training_step) changes the loss by a factor, but all "
                     "chunks of the micro-batch but the last have run their backward: override _compute_loss "
                     "instead, or set micro_splitting=False."
                 )
@@ -273,7 +273,8 @@ class PiecewiseStep:
     def _backward(self, surrogate: torch.Tensor) -> None:
         accelerator = self._step.accelerator
         options = {"scale_wrt_gas": False} if _is_deepspeed(accelerator) else {}
-        accelerator.backward(surrogate, **options)
+        divisor = self._step.loss.divisor
+        accelerator.backward(surrogate / divisor if divisor > 1 else surrogate, **options)
 
     @contextmanager
     def _unsynchronised(self) -> Iterator[None]:

@@ -83,7 +83,6 @@ class Objective:
     what ``handover`` gives.
 
     ``is_trls``: the loss is TRL's own, so that it must use what it is handed; another may get its gradient elsewhere.
-    ``divisor``: accumulated micro-batches, where TRL leaves the division by them to its caller.
 
     Raises:
         UsageError: by every method: the loss did not use the log-probabilities it was handed.
@@ -97,9 +96,8 @@ class Objective:
         inputs: MicroBatch,
         *,
         is_trls: bool,
-        divisor: int = 1,
     ) -> None:
-        self._trainer, self._handover, self._is_trls, self._divisor = trainer, handover, is_trls, divisor
+        self._trainer, self._handover, self._is_trls = trainer, handover, is_trls
         self._model, self._inputs = model, inputs
         self._compute = getattr(trainer, trl.LOSS.name)
 
@@ -110,7 +108,7 @@ class Objective:
             loss: torch.Tensor = self._compute(self._model, self._inputs)
         if self._is_trls and not self._handover.was_taken:
             raise UsageError(self._unused("did not ask for them"))
-        return loss if self._divisor == 1 else loss / self._divisor
+        return loss
 
     def _is_of_these(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> bool:
         """Tell whether another loss than TRL's asks for the policy's log-probabilities of these ``inputs``."""
@@ -126,7 +124,7 @@ class Objective:
         """Compute :meth:`loss` and its gradient with respect to ``values``.
 
         TRL's loss depends on the parameters by these alone. One that is patched may by other ways too: those parts of
-        the gradient, times ``scale`` (fp16), are added to the parameters' ``.grad``.
+        the gradient, times ``scale``, are added to the parameters' ``.grad``.
         """
         leaves = values.leaves()
         with torch.enable_grad():
@@ -144,7 +142,7 @@ class Objective:
         """Return the same as :meth:`loss_and_gradient`, of a loss that may reach the parameters by its own ways too.
 
         Those parts of the gradient go where ``backward(loss)`` puts them, the parameters' ``.grad``. ``scale`` is what
-        ``backward`` multiplies the loss by (fp16): what is returned is without it.
+        ``backward`` multiplies the loss by: what is returned is without it.
         """
         leaves = values.leaves()
         with torch.enable_grad():

@@ -35,7 +35,8 @@ class LossTerms:
     ``is_trls``: the loss is TRL's function of TRL's log-probabilities, which no subclass has replaced.
     ``may_be_scaled_later``: who calls ``compute_loss`` may multiply what it returns. ``entropy_bonus``: entropies have
     a term of their own. ``balances``: the router has an auxiliary loss. ``couples``: pieces were seen to give another
-    gradient than the whole micro-batch.
+    gradient than the whole micro-batch. ``divisor``: what transformers divides the returned loss by before its backward
+    (accumulated micro-batches), and so what the backward of an earlier piece is divided by.
     """
 
     is_trls: bool
@@ -49,12 +50,13 @@ class LossTerms:
     entropy_bonus: bool = False
     couples: bool = False
     balances: bool = False
+    divisor: int = 1
 
     @classmethod
-    def of(cls, trainer: Any, *, is_wrapped: bool, **known: bool) -> LossTerms:
+    def of(cls, trainer: Any, *, is_wrapped: bool, **known: Any) -> LossTerms:
         """Read the terms off a ``GRPOTrainer``. ``is_wrapped``: a subclass replaces its ``compute_loss``."""
         return cls(
-            may_be_scaled_later=is_wrapped or not transformers.LOSS_IS_SCALED.of(trainer),
+            may_be_scaled_later=is_wrapped or transformers.LOSS_IS_SCALED.of(trainer) is None,
             loss_type=trl.LOSS_TYPE.of(trainer),
             beta=trl.BETA.of(trainer),
             importance_sampling_level=trl.IMPORTANCE_LEVEL.of(trainer),

@@ -9,7 +9,6 @@ from click import Context, Option
 
 from benchmarks.docs import cli_reference, json_reference
 from benchmarks.docs import tables as doc_tables
-from benchmarks.lean import tables as lean_tables
 from memprof.cli import main as memprof
 from memprof.config.catalogue import find_config
 
@@ -25,13 +24,6 @@ def test_tables_are_those_of_the_results(page: Path) -> None:
 def test_every_table_stands_on_a_page() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in doc_tables.TABLES if f"<!-- table: {name} -->" not in text] == []
-
-
-@pytest.mark.parametrize("name", lean_tables.PRINTED)
-def test_a_table_on_no_page_has_a_row_for_each_result(name: str) -> None:
-    head, marks, *rows = lean_tables.TABLES[name]().splitlines()
-    assert len(rows) > 1
-    assert {row.count("|") for row in rows} == {head.count("|")} == {marks.count("|")}
 
 
 def test_the_command_line_reference_is_that_of_the_commands() -> None:

@@ -145,6 +145,26 @@ def test_a_second_loss_of_the_step_is_trls(method: str, compute_loss: Any, tmp_p
         assert all(map(torch.allclose, ours.seen, theirs.seen))
 
 
+def _adds_a_penalty(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
+    return own_loss(self)(model, inputs) + 0.1 * sum(p.square().sum() for p in model.parameters())
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+@pytest.mark.parametrize("method", ["grpo", "rloo"])
+def test_an_added_term_counts_once_over_accumulated_micro_batches(
+    method: str, is_scaled: bool, tmp_path: Path
+) -> None:
+    """transformers divides what compute_loss returns, or the loss counts the micro-batches itself: as with TRL."""
+    theirs, ours, inputs = pair_of(method, tmp_path, gradient_accumulation_steps=2)
+    found = []
+    for trainer in (theirs, ours):
+        trainer.current_gradient_accumulation_steps = 2
+        overriding(trainer, _adds_a_penalty).loss_is_scaled_for_ga = is_scaled
+        found.append(loss_and_gradients(trainer, inputs))
+    assert found[1][0] == pytest.approx(found[0][0], rel=TOLERANCE)
+    assert worst(found[1][1], found[0][1]) <= TOLERANCE
+
+
 def _probes_first(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
     torch.autograd.grad(own_loss(self)(model, inputs), list(model.parameters()), allow_unused=True)
     return own_loss(self)(model, inputs)

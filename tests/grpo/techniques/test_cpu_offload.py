@@ -131,11 +131,21 @@ def test_quantised_weights_are_not_parked(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({}, "set use_vllm=True"), ({"use_vllm": True, "vllm_mode": "server"}, "vllm_mode='colocate'"),
-     ({"use_vllm": True, "vllm_mode": "colocate", "deepspeed": "zero.json"}, "FSDP and DeepSpeed shard them")],
+     ({"use_vllm": True, "vllm_mode": "colocate", "deepspeed": "zero.json"}, "DeepSpeed shards them")],
 )  # fmt: skip
 def test_where_there_is_nothing_to_make_room_for(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     args = LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, park_weights=True)
     for name, value in settings.items():
         setattr(args, name, value)
     with pytest.raises(UsageError, match=message):
+        check_supported(args)
+
+
+@pytest.mark.parametrize("name", ["FSDP", "DeepSpeed"])
+def test_sharding_by_accelerate_launch_is_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, park_weights=True)
+    args.use_vllm, args.vllm_mode = True, "colocate"
+    check_supported(args)
+    monkeypatch.setenv(f"ACCELERATE_USE_{name.upper()}", "true")
+    with pytest.raises(UsageError, match=f"but {name} shards them"):
         check_supported(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from benchmarks.lean.blocks import shared_prefix_forward  # noqa: E402
 from memprof.errors import UsageError  # noqa: E402
 from memprof.grpo.techniques import attention_kernels, segment_attention  # noqa: E402
 from memprof.grpo.techniques.checkpointing import apply_checkpointing  # noqa: E402
@@ -34,6 +34,33 @@ def unshared(model: Any) -> tuple[list[Any], dict[str, Any]]:
     return [h.detach() for h in hiddens], gradients(model)
 
 
+def shared_prefix_forward(body: Any, piece_fn: Callable[[int, Any], Any], max_tokens: int | None = None) -> list[Any]:
+    """Run the group forward and backward: ``piece_fn(index, hidden [C, H])`` of each completion, then the prompt's.
+
+    Neighbouring completions are packed into rows of at most ``max_tokens`` tokens (None: each alone). Under
+    ``torch.no_grad`` nothing is backpropagated.
+    """
+    groups: list[list[int]] = []
+    free = 0
+    for index, ids in enumerate(COMPLETIONS):
+        if groups and len(ids) <= free:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            free = max_tokens or 0
+        free -= len(ids)
+    prefix = forward_prompt(body, PROMPT)
+    results: list[Any] = []
+    for group in groups:
+        hidden = forward_completions(body, prefix, [COMPLETIONS[i] for i in group])
+        pieces = [piece_fn(i, h) for i, h in zip(group, hidden, strict=True)]
+        if pieces[0].requires_grad:
+            torch.autograd.backward(pieces)
+        results += [piece.detach() for piece in pieces]
+    prefix.backward()
+    return results
+
+
 def shared(model: Any, max_tokens: int | None = None) -> tuple[list[Any], dict[str, Any]]:
     hiddens: list[Any] = []
 
@@ -41,7 +68,7 @@ def shared(model: Any, max_tokens: int | None = None) -> tuple[list[Any], dict[s
         hiddens.append(hidden.detach())
         return weighted(hidden, index)
 
-    shared_prefix_forward(body_of(model), PROMPT, COMPLETIONS, piece, max_tokens=max_tokens)
+    shared_prefix_forward(body_of(model), piece, max_tokens)
     return hiddens, gradients(model)
 
 
@@ -111,7 +138,7 @@ def test_under_autocast() -> None:
 def test_nothing_is_backpropagated_without_gradients() -> None:
     model = build()
     with torch.no_grad():
-        hiddens = shared_prefix_forward(body_of(model), PROMPT, COMPLETIONS, lambda _, hidden: hidden)
+        hiddens = shared_prefix_forward(body_of(model), lambda _, hidden: hidden)
     assert all(not h.requires_grad for h in hiddens)
     assert not gradients(model)
     meant, _ = unshared(model)
