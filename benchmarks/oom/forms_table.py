@@ -17,7 +17,7 @@ def forms() -> str:
         (failure,) = explain_log(EXAMPLES[firsts[program].id].text).failures
         kinds.setdefault(failure.kind, []).append(program)
     lines = (f"- `{kind}`: {', '.join(programs)}." for kind, programs in sorted(kinds.items()))
-    return "".join(textwrap.fill(line, 120, subsequent_indent="  ") + "\n" for line in lines)
+    return "".join(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n" for line in lines)
 
 
 TABLES = {"oom-forms": forms}

@@ -73,11 +73,7 @@ def _most(failure: Failure) -> int:
 
 
 def _believed(failure: Failure, at_least: int | None, contradictions: list[str]) -> int | None:
-    """Return the in-use figure of this process, or None and say why where it cannot be right.
-
-    Args:
-        at_least: what torch says it holds itself.
-    """
+    """Return this process's in-use figure; None, and why, where it cannot be right: below ``at_least``, torch's own."""
     in_use = failure.in_use
     if in_use is None:
         return None

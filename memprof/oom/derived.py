@@ -12,6 +12,7 @@ from typing import Protocol
 from memprof.units import GIB
 
 MIB, EIB = 2**20, 2**60
+_HOST_TABLES, _DEVICE_TABLES = ("kernel", "ps"), ("nvidia_smi", "rocm_smi", "npu_smi")
 _CONTEXT = 0.8 * GIB  # a CUDA context and what cuDNN holds
 
 
@@ -66,7 +67,6 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "asked_2_percent": lambda n: n.asked >= 0.02 * n.total,
     "asked_much_of_device": lambda n: n.asked >= 0.02 * n.or_0("total", "allowed") > 0,
     "asked_above_host": lambda n: n.asked > GIB * n.or_0("host_shown", "host_said") > 0,
-    "free_far_above_asked": lambda n: n.free >= 16 * n.asked + GIB,
     "reserved_above_total": lambda n: n.reserved > 1.02 * n.total,
     "held_elsewhere": lambda n: n.total - n.free - n.in_use >= max(2 * GIB, 0.1 * n.total),
     "table_names_another": lambda n: n.largest_row > max(2 * n.or_0("anon"), GIB / 4),
@@ -92,9 +92,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "idle_covers_half": lambda n: n.idle >= n.asked / 2,
     "idle_above_a_tenth": lambda n: n.idle > n.allocated / 10,
     # Gaps of a fiftieth of the device are what every run has.
-    "gaps_in_a_full_device": lambda n: (
-        n.idle >= n.asked and (n.live >= 0.97 or (n.live >= 0.8 and n.idle < 0.02 * n.total))
-    ),
+    "hardly_any_gaps": lambda n: n.live >= 0.97 or (n.live >= 0.8 and n.idle < 0.02 * n.total),
     "hardly_idle": lambda n: n.cached < 0.005 * n.allocated and n.asked >= 0.004 * n.allocated,
     "others_named": lambda n: n.processes > 0,
     "others_hold_missing": lambda n: _told(n) and n.others >= n.missing and not _contexts(n),
@@ -103,9 +101,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "others_are_contexts": lambda n: n.processes >= 2 and 0.1 * GIB < n.others / n.processes <= _CONTEXT,
     "unaccounted_covers_missing": _unaccounted,
     "unaccounted_outweighs_idle": lambda n: n.unexplained > 8 * n.idle,
-    "outside_covers_missing": lambda n: (
-        n.outside >= max(2 * GIB, 0.06 * n.or_0("total")) and n.outside - 0.75 * GIB >= n.missing
-    ),
+    "outside_covers_missing": lambda n: n.outside >= max(n.missing + 0.75 * GIB, 2 * GIB, 0.06 * n.or_0("total")),
     "outside_outweighs_idle": lambda n: n.outside - 0.75 * GIB > 8 * n.idle,
     "private_pools_fill_device": lambda n: n.private_pools >= max(n.total / 2, 8 * n.idle),
     "uses_private_pools": lambda n: n.private_pools > 0,
@@ -117,7 +113,7 @@ BY_NUMBERS: dict[str, Callable[[Numbers], bool]] = {
     "share_is_high": lambda n: n.share_set >= 0.94,
     "far_below_pool_limit": lambda n: n.in_use + 2 * n.asked <= 0.5 * n.limit_bytes,
     "counted_above_wanted": lambda n: n.available_tokens > n.wanted_tokens,
-    "table_explains": lambda n: n.users * GIB >= 0.2 * n.used,
+    "table_explains": lambda n: n.users >= 0.2 * n.used,
     "low_threshold": lambda n: n.threshold < 0.9,
     "torch_before_1_9": lambda n: n.torch_at_most < 109,
     "torch_before_1_10": lambda n: n.torch_at_most < 110,
@@ -139,31 +135,27 @@ VALUES: dict[str, Callable[[Numbers], float | str | None]] = {
     "taken": lambda n: n.total - n.free,
     "elsewhere": lambda n: n.total - n.free - n.in_use,
     "unmapped": lambda n: n.reserved - (n.total - n.or_0("free")),
-    "host_size": lambda n: GIB * n.or_0("host_shown", "host_said") or None,
-    "largest_row": lambda n: 4096 * n.largest("kernel_row")[0],
-    "users": lambda n: n.largest("ray_row")[0],
-    "user": lambda n: n.largest("ray_row")[1] or None,
-    "smi_size": lambda n: n.largest("smi_row", "rocm_row")[0],
-    "smi_name": lambda n: n.largest("smi_row", "rocm_row")[1] or None,
-    "smi_pid": lambda n: n.largest("smi_row", "rocm_row")[2] or None,
+    "host_size": lambda n: GIB * n.or_0("host_shown", "host_said") or 4096 * n.or_0("pages_of_ram") or None,
+    "largest_row": lambda n: n.largest(*_HOST_TABLES)[0],
+    "users": lambda n: n.largest("ray", "ray_old")[0],
+    "user": lambda n: n.largest("ray", "ray_old")[1] or None,
+    "smi_size": lambda n: n.largest(*_DEVICE_TABLES)[0],
+    "smi_name": lambda n: n.largest(*_DEVICE_TABLES)[1] or None,
+    "smi_pid": lambda n: n.largest(*_DEVICE_TABLES)[2] or None,
+    "mlx_peak": lambda n: 1e9 * n.mlx_peak_gb if n.has("backend:MPS") else None,
     "used": lambda n: n.or_0("memory_current") or None,
     "in_use": lambda n: n.pool_used if n.has("kind:driver") else None,
     "limit_bytes": lambda n: n.pool_limit,
     "limit": lambda n: n.or_0("memory_max", "job_limit", "container_limit") or None,
-    "largest_name": lambda n: n.largest("kernel_row")[1] or None,
+    "largest_name": lambda n: n.largest(*_HOST_TABLES)[1] or None,
     "gaps": lambda n: n.cached if n.has("cause:fragmentation") else None,
     "large": lambda n: n.asked if n.has("cause:refused") else None,
     "whole": lambda n: 100 * n.allocated / n.shards if 5 <= n.shards < 100 and n.allocated >= 0.5 * n.total else None,
-    "at": lambda n: f"{n.shards:.0f}%" if n.shards > 0 else None,
     "line": lambda n: n.code_line("."),
     "logits_line": lambda n: n.code_line("logits|logp|softmax|entropy|float"),
     "share_fits": lambda n: math.floor(100 * n.free_gib / n.total_gib) / 100,
     "taken_gib": lambda n: n.total_gib - n.free_gib,
-    "length_fits": lambda n: (
-        n.fitting_tokens
-        if n.fitting_tokens == n.fitting_tokens
-        else math.floor(n.wanted_tokens * n.available_gib / n.needed_gib)
-    ),
+    "length_fits": lambda n: n.or_0("fitting_tokens") or math.floor(n.wanted_tokens * n.available_gib / n.needed_gib),
     "first_gib": lambda n: n.initial / GIB if n.initial > 1e6 else n.initial,
     "now_gib": lambda n: n.current / GIB if n.current > 1e6 else n.current,
     "doing": lambda n: f if (f := n.text("function")) != "resume" else None,

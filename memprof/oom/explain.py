@@ -149,7 +149,7 @@ def _explained(failure: Failure, explain_facts: bool) -> ExplainedFailure:
 
 def _names(failure: Failure) -> Names:
     """Return the framework the failure's frames, message and surroundings show."""
-    text = "\n".join([*(frame.path for frame in failure.frames), failure.text, failure.around])
+    text = "\n".join([*(f"/{frame.path}" for frame in failure.frames), failure.text, failure.around])
     return names_in(text) or names_for_program(failure.form.program) or plain_in(text)
 
 

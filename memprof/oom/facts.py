@@ -131,7 +131,7 @@ class Facts:
     def _rule_holds(self, name: str, rule: FactRule) -> bool:
         if not all(map(self.has, rule.all)) or any(map(self.has, rule.unless)):
             return False
-        places = [f"{frame.path}:{frame.function}" for frame in self.frames]
+        places = [f"/{frame.path}:{frame.function}" for frame in self.frames]  # a relative path is a folder too
         around = self._around
         searched = {
             "frames": (rule.frames, places),
@@ -168,16 +168,13 @@ class Facts:
         return code.strip()[:_LONGEST_CODE] if code and re.search(pattern, code) else None
 
     def largest(self, *tables: str) -> tuple[float, str, str]:
-        """Return size (bytes, or the table's unit if none is printed), name and pid of tables' largest process."""
-        rows = [row for table in tables for row in re.finditer(facts_file().pattern[table], self._around[0])]
-        sizes = [bytes_of(row["size"].lower()) if row["size"][-1:].isalpha() else float(row["size"]) for row in rows]
-        found = [(size, row["name"].strip(), row["pid"]) for size, row in zip(sizes, rows, strict=True)]
-        return max(found, default=(math.nan, "", ""))
+        """Return size (bytes), name and pid of the largest process in these tables of ``facts.toml``."""
+        return max((row for table in tables for row in _rows(table, self._around[0])), default=(math.nan, "", ""))
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes that the lines around the message give, by the names of ``facts.toml``."""
-        names = (*facts_file().size, "largest_row", "smi_size")
-        return {name: int(getattr(self, name)) for name in names if self.value(name) is not None}
+        names = (*facts_file().size, "largest_row", "users", "smi_size", "mlx_peak", "host_size")
+        return {name: round(getattr(self, name)) for name in names if self.value(name) is not None}
 
     def listed(self) -> Iterator[TextFact]:
         """Yield every fact that holds and every value that is known, with its line."""
@@ -199,6 +196,14 @@ class Facts:
 @lru_cache(maxsize=4096)
 def _search(pattern: str, text: str) -> re.Match[str] | None:
     return re.search(pattern, text)
+
+
+@lru_cache(maxsize=64)
+def _rows(table: str, text: str) -> tuple[tuple[float, str, str], ...]:
+    """Return size (bytes), name and pid of each row of a table in a text; several facts ask for one table."""
+    kind = facts_file().table[table]
+    rows = [(row["size"].lower(), row["name"].strip(), row["pid"]) for row in re.finditer(kind.row, text)]
+    return tuple((bytes_of(n) if n[-1].isalpha() else kind.unit * float(n), name, pid) for n, name, pid in rows)
 
 
 @lru_cache(maxsize=64)
@@ -256,12 +261,9 @@ def _numbers(failure: Failure, parts: Parts, allocator: AllocatorSettings) -> di
     asked, allocated = failure.requested, parts.allocated
     return {
         **{k: v for k, v in asdict(parts).items() if k not in ("processes", "contradictions", "own_process")},
+        **{name: getattr(failure, name) for name in ("total", "allowed", "other", "private_pools")},
         "asked": asked,
-        "total": failure.total,
         "free": free_bytes(failure),
-        "allowed": failure.allowed,
-        "other": failure.other,
-        "private_pools": failure.private_pools,
         "missing": missing_bytes(failure),
         "idle": parts.cached or 0,
         "live": None if not failure.total or allocated is None else allocated / failure.total,

@@ -19,7 +19,7 @@ class Names(msgspec.Struct, frozen=True, dict=True, rename={"framework": "name"}
         framework: as a reader knows it.
         kind: ``training``, ``serving`` or ``images``.
         words: the settings by the names that ``framework_settings.toml`` explains.
-        supervised: those that are worded otherwise where the text shows a trainer that generates nothing.
+        supervised: those that are worded otherwise unless the text shows a trainer that generates completions.
         signs: regular expressions of which one is found in a text of this framework.
         programs: whose messages are its own.
         tasks: phases by the name of a Ray task.
@@ -41,19 +41,14 @@ class Names(msgspec.Struct, frozen=True, dict=True, rename={"framework": "name"}
 
 #: Words of no framework.
 PLAIN = Names("", words=typed("framework_settings", "plain", dict[str, str]))
-
-
-@cache
-def frameworks() -> tuple[Names, ...]:
-    """Return every framework, in the order in which they are tried."""
-    return typed("framework_settings", "framework", tuple[Names, ...])
+#: Every framework, in the order in which they are tried.
+frameworks = cache(lambda: typed("framework_settings", "framework", tuple[Names, ...]))
 
 
 def names_in(text: str) -> Names | None:
     """Return the framework that a text shows, such as stacks' file names; None where it shows none."""
     found = next((names for names in frameworks() if any(re.search(sign, text) for sign in names.signs)), None)
-    seen = {key: re.search(sign, text) for key, sign in typed("framework_settings", "trainer", dict[str, str]).items()}
-    if found is None or not found.supervised or not seen["supervised"] or seen["rollouts"]:
+    if found is None or not found.supervised or re.search(typed("framework_settings", "rollouts", str), text):
         return found
     words = {key: text for key, text in found.words.items() if key not in _OF_ROLLOUTS}
     return msgspec.structs.replace(found, words={**words, **found.supervised})

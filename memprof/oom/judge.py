@@ -106,7 +106,7 @@ def _of_work(facts: Facts) -> Tries:
     else:
         kind = "training" if facts.has("training") or facts.text("phase") not in (None, "forward") else "unknown"
     work = typed("remedies", "work", dict[str, dict[str, tuple[str, ...]]])[kind]
-    return work.get(facts.text("phase") or "other") or work["other"]
+    return work.get(facts.text("phase") or ("load" if facts.has("loading") else "other")) or work["other"]
 
 
 def _ranked(proposals: Sequence[_Proposal], facts: Facts) -> list[Advice]:

@@ -51,8 +51,15 @@ class FactRule(Rule, frozen=True, kw_only=True):
     text: str = ""
 
 
+class ProcessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a row of a table of processes looks, and the unit (bytes) of a size without one."""
+
+    row: str
+    unit: int
+
+
 class FactsFile(msgspec.Struct, frozen=True):
-    """``facts.toml``: facts, and regular expressions by name: settings, texts, numbers, sizes, and for the code."""
+    """``facts.toml``: facts, tables of processes, and regular expressions by name."""
 
     fact: dict[str, FactRule]
     setting: dict[str, str]
@@ -60,6 +67,7 @@ class FactsFile(msgspec.Struct, frozen=True):
     capture: dict[str, str]
     number: dict[str, str]
     size: dict[str, str]
+    table: dict[str, ProcessTable]
 
 
 class Remedy(Rule, frozen=True, kw_only=True):
@@ -142,22 +150,12 @@ def typed(name: str, key: str, kind: type[_T]) -> _T:
     return kind() if found is None else msgspec.convert(found, kind)
 
 
-@cache
-def facts_file() -> FactsFile:
-    """Return ``facts.toml``."""
-    return msgspec.convert(table("facts"), FactsFile)
-
-
-@cache
-def causes() -> tuple[Cause, ...]:
-    """Return the causes by numbers, in the order in which they are tried."""
-    return typed("causes", "cause", tuple[Cause, ...])
-
-
-@cache
-def circumstances() -> tuple[Circumstance, ...]:
-    """Return what surroundings can add, in order."""
-    return typed("causes", "circumstance", tuple[Circumstance, ...])
+#: ``facts.toml``.
+facts_file = cache(lambda: msgspec.convert(table("facts"), FactsFile))
+#: The causes by numbers, in the order in which they are tried.
+causes = cache(lambda: typed("causes", "cause", tuple[Cause, ...]))
+#: What surroundings can add, in order.
+circumstances = cache(lambda: typed("causes", "circumstance", tuple[Circumstance, ...]))
 
 
 @cache

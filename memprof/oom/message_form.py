@@ -35,6 +35,7 @@ class Form(msgspec.Struct, kw_only=True, dict=True, forbid_unknown_fields=True):
         line_start: the match has to begin a line, and to end with a word of that line.
         whole_line: the match has to be all of a line.
         weak: a guess that counts only where nothing else was found.
+        symptom: it shows that a process ended, not what ended it: a message of the text that does replaces it.
         phase: what the program was doing whenever it words it so, where no frames tell.
         frames: it counts only where this is found in one of the innermost frames (``path:function code``).
         asked_by: a driver's bare words are this form's where this is found in one of the innermost frames.
@@ -52,6 +53,7 @@ class Form(msgspec.Struct, kw_only=True, dict=True, forbid_unknown_fields=True):
     line_start: bool = False
     whole_line: bool = False
     weak: bool = False
+    symptom: bool = False
     phase: str = ""
     frames: str = ""
     asked_by: str = ""

@@ -21,9 +21,7 @@ class WordedChange:
     toll: str
 
 
-@cache
-def _changes() -> dict[str, Change]:
-    return typed("remedies", "change", dict[str, Change])
+_changes = cache(lambda: typed("remedies", "change", dict[str, Change]))
 
 
 def remedy(name: str) -> Remedy:

@@ -30,10 +30,7 @@ def phase_of(frames: Sequence[Frame]) -> str | None:
 
 
 def _which_pass(frames: Sequence[Frame]) -> str | None:
-    """Tell whose log-probabilities a pass computes, as far as names and the lines of code that call it say.
-
-    A lone frame does not tell whether a loss or a rollout had called it: None.
-    """
+    """Tell whose log-probabilities a pass computes; None for a lone frame, which a loss or a rollout may call."""
     if any("ref" in frame.function.lower() or re.search(r"\bref_|\.ref\b|ref_model", frame.code) for frame in frames):
         return "reference_logprobs"
     return "old_logprobs" if len(frames) > 1 else None

@@ -260,3 +260,144 @@ def test_no_remedy_contradicts_a_fact(proposed: str, fact: str) -> None:
         if re.search(proposed, row.action)
     ]
     assert not wrong
+
+
+WORKER = "RuntimeError: DataLoader worker (pid 629) is killed by signal: Killed.\n"
+
+
+@pytest.mark.parametrize(
+    ("who", "form", "because"),
+    [
+        (
+            "Memory cgroup out of memory: Killed process 629 (onmt_train) total-vm:14119556kB, anon-rss:6538204kB",
+            "kernel.cgroup",
+            "used 6.24 GiB",
+        ),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=77.0.", "slurm.oom_kill", "Slurm's cgroup"),
+        ("srun: error: gpu001: task 0: Out Of Memory", "slurm.task", "Slurm's cgroup"),
+        ("      Reason:       OOMKilled\n      Exit Code:    137", "kubernetes.oomkilled", "exceeded its limit"),
+    ],
+)
+def test_who_killed_a_process_replaces_what_only_shows_that_it_ended(who: str, form: str, because: str) -> None:
+    launcher = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 77)\n"
+    for text in (f"{WORKER}{who}\n", f"{who}\n{WORKER}", f"{launcher}{WORKER}{who}\n"):
+        failure = only(text)
+        assert failure.form == form
+        assert because in failure.because
+        assert "fewer dataloader workers" in failure.suggestions[0].action
+    assert {row.form for row in explain_log(launcher + WORKER).failures} == {"torchrun.exitcode", "dataloader.killed"}
+
+
+def test_the_whole_nodes_memory_is_not_proposed_where_it_was_requested() -> None:
+    text = "#SBATCH --mem=0\nsrun: error: gpu001: task 0: Out Of Memory"
+    assert not any("sbatch --mem" in row.action for row in only(text).suggestions)
+    assert any("sbatch --mem" in row.action for row in only(text.replace("=0", "=64G")).suggestions)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (
+            "Out of memory: Killed process 8100 (python3)\n"
+            "USER         PID %CPU %MEM    VSZ   RSS TTY      STAT START   TIME COMMAND\n"
+            "root        8001 99.1 71.3 91234500 65011712 ?   Rl   09:50   4:46 python train.py --config a.yaml\n"
+            "root           1  0.0  0.0   4360  3108 ?        Ss   Nov27   0:00 /sbin/init\n",
+            {"largest_row": 65011712 * 1024},
+        ),
+        (
+            "ray.memory_monitor.RayOutOfMemoryError: More than 95% of the memory on node Local is used (15.98 / 16.82 "
+            "GB). The top 5 memory consumers are:\n\nPID\tMEM\tCOMMAND\n4758\t7.3GB\tray_Trainer:train()\n"
+            "5113\t450MB\tray_Evaluator\n",
+            {"used": round(15.98 * 2**30), "users": round(7.3 * 2**30)},
+        ),
+        (
+            "[107061.603624] Tasks state (memory values in pages):\n"
+            "[107061.603638] [  pid  ]   uid  tgid total_vm      rss pgtables_bytes swapents oom_score_adj name\n"
+            "[107061.603685] [    379]     0   379    12038      852    94208        0          -250 systemd-journal\n"
+            "[107061.603565] 242688 pages RAM\n",
+            {"largest_row": 852 * 4096, "host_size": 242688 * 4096},
+        ),
+        (
+            "RuntimeError: NPU out of memory. Tried to allocate 22.00 MiB (NPU 0; 60.97 GiB total capacity; 10.24 GiB "
+            "already allocated; 19.52 MiB free; 10.65 GiB reserved in total by PyTorch)\n"
+            "| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |\n"
+            "+===========================+===============+====================================================+\n"
+            "| 0       0                 | 3456          | python                   | 30210                   |\n",
+            {"smi_size": 30210 * 2**20},
+        ),
+        (
+            "Iter 40: Train loss 1.7, Trained Tokens 17157, Peak mem 32.138 GB\n"
+            "Iter 50: Train loss 1.4, Trained Tokens 26805, Peak mem 34.108 GB\n"
+            "[METAL] Command buffer execution failed: Insufficient Memory",
+            {"mlx_peak": 34_108_000_000},
+        ),
+    ],
+)
+def test_tables_and_peaks_around_a_message_are_read(text: str, facts: dict[str, int]) -> None:
+    failure = only(text)
+    assert {key: failure.facts.get(key) for key in facts} == facts
+    assert not [row for row in failure.unread if row.text == "34.108 GB"]
+
+
+def test_a_desktops_programs_are_not_left_over_from_a_run() -> None:
+    table = "\n".join(line for line in SMI.split("\n") if "python3" not in line)
+    failure = only(OLD.replace("18.9", "1.9") + table)
+    assert not any("left over" in row.action for row in failure.suggestions)
+    assert any("left over" in row.action for row in only(OLD + SMI).suggestions)
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        '  File "/root/LLaMA-Factory/src/train.py", line 9, in run_rm\n    trainer = PairwiseTrainer(\n'
+        '  File "/venv/transformers/trainer.py", line 500, in __init__\n    self._move_model(model, device)\n',
+        '  File "/venv/torch/utils/_device.py", line 106, in __torch_function__\n    return func(*args, **kwargs)\n',
+    ],
+)
+def test_no_batch_size_helps_before_the_first_step(setup: str) -> None:
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 136.00 MiB. GPU 0 has a total capacity of 23.65 "
+        "GiB of which 93.81 MiB is free. Including non-PyTorch memory, this process has 23.50 GiB memory in use. Of "
+        "the allocated memory 21.51 GiB is allocated by PyTorch, and 2.30 MiB is reserved by PyTorch but unallocated."
+    )
+    failure = only(f"Traceback (most recent call last):\n{setup}{text}")
+    assert "before training or serving began" in failure.because
+    assert not any("batch" in row.action for row in failure.suggestions)
+
+
+def test_a_trainer_that_generates_nothing_gets_no_completions_to_shorten() -> None:
+    text = "==((====))==  Unsloth - 2x faster\nBatch size per device = 1\nOutOfMemoryError: CUDA out of memory\n"
+    actions = " ".join(row.action for row in only(text).suggestions)
+    assert "max_seq_length" in actions
+    assert "completion" not in actions
+    assert "per_device_train_batch_size" not in actions.split("logits")[0]
+    assert "max_completion_length" in " ".join(row.action for row in only("GRPOTrainer " + text).suggestions)
+
+
+@pytest.mark.parametrize(("text", "size"), [("float", 4), ("half", 2), ("int64", 8), ("complex128", 16)])
+def test_a_shape_and_a_type_are_a_size(text: str, size: int) -> None:
+    failure = only(f"ResourceExhaustedError: OOM when allocating tensor with shape[320,512] and type {text} on /job:x")
+    assert failure.requested_bytes == 320 * 512 * size
+
+
+def test_a_gpu_allocator_behind_bad_alloc_is_no_host_memory() -> None:
+    pool = "/src/rmm/mr/device/pool_memory_resource.hpp:179: Maximum pool size exceeded"
+    failure = only(f"MemoryError: std::bad_alloc: RMM failure at:{pool}")
+    assert (failure.form, failure.kind) == ("rmm", "driver")
+    assert "maximum_pool_size" in failure.suggestions[0].action
+    assert only("MemoryError: std::bad_alloc").kind == "host"
+
+
+def test_a_frame_with_a_relative_path_shows_the_framework() -> None:
+    frame = '  File "slime/utils/ppo_utils.py", line 219, in vocab_parallel_softmax\n    x = logits - logits_max\n'
+    assert only(f"{CUDA}\n{frame}").framework == "slime"
+
+
+@pytest.mark.parametrize("line", ["    h = F.scaled_dot_product_attention(", "`h = F.scaled_dot_product_attention("])
+def test_the_line_of_code_above_a_message_without_a_traceback_is_read(line: str) -> None:
+    npu = (
+        "RuntimeError: NPU out of memory. Tried to allocate 35.31 GiB (NPU 0; 60.97 GiB total capacity; 26.13 GiB "
+        "already allocated; 33.81 GiB free; 26.61 GiB reserved in total by PyTorch)"
+    )
+    assert "attention scores" in only(f"{line}\n{npu}`").because
+    assert "attention scores" not in only(f"max_length = 4096\n{npu}").because

@@ -14,6 +14,7 @@ from memprof.oom.reading.frames import frames_around
 from memprof.oom.reading.matches import Hit, hits_in
 from memprof.oom.reading.normalize import Stream, streams_of
 from memprof.oom.reading.regions import regions
+from memprof.oom.reading.sizes import bytes_of_tensor
 from memprof.units import GIB
 
 _MOST_EVENTS = 200
@@ -84,9 +85,11 @@ def _failure(stream: Stream, hit: Hit, floor: int, ceiling: int) -> Failure:
     allocated, reserved = device_fields.get("allocated"), device_fields.get("reserved")
     if isinstance(allocated, int) and isinstance(reserved, int) and "unallocated" not in device_fields:
         device_fields["unallocated"] = max(0, reserved - allocated)
-    for name in ("total", "free"):  # engines print the card's figures in GiB without a unit behind each
+    for name in ("total", "free", "used"):  # figures in GiB without a unit behind each
         if f"{name}_gib" in values:
-            device_fields.setdefault(name, round(float(values[f"{name}_gib"]) * GIB))
+            (values if name == "used" else device_fields).setdefault(name, round(float(values[f"{name}_gib"]) * GIB))
+    if size := bytes_of_tensor(str(values.get("shape", "")), str(values.get("dtype", ""))):
+        device_fields.setdefault("requested", size)
     host = hit.form.kind in ("host", "cpu", "killed")
     if host and "total" in device_fields:
         values["total"] = device_fields.pop("total")
@@ -165,6 +168,8 @@ def _once(failures: list[Failure]) -> list[Failure]:
         if failure.frames and not kept[key].frames:
             kept[key] = replace(kept[key], frames=failure.frames)
     rows = list(kept.values())
+    if any(f.kind == "killed" and not f.form.symptom for f in rows):
+        rows = [f for f in rows if not f.form.symptom]
     return [f for f in rows if not any(_echoes(f, other) for other in rows if other is not f)]
 
 

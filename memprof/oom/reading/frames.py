@@ -15,7 +15,7 @@ _MOST_FRAMES = 250
 _NARROWEST = 40
 # So many lines above a message a line of code can be what asked.
 _NEAR = 3
-_CODE = re.compile(r"\s{1,40}(?:[\w.]{1,60} = [\w.]{1,60}[ (\[.]|return [\w.]{1,60}\()")
+_CODE = re.compile(r"\s{1,40}[\w.]{1,60} = [\w.]{1,60}[ (\[.]|[\s`]{0,40}(?:[\w.]{1,60} = |return )[\w.]{1,60}\(")
 _PYTHON, *_OTHERS = (re.compile(pattern) for pattern in typed("log_lines", "frames", dict[str, str]).values())
 _MARKS = re.compile(r"^[\s^~❱❯|>-]{0,2000}$")
 
@@ -43,7 +43,7 @@ def frames_around(lines: Sequence[Line], at: int, floor: int, ceiling: int) -> t
 def _last_code(above: Sequence[Line]) -> tuple[Frame, ...]:
     """Return the line of code that stands right above a message whose traceback is cut off, as a frame of no file."""
     code = [line.text.strip() for line in above if _CODE.match(line.text)]
-    return (Frame("", 0, "", code[-1][:200]),) if code else ()
+    return (Frame("", 0, "", code[-1].strip("`")[:200]),) if code else ()
 
 
 def _block_above(lines: Sequence[Line], at: int, floor: int) -> list[str]:

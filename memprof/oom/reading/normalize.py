@@ -170,14 +170,11 @@ def _tag(match: re.Match[str]) -> tuple[str, int | None]:
     for name in ("rank", "mpi", "srun"):
         if groups[name] is not None:
             return f"rank {groups[name]}", int(groups[name])
-    if groups["actor"] is not None:
-        tensor_parallel = re.search(r"_TP(\d{1,4})\b", groups["actor"])
-        rank = groups["arank"] or (tensor_parallel.group(1) if tensor_parallel else None)
-        return f"pid {groups['pid']}", int(rank) if rank is not None else None
-    if groups["tags"]:
-        tensor_parallel = re.search(r"TP(\d{1,4})", groups["tags"])
-        return groups["tags"].strip(), int(tensor_parallel.group(1)) if tensor_parallel else None
-    return "", None
+    said = groups["actor"] or groups["tags"] or ""
+    tensor_parallel = re.search(r"(?<![A-Za-z])TP(\d{1,4})\b", said)
+    rank = groups["arank"] or (tensor_parallel[1] if tensor_parallel else None)
+    who = f"pid {groups['pid']}" if groups["actor"] is not None else said.strip()
+    return who, int(rank) if rank is not None else None
 
 
 def _squeeze(text: str) -> str:
@@ -203,14 +200,7 @@ def _join(parts: list[str]) -> str:
     for part in parts:
         stripped = part.strip()
         head, tail = joined.rsplit(" ", 1)[-1], stripped.split(" ", 1)[0]
-        number = head[-1:].isdigit() and _rest_of_number(head, tail)
+        number = re.search(r"\d\n\.\d|\.\d\n\d", f"{head}\n{tail}")  # ``20`` and ``.00``, ``20.0`` and ``0``
         broken = number or (head + tail).lower().strip(".,:;()") in _WORDS
         joined += stripped if not joined or broken else f" {stripped}"
     return " ".join(joined.split())
-
-
-def _rest_of_number(head: str, tail: str) -> bool:
-    """Say whether ``20`` and ``.00`` are the halves of one number."""
-    return (tail[:1] == "." and tail[1:2].isdigit()) or (
-        "." in head and tail[:1].isdigit() and len(head.split(".")[-1]) < 2
-    )

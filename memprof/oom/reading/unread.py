@@ -46,8 +46,8 @@ def _label(text: str, size: re.Match[str]) -> str:
 
 
 def _read(failure: Failure, facts: Mapping[str, object]) -> Iterator[float]:
-    """Yield every number that was read, in bytes: what an engine prints without a unit is GiB."""
+    """Yield every number that was read, in bytes: an engine's number without a unit is GiB, MLX's GB is 10^9 bytes."""
     yield from (size for _, size in failure.processes)
     for value in (*(getattr(failure, name) for name in _FIELDS), *facts.values()):
         if isinstance(value, int | float):
-            yield from (value, value * GIB)
+            yield from (value, value * GIB, value * GIB / 1e9)
