@@ -18,7 +18,7 @@ from memprof.config.to_trl_config import NF4, adapter_text, written
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
-    from memprof.config.settings import GenerationSettings, Settings, TrainerSettings
+    from memprof.config.settings import Settings, TrainerSettings
 
 # transformers' own option; TRL calls gradient_checkpointing_enable again after each rollout, without it.
 _OFFLOAD = (
@@ -216,9 +216,9 @@ def _generation_batch(s: Settings) -> Iterator[Candidate]:
         yield proposed("fewer_generations", changes, effect, half=half, all=s.num_generations)
 
 
-def _engine(s: GenerationSettings) -> Iterator[Candidate]:
+def _engine(s: Settings) -> Iterator[Candidate]:
     share = s.vllm_gpu_memory_utilization
-    if not s.vllm_enable_sleep_mode:
+    if not s.engine_sleeps:
         yield proposed("vllm_sleep", {"vllm_enable_sleep_mode": True}, effects.asleep)
     if share > 0.2:
         less = round(share * 2 / 3, 2)

@@ -28,7 +28,7 @@ def candidates_for(run: Run) -> list[Candidate]:
 
 def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
     """List changes to the allocator, where memory lies idle between blocks in use: about the device's peak."""
-    sleeps = run.settings is not None and run.settings.generation == "vllm" and run.settings.vllm_enable_sleep_mode
+    sleeps = run.settings is not None and run.settings.generation == "vllm" and run.settings.engine_sleeps
     if run.idle_bytes <= 0 or sleeps or not is_open("expandable_segments", run):
         return
     changes = _allocator(run, "expandable_segments:True")

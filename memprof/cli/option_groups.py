@@ -47,8 +47,10 @@ def grouped(
 
 
 def _with_own_names(args: list[str], own: set[str], aliases: Mapping[str, str], advice: Mapping[str, str]) -> list[str]:
-    """Replace other names of options by their own; UsageError for a name that ``advice`` knows."""
+    """Replace other names of options by their own; UsageError for a name that ``advice`` knows, and for an option that
+    is given under two names, of which one would be dropped."""
     found: list[str] = []
+    written: dict[str, str] = {}
     for place, text in enumerate(args):
         if text == "--":
             return [*found, *args[place:]]
@@ -60,5 +62,12 @@ def _with_own_names(args: list[str], own: set[str], aliases: Mapping[str, str], 
             name = aliases.get(plain, name)
         elif name.startswith("--") and name not in own:
             name = plain
+        if name.startswith("--"):
+            said = text.partition("=")[0]
+            if (before := written.setdefault(name, said)) != said:
+                raise UsageError(f"{before} and {said} are the same option: give one of them.")
+            opposite = written.get(f"--{name[5:]}" if name.startswith("--no-") else f"--no-{name[2:]}")
+            if opposite is not None:
+                raise UsageError(f"{opposite} and {said} contradict each other: give one of them.")
         found.append(f"{name}{equals}{value}")
     return found

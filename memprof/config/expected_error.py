@@ -164,9 +164,10 @@ def expected_error(*configs: KnownSettings, card: Gpu | None = None) -> Expected
     """Return what is known of the error of predictions with these settings, without the margin of a verdict.
 
     ``allocated`` and ``reserved`` state a signed range (simulated / measured - 1) for the case that what was given is
-    what runs: nine of ten comparisons lie inside whose settings are known exactly, of programs on GPUs and of the run's
-    own class. ``basis`` lists both; ``not_compared`` names what no comparison covers; ``assumed`` lists settings
-    that nobody gave, with the values taken, those that memory usually follows most first.
+    what runs: it contains the range of programs on GPUs and that of the run's own class, in each of which nine of ten
+    comparisons lie whose settings are known exactly. ``basis`` lists both; ``not_compared`` names what no comparison
+    covers; ``assumed`` lists settings that nobody gave, with the values taken, those that memory usually follows most
+    first.
     """
     lacking = {field.name: field for config in configs for field in unsimulated_of(config)}
     low, high = (1 + sum(getattr(field, side) for field in lacking.values()) for side in ("low", "high"))
@@ -209,12 +210,17 @@ def _class(name: str) -> ErrorClass:
 
 
 def _range(names: Sequence[str], *without: str) -> ErrorRange:
-    """State the range of some classes, all that was measured of them but these kinds."""
-    errors = [row.error for row in comparisons() if row.kind in names and row.what not in without]
-    if not errors:  # a CPU reserves nothing
+    """State a range that holds that of each of some classes, all that was measured of them but these kinds.
+
+    Each class has its own: the many runs on the emulated GPU, which are nearly exact, say nothing of how far the next
+    program on a GPU is off.
+    """
+    errors = [[row.error for row in comparisons() if row.kind == name and row.what not in without] for name in names]
+    ranges = [stated_range(of_class) for of_class in errors if of_class]
+    if not ranges:  # a CPU reserves nothing
         return ErrorRange(low=0.0, high=0.0, comparisons=0)
-    low, high = stated_range(errors)
-    return ErrorRange(low=round(low, 4), high=round(high, 4), comparisons=len(errors))
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    return ErrorRange(low=round(low, 4), high=round(high, 4), comparisons=sum(map(len, errors)))
 
 
 def _widened(found: ErrorRange, low: float, high: float) -> ErrorRange:

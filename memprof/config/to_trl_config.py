@@ -13,7 +13,7 @@ from memprof.config.optimizers import optimizer
 from memprof.config.trainer_fields import ADAPTER_CLASSES
 
 if TYPE_CHECKING:
-    from memprof.config.settings import GenerationSettings, ModelSettings, Settings
+    from memprof.config.settings import ModelSettings, Settings
     from memprof.foreign import Kwargs
 
 #: What ``GRPOConfig`` calls a setting whose value it takes as it is.
@@ -83,14 +83,14 @@ def cache_arguments(implementation: str, dtype: str) -> Kwargs:
     return arguments
 
 
-def _engine(s: GenerationSettings) -> Kwargs:
+def _engine(s: Settings) -> Kwargs:
     if s.generation == "none":  # nothing generates in this process: a server elsewhere does
         return {"use_vllm": True, "vllm_mode": "server"}
     return {
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": s.vllm_gpu_memory_utilization,
-        "vllm_enable_sleep_mode": s.vllm_enable_sleep_mode,
+        "vllm_enable_sleep_mode": s.engine_sleeps,
     }
 
 

@@ -13,6 +13,7 @@ from memprof.report.run import KnownSettings
 # How TRL's releases compute log-probabilities of GRPO and RLOO, from each release on (read in their packages): in
 # chunks, from ``logits / temperature`` (a copy), from ``logits.div_()`` (in place), or as the first one with GRPO did.
 _LOSSES = (
+    ((1, 17), None),  # none of these was read yet
     ((1, 14), "trl"), ((1, 10), "trl-full-logits"), ((1, 0), "trl-in-place-logits"), ((0, 16), "trl-full-logits"),
     ((0, 15), None), ((0, 14), "trl-0.14"),
 )  # fmt: skip
@@ -38,21 +39,25 @@ def recipe_of_release(version: str, trainer: str = "grpo") -> str:
 
 # Defaults of TRL's ``ModelConfig``, which it uses where ``use_peft`` is on and nothing else is said.
 _TRLS_ADAPTER = {"lora_r": 16, "lora_dropout": 0.05}
+# The configurations that TRL's command line brings for accelerate, and the sharding that each asks for.
+_LAUNCHED = {"single_gpu": "ddp", "multi_gpu": "ddp", **{name: name for name in ("zero1", "zero2", "zero3", "fsdp2")}}
 # Settings of an adapter whose names do not begin with lora_.
 _ADAPTERS = ("use_dora", "modules_to_save", "peft_type", "num_virtual_tokens", "adapter_options")
 #: Settings that memory follows most, in the order in which a person should give them.
 _FOLLOWED = (
     "prompt_length", "completion_length", "per_device_train_batch_size", "dtype", "lora_r", "gradient_checkpointing",
-    "optim", "generation", "num_generations", "beta", "attn",
+    "optim", "generation", "vllm_enable_sleep_mode", "num_generations", "beta", "attn",
 )  # fmt: skip
 # What trainers of given rows do not have, or have without memory following it.
-_GENERATING = {"generation", "num_generations", "beta"}
+_GENERATING = {"generation", "vllm_enable_sleep_mode", "num_generations", "beta"}
 _SUPERVISED = ("sft", "dpo")
 _GRPO: dict[str, str | int | float | bool | None] = {
     "completion_length": 512, "per_device_train_batch_size": 8, "dtype": "float32", "lora_r": None,
     "gradient_checkpointing": True, "optim": "adamw_torch_fused", "generation": "hf", "num_generations": 8,
-    "beta": 0.0, "attn": "auto",
+    "vllm_enable_sleep_mode": False, "beta": 0.0, "attn": "auto",
 }  # fmt: skip
+# Settings with another default in the lean trainer.
+_LEANS_OWN = ("gradient_checkpointing", "vllm_enable_sleep_mode")
 _ROWS = {name: value for name, value in _GRPO.items() if name not in {*_GENERATING, "completion_length"}}
 #: The defaults of each of TRL's trainers, by our names; ``max_length`` is where rows are cut.
 OF_TRL = {
@@ -89,6 +94,10 @@ def said_by_trl(values: Mapping[str, object], given: Mapping[str, object]) -> di
     if "use_vllm" in given:
         more["generation"] = generation_of(given["use_vllm"], given.get("vllm_mode") or "colocate")
     more |= _cache_of(given.get("generation_kwargs"))
+    if (launched := given.get("accelerate_config")) is not None:
+        if launched not in _LAUNCHED:
+            raise UsageError(f"accelerate_config {launched} is not read: give --gpus N --sharding instead.")
+        more["sharding"] = _LAUNCHED[str(launched)]
     inside = given.get("model_init_kwargs")
     told = [place.get("attn_implementation") for place in (given, inside) if isinstance(place, Mapping)]
     if any(told):
@@ -129,6 +138,8 @@ def assumed_of(given: Mapping[str, object]) -> tuple[str, ...]:
         known |= {"prompt_length", "completion_length"}
     if given.get("trainer") in _SUPERVISED:
         known |= _GENERATING
+    if given.get("generation") != "vllm":
+        known.add("vllm_enable_sleep_mode")
     return tuple(name for name in _FOLLOWED if name not in known)
 
 
@@ -150,7 +161,7 @@ def assumed_words(config: KnownSettings) -> list[str]:
             continue
         if name not in theirs:
             ours.append(f"{words} (the data decide)")
-        elif name == "gradient_checkpointing" and config.recipe == "lean":
+        elif name in _LEANS_OWN and config.recipe == "lean":
             ours.append(f"{words} (the lean trainer's default)")
         elif config.value(name) != theirs[name]:
             ours.append(f"{words} (TRL's default is {theirs[name]})")
@@ -172,6 +183,8 @@ def _words(name: str, config: KnownSettings) -> str:
         return "no LoRA" if value is None else f"LoRA of rank {value}"
     if name == "gradient_checkpointing":
         return "no checkpointing" if value in (False, "none") else "gradient checkpointing"
+    if name == "vllm_enable_sleep_mode":
+        return "vLLM asleep while the model trains" if value else "vLLM awake while the model trains"
     unit = {"sft": "rows", "dpo": "pairs"}.get(config.trainer_kind, "completions")
     return {
         "prompt_length": f"prompts of {value} tokens",

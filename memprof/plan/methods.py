@@ -21,6 +21,7 @@ class Method:
 _LORA: dict[str, Value] = {"lora_r": 16, "dtype": "bfloat16", "optim": "adamw_torch_fused"}
 METHODS = (
     Method("full", {"dtype": "float32", "optim": "adamw_torch_fused", "gradient_checkpointing": False}),
+    Method("full + checkpointing", {"dtype": "float32", "optim": "adamw_torch_fused", "gradient_checkpointing": True}),
     Method("full + 8-bit Adam", {"dtype": "bfloat16", "optim": "adamw_8bit", "gradient_checkpointing": False}),
     Method(
         "full + 8-bit + checkpointing", {"dtype": "bfloat16", "optim": "adamw_8bit", "gradient_checkpointing": True}

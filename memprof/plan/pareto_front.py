@@ -53,9 +53,9 @@ def fastest_of(rows: Sequence[Row]) -> Row | None:
 def recommended_of(rows: Sequence[Row]) -> Row | None:
     """Return the row to recommend: of those that fit in stock TRL the fastest that trains the most; None if none fits.
 
-    The whole model is more than an adapter, an adapter of whole weights more than one of 4-bit weights. Without an
-    estimated time the first is named: methods that round the least come first. The lean trainer's rows are recommended
-    only if no other fits.
+    The whole model is more than an adapter, in float32 more than in half precision, whose rounding loses small updates;
+    an adapter of whole weights is more than one of 4-bit weights. Without an estimated time the first is named: methods
+    that round the least come first. The lean trainer's rows are recommended only if no other fits.
     """
     fitting = [row for row in rows if row.fits]
     stock = [row for row in fitting if not row.settings.lean] or fitting
@@ -69,5 +69,5 @@ def recommended_of(rows: Sequence[Row]) -> Row | None:
 def _trained(row: Row) -> int:
     """Rank how much of a model a row trains."""
     if not row.settings.has_adapter:
-        return 2
+        return 3 if row.settings.weights_dtype == "float32" else 2
     return 0 if row.settings.load_in_4bit else 1

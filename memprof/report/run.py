@@ -364,6 +364,7 @@ class KnownSettings(msgspec.Struct, frozen=True, kw_only=True):
     trainer: str | None = None
     trainer_options: Mapping[str, object] = {}
     use_dora: bool | None = None
+    vllm_enable_sleep_mode: bool | None = None
 
     @classmethod
     def of(cls, plain: Mapping[str, object] | None) -> KnownSettings:

@@ -35,6 +35,14 @@ def test_each_trainer_in_its_own_words() -> None:
     assert "generation" not in " ".join(_assumed(trainer="sft"))
 
 
+def test_an_engine_sleeps_by_its_trainers_default() -> None:
+    asleep = "vLLM asleep while the model trains (the lean trainer's default)"
+    assert asleep in _assumed(generation="vllm", recipe="lean")
+    assert "vLLM awake while the model trains" in _assumed(generation="vllm")[-1]
+    assert "vLLM" not in " ".join(_assumed(generation="vllm", recipe="lean", vllm_enable_sleep_mode=False))
+    assert "vLLM" not in " ".join(_assumed())
+
+
 def test_nothing_is_assumed_of_what_was_given() -> None:
     told = {name: value for name, value in OF_TRL["grpo"].items() if value is not None}
     assert _assumed(prompt_length=64, lora_r=8, **{n: v for n, v in told.items() if n != "lora_r"}) == []

@@ -123,6 +123,32 @@ def test_what_is_left_out_widens_the_range_and_the_margin(tmp_path: Path, given:
     assert margin_of(settings.known) > margin_of(plain.known)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": "auto"}, "DeepSpeed, .* --sharding zero3 "),
+        ({"train_micro_batch_size_per_gpu": "auto"}, "DeepSpeed, .* --gpus N --sharding zero2 "),
+        ({"distributed_type": "FSDP", "num_processes": 8}, "accelerate, .* --gpus 8 --sharding fsdp2 "),
+        ({"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU"}, "accelerate, .* --sharding ddp "),
+    ],
+)
+def test_a_launchers_configuration_is_answered_with_options(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"model": "Qwen/Qwen2.5-0.5B", **given}))
+    with pytest.raises(InputError, match=words):
+        read_settings(tmp_path / "a.json")
+
+
+def test_what_trls_command_line_launches_is_read(tmp_path: Path) -> None:
+    def read(**given: Any) -> dict[str, Any]:
+        (tmp_path / "a.json").write_text(json.dumps({"model": "m", **given}))
+        return read_settings(tmp_path / "a.json")
+
+    assert read(accelerate_config="zero2", num_processes=4) == {"model": "m", "sharding": "zero2", "gpus": 4}
+    assert read(accelerate_config="multi_gpu", num_processes=2) == {"model": "m", "sharding": "ddp", "gpus": 2}
+    with pytest.raises(UsageError, match="accelerate_config fsdp1 is not read: give --gpus N --sharding"):
+        read(accelerate_config="fsdp1")
+
+
 def test_settings_in_memprofs_words_simulate_a_field() -> None:
     for sharding, name in (("fsdp2", "fsdp"), ("zero2", "deepspeed")):
         settings = Settings(model="m", gpus=8, sharding=sharding, optim="adamw_torch", left_out=(name,))
@@ -174,7 +200,6 @@ def test_a_generation_batch_is_a_number_of_steps(tmp_path: Path) -> None:
     ("given", "words"),
     [
         ({"use_dora": True}, "add --lora-r"),
-        ({"use_dora": True, "lora_r": 8, "load_in_4bit": True}, "is not simulated"),
         ({"modules_to_save": ("lm_head",)}, "add --lora-r"),
         ({"peft_type": "ia3", "lora_r": 8}, "rank of LoRA"),
         ({"peft_type": "prompt_tuning"}, "--num-virtual-tokens"),

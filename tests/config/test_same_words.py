@@ -120,7 +120,7 @@ def test_what_a_method_sets_otherwise_is_said(words: dict[str, Any], tiny: str) 
     elif len(dtypes) == 1:
         assert f"{dtypes.pop()} weights (TRL's default is float32)" in said
     else:
-        assert "float32 weights in full, bfloat16 in the others" in said
+        assert "float32 weights in full, full + checkpointing, bfloat16 in the others" in said
     assert "checkpointing" in said.partition("each method's own")[2]
 
 

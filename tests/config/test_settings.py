@@ -30,6 +30,8 @@ from memprof.errors import InputError, UsageError
     ("values", "words"),
     [
         ({"dtype": "int3"}, "choose from float32, bfloat16"),
+        ({"dtype": "nf4"}, "'nf4': 4-bit weights are given by --load-in-4bit --lora-r 16; else choose from float32"),
+        ({"dtype": "fp8"}, "'fp8': 8-bit weights are not simulated; else choose from float32"),
         ({"optim": "adam_of_mine"}, "cannot be simulated; choose from adamw_torch_fused"),
         ({"load_in_4bit": True}, "needs an adapter"),
         ({"num_generations": 1, "per_device_train_batch_size": 1}, "compares completions"),

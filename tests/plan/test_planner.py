@@ -255,13 +255,13 @@ def test_what_the_user_fixed_stays(known: list[_Known]) -> None:
     [
         (
             {"gpus": 2, "sharding": "fsdp2"},
-            ["full", "full, bfloat16", "full, bfloat16 + checkpointing", "LoRA", "LoRA + checkpointing",
-             "LoRA, lean trainer"],
+            ["full", "full + checkpointing", "full, bfloat16", "full, bfloat16 + checkpointing", "LoRA",
+             "LoRA + checkpointing", "LoRA, lean trainer"],
             ["QLoRA + checkpointing, QLoRA, lean trainer (--load-in-4bit with --sharding fsdp2"],
         ),
         (
             {"gpus": 2, "sharding": "tp"},
-            ["full", "full, bfloat16", "full, bfloat16 + checkpointing"],
+            ["full", "full + checkpointing", "full, bfloat16", "full, bfloat16 + checkpointing"],
             ["LoRA, LoRA + checkpointing, QLoRA + checkpointing, LoRA, lean trainer, QLoRA, lean trainer (--sharding"],
         ),
         (
@@ -588,6 +588,8 @@ def test_without_a_search_stock_trl_that_trains_the_most_is_recommended(
     ("fits", "recommended"),
     [
         (("full", "LoRA", "QLoRA", "LoRA, lean trainer"), "full"),
+        (("full", "full + 8-bit Adam", "LoRA"), "full"),
+        (("full + 8-bit Adam", "LoRA"), "full + 8-bit Adam"),
         (("LoRA", "LoRA + checkpointing", "QLoRA", "LoRA, lean trainer"), "LoRA + checkpointing"),
         (("QLoRA", "LoRA, lean trainer"), "QLoRA"),
         (("LoRA, lean trainer",), "LoRA, lean trainer"),
@@ -598,10 +600,14 @@ def test_what_is_recommended(fits: tuple[str, ...], recommended: str | None) -> 
     from memprof.plan.pareto_front import recommended_of
 
     settings: dict[str, dict[str, Any]] = {
-        "full": {}, "LoRA": {"lora_r": 16}, "LoRA + checkpointing": {"lora_r": 16},
-        "QLoRA": {"lora_r": 16, "load_in_4bit": True}, "LoRA, lean trainer": {"lora_r": 16, "recipe": "lean"},
+        "full": {}, "full + 8-bit Adam": {"dtype": "bfloat16", "optim": "adamw_8bit"}, "LoRA": {"lora_r": 16},
+        "LoRA + checkpointing": {"lora_r": 16}, "QLoRA": {"lora_r": 16, "load_in_4bit": True},
+        "LoRA, lean trainer": {"lora_r": 16, "recipe": "lean"},
     }  # fmt: skip
-    seconds = {"full": 9.0, "LoRA": 12.0, "LoRA + checkpointing": 6.0, "QLoRA": 5.0, "LoRA, lean trainer": 4.0}
+    seconds = {
+        "full": 9.0, "full + 8-bit Adam": 5.0, "LoRA": 12.0, "LoRA + checkpointing": 6.0, "QLoRA": 5.0,
+        "LoRA, lean trainer": 4.0,
+    }  # fmt: skip
     rows = [_timed(name, 10, seconds[name], name in fits, **changes) for name, changes in settings.items()]
     found = recommended_of(rows)
     assert (found and found.method) == recommended

@@ -105,6 +105,19 @@ def test_an_adapter_is_cast_to_the_result_s_dtype_before_it_is_added(switched_of
     assert found.count(4 * _OUT * 2) == (1 if switched_off else 6)
 
 
+def test_dora_multiplies_the_unpacked_weight(settings_for: Callable[..., Any]) -> None:
+    """PEFT copies the layer for its magnitude's first value, and unpacks the weight in every forward."""
+    asked = settings_for(
+        lora_r=4, lora_target_modules=("up_proj",), load_in_4bit=True, dtype="bfloat16", generation="none",
+        gradient_checkpointing=False,
+    )  # fmt: skip
+    lora, dora = (simulate_settings(asked.with_(use_dora=used), stacks=False) for used in (False, True))
+    unpacked, packed = 2 * _HIDDEN * _WIDE, _HIDDEN * _WIDE // 2
+    assert sizes(dora).count(unpacked) > sizes(lora).count(unpacked)
+    assert sizes(dora).count(packed) == sizes(lora).count(packed) + 2  # one copy in each layer
+    assert not [note for note in dora["memprof"]["notes"] if "shortcut" in note]
+
+
 def test_settings_ask_for_it_as_transformers_is_asked() -> None:
     from memprof.config.settings import Settings
     from memprof.config.to_trl_config import four_bit_arguments

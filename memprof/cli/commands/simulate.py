@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from memprof.config.settings import Settings, Value
     from memprof.executors import ExecutorChoice
 
+# Endings of files that are neither a page nor a snapshot.
+_NEITHER = (".csv", ".htm", ".json", ".md", ".pdf", ".png", ".svg", ".txt", ".yaml")
+
 
 @click.command(name="simulate", cls=grouped(GROUPS, aliases=OTHER_NAMES, advice=INSTEAD))
 @run_options
@@ -91,6 +94,8 @@ def command(
         take_process()
     if len(script_arguments) == 1 and script is None and like is None and given.get("model") is None:
         given, script_arguments = {**given, "model": script_arguments[0]}, ()
+    if output.page is not None and output.page.suffix.lower() in _NEITHER:
+        raise UsageError(f"-o {output.page}: give a name that ends in .html (page) or .pickle (snapshot).")
     if no_shortcuts:
         if completion_lengths is not None or memory_budget is not None:
             raise UsageError("--no-shortcuts executes one run: drop --completion-lengths and --memory-budget.")

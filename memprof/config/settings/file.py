@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
@@ -30,7 +31,11 @@ ALIASES = {
     "use_bnb_nested_quant": "bnb_4bit_use_double_quant",
     "lora_modules_to_save": "modules_to_save",
     "lora_target_parameters": "target_parameters",
+    "num_processes": "gpus",  # accelerate's, which TRL's command line takes too
 }
+# Names that only the configuration of a launcher has.
+_DEEPSPEEDS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
+_ACCELERATES = {"compute_environment", "distributed_type"}
 # Settings that are lists of names.
 _LISTS = ("lora_target_modules", "modules_to_save")
 
@@ -46,7 +51,8 @@ def read_settings(path: str | Path, trainer: str | None = None) -> dict[str, Any
         trainer: which trainer's fields are meant, where the file does not say.
 
     Raises:
-        InputError: the file cannot be read or holds no mapping, or a name in it is nearly that of a setting.
+        InputError: the file cannot be read or holds no mapping, it configures a launcher and not a trainer, or a name
+            in it is nearly that of a setting.
     """
     file = Path(path)
     try:
@@ -55,6 +61,7 @@ def read_settings(path: str | Path, trainer: str | None = None) -> dict[str, Any
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read ({error}).") from None
     given = _parse(file, text)
+    _refuse_launchers(file, given)
     plain = {_plain_name(key): value for key, value in given.items()}
     trainer, kind = str(plain.get("trainer") or trainer), str(plain.get("peft_type") or "LORA")
     known = {f.name for f in fields(Settings)}
@@ -85,6 +92,23 @@ def read_settings(path: str | Path, trainer: str | None = None) -> dict[str, Any
     }  # fmt: skip
     values |= {name: value for name, value in found.items() if value}
     return _with_kind(said_by_trl(values, given), given)
+
+
+def _refuse_launchers(file: Path, given: Mapping[str, Any]) -> None:
+    """Refuse (InputError) the configuration of DeepSpeed or accelerate, and name the options that say the same."""
+    if _DEEPSPEEDS & set(given):
+        zero = given.get("zero_optimization")
+        stage = zero.get("stage") if isinstance(zero, Mapping) else None
+        whose, gpus, sharding = "DeepSpeed", "N", f"zero{stage}" if stage in (1, 2, 3) else "zero2"
+    elif _ACCELERATES & set(given):
+        kind = {"FSDP": "fsdp2", "DEEPSPEED": "zero2"}.get(str(given.get("distributed_type")).upper(), "ddp")
+        whose, gpus, sharding = "accelerate", str(given.get("num_processes") or "N"), kind
+    else:
+        return
+    raise InputError(
+        f"{file}: this configures {whose}, not a trainer. Give --gpus {gpus} --sharding {sharding} instead; offloading "
+        "to the host is not simulated."
+    )
 
 
 def _plain_name(key: object) -> str:

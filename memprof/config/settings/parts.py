@@ -45,6 +45,19 @@ _OTHER_WORDS = {
         "flash_attention": "flash", "flash2": "flash",
     },
 }  # fmt: skip
+# Values that are settings of their own, or not simulated.
+_INSTEAD = {
+    "dtype": {
+        **dict.fromkeys(("int4", "nf4", "fp4", "4bit"), "4-bit weights are given by --load-in-4bit --lora-r 16"),
+        **dict.fromkeys(("int8", "fp8", "8bit", "float8"), "8-bit weights are not simulated"),
+    },
+    "generation": {"sglang": "SGLang runs in processes of its own, which is --generation none"},
+    "sharding": {
+        "pp": "pipeline parallelism is not simulated",
+        "ep": "expert parallelism is not simulated",
+        **dict.fromkeys(("megatron", "cp", "sp"), "Megatron's and sequence parallelism are not simulated"),
+    },
+}
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 
 
@@ -60,8 +73,9 @@ class Part:
             if not any(_is_a(value, kind) for kind in kinds):
                 raise UsageError(f"{flag_of(name)} {value!r}: give {_KINDS[kinds[0]]}.")
             if allowed and isinstance(value, str) and value not in allowed and value.upper() not in allowed:
-                meant = did_you_mean(value, allowed)
-                raise UsageError(f"{flag_of(name)} {value!r}{meant}: choose from {', '.join(allowed)}.")
+                instead = _INSTEAD.get(name, {}).get(value.lower())
+                meant = f": {instead}; else" if instead else f"{did_you_mean(value, allowed)}:"
+                raise UsageError(f"{flag_of(name)} {value!r}{meant} choose from {', '.join(allowed)}.")
         self._settle()
         self._check()
 
@@ -140,9 +154,8 @@ class ModelSettings(Part):
             raise UsageError(f"--lora-r is the rank of LoRA: drop it, or --peft-type {kind}.")
         if self.use_dora and self.lora_r is None:
             raise UsageError("--use-dora is a kind of LoRA: add --lora-r 16.")
-        what = "--use-dora" if self.use_dora else "--peft-type ia3" if kind == "IA3" else None
-        if what is not None and self.load_in_4bit:
-            raise UsageError(f"{what} with --load-in-4bit is not simulated: drop one of them.")
+        if kind == "IA3" and self.load_in_4bit:
+            raise UsageError("--peft-type ia3 with --load-in-4bit is not simulated: drop one of them.")
         if self.modules_to_save and (not self.has_adapter or kind == "PROMPT_TUNING"):
             raise UsageError("--lora-modules-to-save requires LoRA or IA3: add --lora-r 16.")
         if (self.num_virtual_tokens is not None) != (kind == "PROMPT_TUNING"):
@@ -296,13 +309,16 @@ class TrainerSettings(Part):
 
 @dataclass(frozen=True)
 class GenerationSettings(Part):
-    """What generates completions, its cache, and what makes room for it."""
+    """What generates completions, its cache, and what makes room for it.
+
+    ``vllm_enable_sleep_mode``: None is the trainer's own default (:attr:`Settings.engine_sleeps`).
+    """
 
     generation: str = "hf"
     cache_implementation: str = "dynamic"
     cache_dtype: str = "auto"
     vllm_gpu_memory_utilization: float = 0.3
-    vllm_enable_sleep_mode: bool = False
+    vllm_enable_sleep_mode: bool | None = None
     generation_batch: int | None = None
     park_weights: bool = False
 

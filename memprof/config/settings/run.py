@@ -70,7 +70,7 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
                 "--cache-implementation static fails in a real run too with float32 weights under autocast (keys and "
                 "values differ in dtype): add --dtype bfloat16."
             )
-        if self.park_weights and (self.generation != "vllm" or not self.vllm_enable_sleep_mode):
+        if self.park_weights and (self.generation != "vllm" or not self.engine_sleeps):
             raise UsageError(
                 "--park-weights is for an engine in sleep mode: add --generation vllm --vllm-enable-sleep-mode."
             )
@@ -144,6 +144,11 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
         """Return the parameters' dtype where they are trained: DeepSpeed's are bfloat16."""
         return "bfloat16" if self.sharded_by_zero else self.dtype
 
+    @property
+    def engine_sleeps(self) -> bool:
+        """Return whether a vLLM engine sleeps while the model trains: by default the lean trainer's does, TRL's not."""
+        return self.lean if self.vllm_enable_sleep_mode is None else self.vllm_enable_sleep_mode
+
     def with_(self, **changes: Any) -> Settings:
         return replace(self, **{"assumed": tuple(n for n in self.assumed if n not in changes), **changes})
 
@@ -157,6 +162,8 @@ class Settings(DeviceSettings, ShardingSettings, GenerationSettings, TrainerSett
         plain = asdict(self)
         for name in ("lora_target_modules", "modules_to_save", "left_out", "unknown", "assumed"):
             plain[name] = list(getattr(self, name))
+        if self.generation == "vllm":
+            plain["vllm_enable_sleep_mode"] = self.engine_sleeps
         for name in ("adapter_options", "trainer_options"):
             options = getattr(self, name)
             plain[name] = options.to_dict()

@@ -7,6 +7,7 @@ PEFT (``tuners/lora/bnb.py``), and held against torch's own allocator by ``pytho
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -105,6 +106,25 @@ class Linear4bit(nn.Linear):
         if self.bias is not None:
             self.bias.requires_grad_(False)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Linear4bit:
+        """Copy each tensor, as bitsandbytes does where PEFT copies a layer for DoRA; a fake storage is not copied."""
+        made = copy(self)
+        made._parameters = {
+            name: value if value is None else nn.Parameter(value.detach().clone(), requires_grad=False)
+            for name, value in self._parameters.items()
+        }
+        made._buffers = {name: value if value is None else value.clone() for name, value in self._buffers.items()}
+        return made
+
+    @property
+    def W_q(self) -> Any:
+        """Return the weight by the name that HQQ's layers have: PEFT asks these by :meth:`dequantize`."""
+        return self.weight
+
+    def dequantize(self) -> Any:
+        """Return the unpacked weight, which DoRA adds its adapter to."""
+        return _unpacked(self)
+
     def forward(self, x: Any) -> Any:
         asked = x.dtype
         x = x.to(self.compute)
@@ -129,7 +149,7 @@ def quantize_nf4(model: Any, nf4: Nf4) -> None:
 def tell_of_adapters(model: nn.Module) -> None:
     """Let PEFT's layers around 4-bit ones add as its own class for them does, which needs bitsandbytes to be there."""
     for module in model.modules():
-        if isinstance(getattr(module, "base_layer", None), Linear4bit) and not getattr(module, "lora_variant", None):
+        if isinstance(getattr(module, "base_layer", None), Linear4bit):
             module.forward = MethodType(_adapted, module)
 
 
@@ -143,6 +163,10 @@ def _adapted(layer: Any, x: Any) -> Any:
         if name in layer.lora_A:
             first = layer.lora_A[name]
             x = x.to(first.weight.dtype) if casts else x
+            if (variant := layer.lora_variant.get(name)) is not None:
+                changed = variant.forward(layer, active_adapter=name, x=x, result=out)
+                out = changed.to(out.dtype) if casts else changed
+                continue
             more = layer.lora_B[name](first(layer.lora_dropout[name](x))) * layer.scaling[name]
             more = more.to(out.dtype) if casts else more
             out = out + more

@@ -36,7 +36,7 @@ class ColocatedEngine:
         self._session, self._settings, self._config = session, settings, config
         self._bytes = int(total * settings.vllm_gpu_memory_utilization)
         self._host = HostPool(pin=True)  # kept from one time to the next
-        self._sleeps = settings.vllm_enable_sleep_mode
+        self._sleeps = settings.engine_sleeps
         if not self._sleeps:
             self._take()
 

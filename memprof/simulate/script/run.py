@@ -32,6 +32,7 @@ _HELP = "give its own arguments after --, as in --script train.py -- --config gr
 
 # What a script's except clauses call first; how many exceptions an error names.
 _CAUGHT, _MOST_CAUGHT = "__memprof_caught__", 3
+_LONGEST = 400  # characters of an exception's words
 
 
 class NotExecutable(Exception):
@@ -151,7 +152,7 @@ class ScriptRun:
             if trace.tb_frame.f_code.co_filename == str(self.script):
                 line = trace.tb_lineno
             trace = trace.tb_next
-        words = str(error).strip().partition("\n")[0][:160].rstrip(". ") or "no message"
+        words = str(error).strip().partition("\n")[0][:_LONGEST].rstrip(". ") or "no message"
         return f"line {line}: {type(error).__name__}: {words}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
-from memprof.config.trainer_fields import Unsimulated, left_out_of, unsimulated_field
+from memprof.config.trainer_fields import TRAINER_CLASSES, Unsimulated, class_fields, left_out_of, unsimulated_field
 from memprof.errors import InputError
 from memprof.simulate.fake_cuda.nf4 import Nf4, quantize_nf4
 from memprof.simulate.trainer.models import load_config
@@ -54,7 +55,7 @@ def script_world(note: Note, changes: Mapping[str, Any], leave_out: LeaveOut) ->
                 _on_no_gpu(transformers_names.ARGUMENTS_CHECK.get(), changes, leave_out),
             ),
         ),
-        replacing(*_loading(_Loading(note))),
+        replacing(*_loading(_Loading(note)), *_older_arguments(note)),
     ):
         yield
 
@@ -231,6 +232,32 @@ def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
         return self if dtype is None else original(self, dtype=dtype)
 
     return to
+
+
+def _older_arguments(note: Note) -> list[tuple[Any, str, Any]]:
+    """Let the configurations of trainers take arguments that only earlier releases had and that change no memory."""
+    import trl
+
+    common = class_fields()["TrainingArguments"].earlier
+    kinds = {name: getattr(trl, name, None) for name in TRAINER_CLASSES.values()}
+    return [
+        (kind, "__init__", _without_earlier(kind, common | class_fields()[name].earlier, note))
+        for name, kind in kinds.items()
+        if kind is not None
+    ]
+
+
+def _without_earlier(kind: Any, earlier: frozenset[str], note: Note) -> Callable[..., None]:
+    original, known = kind.__init__, {field.name for field in fields(kind)}
+
+    def made(self: Any, *args: Any, **given: Any) -> None:
+        dropped = [name for name in given if name in earlier and name not in known]
+        if dropped:
+            what = "argument" if len(dropped) == 1 else "arguments"
+            note(f"{type(self).__name__}: left out the {what} of an earlier release: {', '.join(dropped)}")
+        original(self, *args, **{name: value for name, value in given.items() if name not in dropped})
+
+    return made
 
 
 def _on_no_gpu(original: Any, changes: Mapping[str, Any], leave_out: LeaveOut) -> Callable[[Any], None]:

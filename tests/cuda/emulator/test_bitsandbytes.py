@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch")
 bnb = pytest.importorskip("bitsandbytes")
 
 from memprof.emulate.notes import uncomputed_notes  # noqa: E402
-from memprof.simulate.fake_cuda.nf4 import Linear4bit, Nf4  # noqa: E402
+from memprof.simulate.fake_cuda.nf4 import Linear4bit, Nf4, tell_of_adapters  # noqa: E402
 from memprof.simulate.run import simulate  # noqa: E402
 
 F: Any = bnb.functional
@@ -157,3 +158,46 @@ def test_the_simulated_layer_asks_for_what_the_real_one_does(double: bool, token
     whole = simulate(run)
     before = asked_for(raw[0]["device_traces"][0])
     assert asked_for(whole["device_traces"][0])[len(before) :][: len(expected)] == expected
+
+
+def adapted(linear: Any, dora: bool) -> Any:
+    """Put an adapter of PEFT's around a 4-bit layer, in the dtype that TRL has it in."""
+    peft = pytest.importorskip("peft")
+    model = torch.nn.Sequential(linear)
+    model.is_loaded_in_4bit = True
+    model = peft.inject_adapter_in_model(peft.LoraConfig(r=8, target_modules=["0"], use_dora=dora), model)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return model
+
+
+@pytest.mark.parametrize("tokens", [2, 2000])
+@pytest.mark.parametrize("dora", [False, True])
+def test_an_adapter_around_it_asks_for_what_one_around_the_real_layer_does(dora: bool, tokens: int) -> None:
+    real = adapted(layer("cuda", False), dora)
+    x = torch.zeros(1, tokens, COLUMNS, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    for _ in range(2):  # cuBLAS's workspaces, gradients that stay
+        list(passes(real, x))
+    expected = recorded(lambda: list(passes(real, x)))
+
+    def run(session: Any) -> None:
+        original = torch.nn.Linear(COLUMNS, ROWS, dtype=torch.bfloat16)
+        modelled = adapted(Linear4bit(original, Nf4(torch.bfloat16)), dora)
+        tell_of_adapters(modelled)
+        y = torch.zeros(1, tokens, COLUMNS, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(2):
+            list(passes(modelled, y))
+        raw.append(session.fake_recorder.dump()[0])
+        list(passes(modelled, y))
+
+    raw: list[Any] = []
+    whole = simulate(run)
+    before = asked_for(raw[0]["device_traces"][0])
+    found = asked_for(whole["device_traces"][0])[len(before) :][: len(expected)]
+    assert sorted(found) == sorted(expected)
+    assert highest(found) == highest(expected)
+
+
+def highest(sizes: list[int]) -> int:
+    return max(itertools.accumulate(sizes))

@@ -200,6 +200,14 @@ def test_what_nobody_gave_is_said_with_the_value_taken() -> None:
     assert "prompt_length" not in [each.setting for each in longer.assumed or ()]
 
 
+def test_exact_runs_on_the_emulated_gpu_do_not_narrow_the_range_of_programs_on_gpus() -> None:
+    program = expected_error(_known()).reserved
+    for lora, four_bit in ((None, False), (8, False), (8, True)):
+        found = expected_error(_known(recipe="trl", lora_r=lora, load_in_4bit=four_bit)).reserved
+        assert found.low <= program.low
+        assert found.high >= program.high
+
+
 def test_a_range_is_wider_where_there_are_few_comparisons() -> None:
     assert stated_range([-0.1, 0.1] * 10) == (-0.1, 0.1)
     low, high = stated_range([-0.1, 0.1] * 5)

@@ -116,6 +116,22 @@ def test_the_scripts_own_trainer_needs_what_its_settings_need(
     assert {path.name for path in model.iterdir()} == {"config.json", "touched"}
 
 
+def test_arguments_of_earlier_releases_are_left_out_with_a_note(tmp_path: Path) -> None:
+    """Public programs of 2025 have them; the installed release does not know them, and no memory follows them."""
+    trl = pytest.importorskip("trl")
+    from memprof.simulate.script.world import script_world
+
+    notes: list[str] = []
+    with script_world(notes.append, {}, lambda fields: None):
+        made = trl.GRPOConfig(str(tmp_path), warmup_ratio=0.1, logging_dir="logs", num_generations=4)
+        with pytest.raises(TypeError, match="warmup_ration"):
+            trl.GRPOConfig(str(tmp_path), warmup_ration=0.1)
+    assert made.num_generations == 4
+    assert notes == ["GRPOConfig: left out the arguments of an earlier release: warmup_ratio, logging_dir"]
+    with pytest.raises(TypeError, match="warmup_ratio"):
+        trl.GRPOConfig(str(tmp_path), warmup_ratio=0.1)
+
+
 @pytest.mark.slow
 def test_from_the_command_line(script: Path, model: Path, tmp_path: Path) -> None:
     from memprof.cli import main

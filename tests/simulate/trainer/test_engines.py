@@ -35,6 +35,20 @@ def test_asleep_it_takes_nothing(settings_for: Callable[..., Any]) -> None:
     assert peaks["backward"] == 0
 
 
+def test_each_trainers_own_default_decides_whether_it_sleeps(settings_for: Callable[..., Any]) -> None:
+    engine = {"generation": "vllm", "vllm_gpu_memory_utilization": 0.5, "dtype": "bfloat16"}
+    lean, trl = (settings_for(recipe=recipe, **engine) for recipe in ("lean", "trl"))
+    assert lean.engine_sleeps
+    assert not trl.engine_sleeps
+    assert _peaks(lean) == _peaks(lean.with_(vllm_enable_sleep_mode=True))
+    assert _peaks(lean)["backward"] == 0
+    assert not lean.with_(vllm_enable_sleep_mode=False).engine_sleeps
+    assert lean.with_(park_weights=True).park_weights
+    from memprof.config.to_trl_config import grpo_arguments
+
+    assert [grpo_arguments(s)["vllm_enable_sleep_mode"] for s in (lean, trl)] == [True, False]
+
+
 def test_the_card_must_be_known(settings_for: Callable[..., Any]) -> None:
     from memprof.simulate.run import simulate_settings
 
