@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from shlex import quote
