@@ -100,7 +100,7 @@ def card_of(device: torch.device, total: int) -> Gpu | None:
 
 
 def _say(text: str) -> None:
-    print(f"LeanGRPOTrainer: {text}", flush=True)
+    print(f"lean trainer: {text}", flush=True)
 
 
 def _say_tried(tried: Tried, *, together: int) -> None:

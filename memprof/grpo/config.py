@@ -53,8 +53,8 @@ class LeanSettings:
     )
     loss_chunk_tokens: int | None = _setting(
         None,
-        "Tokens whose logits exist at a time. None: no more in fp32 than 256 MiB, than TRL's own tile, or "
-        "1/64 of the weights if that is more.",
+        "Tokens whose logits exist at a time. None: as many as fit in fp32 in 256 MiB, or in less for a small "
+        "model with short completions (1/128 of the weights' bytes, or 96 KiB per completion token if that is more).",
     )
     checkpointing: str = _setting(
         "auto",
@@ -136,6 +136,9 @@ class LeanSettings:
             value = getattr(self, name)
             if value not in allowed:
                 raise UsageError(f"{name} is one of {', '.join(map(str, allowed))}: got {value!r}.")
+        for name in (own.name for own in fields(LeanSettings) if own.type == "bool"):
+            if type(getattr(self, name)) is not bool:
+                raise UsageError(f"{name} is True or False: got {getattr(self, name)!r}.")
         for name, least in _COUNTS.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):

@@ -24,4 +24,4 @@ class OnceLog:
     def _log(self, level: int, what: str) -> None:
         if what not in self.said:
             self.said.add(what)
-            logger.log(level, "LeanGRPOTrainer: %s", what)
+            logger.log(level, "lean trainer: %s", what)

@@ -15,8 +15,11 @@ from memprof.errors import UsageError
 from memprof.grpo.loss.load_balancing import LoadBalancing
 from memprof.grpo.once_log import OnceLog
 
+_TRUE = ("1", "true", "t", "yes", "y", "on")  # as transformers reads them
 # Whose hooks and methods are known to go with pieces.
 _LIBRARIES = ("torch.", "accelerate.", "deepspeed.", "memprof.", "peft.", "transformers.", "trl.")
+#: Why TRL's step is used where :func:`steps_elsewhere` is true.
+PATCHED = "training_step or compute_loss of TRL's trainer is patched"
 _OF_GRADIENTS = torch_names.GRADIENT_HOOKS, torch_names.ACCUMULATED_HOOKS
 _OF_BACKWARDS = torch_names.BEFORE_BACKWARD_HOOKS, torch_names.AFTER_BACKWARD_HOOKS
 
@@ -26,7 +29,7 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
     name = str(getattr(args.optim, "value", args.optim))
     if optimizer(name).steps_in_backward:  # several backwards would be several steps
         raise UsageError(
-            f"optim={name!r} updates the weights inside the backward, and LeanGRPOTrainer runs several: "
+            f"optim={name!r} updates the weights inside the backward, and the lean trainer runs several: "
             "choose another optimizer."
         )
     if args.park_weights:
@@ -66,7 +69,7 @@ def sharding_of(args: Any) -> str | None:
     """Return what shards the model, "FSDP" or "DeepSpeed", as asked for by the arguments or by ``accelerate launch``,
     which sets environment variables; None if nothing does."""
     for name, asked in (("FSDP", args.fsdp), ("DeepSpeed", args.deepspeed)):
-        if asked or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("1", "true"):
+        if asked or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in _TRUE:
             return name
     return None
 
@@ -124,7 +127,7 @@ def whole_batch_reason(trainer: Any, balancing: LoadBalancing | None = None) -> 
     if prompt_learning(trainer.model):
         return "PEFT's prompt learning adds tokens of its own before the prompt"
     if steps_elsewhere(type(trainer)):
-        return "GRPOTrainer.training_step or compute_loss is patched"
+        return PATCHED
     if transformers.DEEPSPEED_IS_ON.of(trainer):
         plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
         if int(getattr(plugin, "zero_stage", 0) or 0) == 3:
@@ -201,6 +204,12 @@ def is_overridden(trainer: Any, kind: type, name: str) -> bool:
             return True
         own = getattr(own, "__wrapped__", None)
     return False
+
+
+def has_own_backward(training_step: Any) -> bool:
+    """Tell whether an overriding ``training_step`` never calls the one it overrides, and so has its own backward."""
+    code = getattr(training_step, "__code__", None)
+    return not is_librarys(training_step) and "training_step" not in getattr(code, "co_names", ())
 
 
 def is_librarys(function: Any) -> bool:

@@ -174,8 +174,8 @@ class LeanTrainer(_Trainer):
         """Return how completions are generated: together, in a rolling batch or in passes."""
         return self._generation
 
-    def _step_context(self) -> StepContext:
-        """Describe the trainer as it is now to the functions of a step."""
+    def _step_context(self, divisor: int = 1) -> StepContext:
+        """Describe the trainer as it is now to the functions of a step. ``divisor``: what its loss is divided by."""
         return StepContext(
             settings=self.args,
             accelerator=self.accelerator,
@@ -184,7 +184,7 @@ class LeanTrainer(_Trainer):
             loss=self._loss_terms(
                 is_trls=self._loss_is_trls,
                 is_wrapped=support.is_overridden(self, LeanTrainer, "compute_loss"),
-                divisor=self._divisor,
+                divisor=divisor,
                 couples=any(loss is getattr(type(self), trl.LOSS.name) for loss in self._coupling),
                 balances=self._balancing is not None,
             ),
@@ -257,7 +257,7 @@ class LeanTrainer(_Trainer):
         if step_loss is None or not has_graph:
             plain: torch.Tensor = trl.LOSS.of(self)(model, inputs)  # its log-probabilities come in pieces
             return plain
-        step = self._step_context()
+        step = self._step_context(self._divisor(num_items_in_batch))
         one_piece = step.loss.balances and fits_one_piece(step, rows)
         scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients, one_piece=one_piece)
         self._once_log.say(f"chunks by the scheme {scheme.name!r}: {scheme.why}")
@@ -369,15 +369,17 @@ class LeanTrainer(_Trainer):
         if self._step_loss is not None and self._step_loss.take():
             self._has_stepped = True
             return True
-        if not self._has_stepped and not support.is_librarys(self.training_step):
+        if not self._has_stepped and support.has_own_backward(self.training_step):
             self._use_trls_step("an overridden training_step has a backward of its own")
         else:
             self._once_log.say("compute_loss outside a training step computes TRL's loss, in one graph")
         return False
 
     def _is_whole_now(self) -> bool:
-        """Return whether hooks need one backward of the whole batch."""
-        why = support.hooked(self.model) if torch.is_grad_enabled() and self.model.training else None
+        """Return whether hooks need one backward of the whole batch, or TRL's ``compute_loss`` has been replaced."""
+        if not (torch.is_grad_enabled() and self.model.training):
+            return False
+        why = support.PATCHED if support.steps_elsewhere(type(self)) else support.hooked(self.model)
         if why is not None:
             self._use_trls_step(why)
         return why is not None
@@ -429,11 +431,13 @@ class LeanTrainer(_Trainer):
             and own._get_per_token_logps_and_entropies is logps
         )
 
-    @property
-    def _divisor(self) -> int:
-        """Return what transformers divides a step's loss by: the accumulated micro-batches, or 1 if the loss counts
-        them itself."""
-        return int(self.current_gradient_accumulation_steps) if transformers.LOSS_IS_SCALED.of(self) is False else 1
+    def _divisor(self, num_items_in_batch: Any) -> int:
+        """Return what transformers' ``training_step`` divides the loss by: the accumulated micro-batches, or 1 if the
+        loss counts them itself."""
+        scaled = transformers.LOSS_IS_SCALED.of(self)
+        if scaled is None:
+            scaled = self.compute_loss_func or (self.model_accepts_loss_kwargs and num_items_in_batch is not None)
+        return 1 if scaled else int(self.current_gradient_accumulation_steps)
 
     def _loss_terms(self, **known: Any) -> LossTerms:
         raise NotImplementedError

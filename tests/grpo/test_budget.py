@@ -126,11 +126,11 @@ def test_the_fastest_is_chosen_where_all_fits(trained: Any) -> None:
 def test_the_search_is_told_as_it_goes_and_remembered(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPROF_CACHE", str(trained.folder / "cache" / "plan"))
     first, (_, again) = trained.said_of_the_search, _built_in(trained.folder)
-    head = r"LeanGRPOTrainer: choosing settings for 0.93 GiB by simulation, \d side by side\. .*"
+    head = r"lean trainer: choosing settings for 0.93 GiB by simulation, \d side by side\. .*"
     assert re.fullmatch(head, first[0])
     tried = [line for line in first if "of at most" in line]
     assert re.fullmatch(
-        r"LeanGRPOTrainer: 1 of at most \d: checkpointing=none, generation_batch=4 needs \d.\d\d GiB, fits "
+        r"lean trainer: 1 of at most \d: checkpointing=none, generation_batch=4 needs \d.\d\d GiB, fits "
         r"\(\d+ s; at most about \d+ s more\)\.",
         tried[0],
     )

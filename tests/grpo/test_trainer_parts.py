@@ -374,6 +374,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"exact_two_pass": "never", "top_entropy_quantile": 0.5}, "top_entropy_quantile"),
         ({"checkpointing": "some"}, "checkpointing is one of"),
         ({"max_tokens_per_piece": 0}, "at least 1"),
+        ({"micro_splitting": "no"}, "micro_splitting is True or False: got 'no'"),
         ({"generation_batch": "2"}, "generation_batch is a whole number of at least 1: got '2'"),
         ({"tiled_mlp": 2.5}, "tiled_mlp is a whole number of at least 1, or 0 for off: got 2.5"),
         ({"reference": "adapter", "beta": 0.1}, "needs an adapter"),

@@ -46,7 +46,8 @@ class UsedGradient:
     def distance(self, whole: Gradient) -> float:
         """Measure how far the gradient that was used is from the ``whole`` loss's, over the norm of that."""
         rest = torch.stack([part.norm() for part in self.rest(whole)[:2] if part is not None]).norm()
-        size = torch.stack([part[self._mask].norm() for part in whole[:2] if part is not None]).norm()
+        known = [part[self._mask].nan_to_num(nan=0.0) for part in whole[:2] if part is not None]
+        size = torch.stack([part.norm() for part in known]).norm()
         return float(rest / size.clamp(min=torch.finfo(torch.float32).tiny))
 
     def agrees(self, whole: Gradient) -> bool:

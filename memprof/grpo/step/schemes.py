@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memprof.compat import transformers, trl
+from memprof.compat import trl
 from memprof.grpo.micro_batch_inputs import MicroBatch
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LossTerms:
     def of(cls, trainer: Any, *, is_wrapped: bool, **known: Any) -> LossTerms:
         """Read the terms off a ``GRPOTrainer``. ``is_wrapped``: a subclass replaces its ``compute_loss``."""
         return cls(
-            may_be_scaled_later=is_wrapped or transformers.LOSS_IS_SCALED.of(trainer) is None,
+            may_be_scaled_later=is_wrapped,
             loss_type=trl.LOSS_TYPE.of(trainer),
             beta=trl.BETA.of(trainer),
             importance_sampling_level=trl.IMPORTANCE_LEVEL.of(trainer),

@@ -149,10 +149,10 @@ def _adds_a_penalty(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
     return own_loss(self)(model, inputs) + 0.1 * sum(p.square().sum() for p in model.parameters())
 
 
-@pytest.mark.parametrize("is_scaled", [True, False])
+@pytest.mark.parametrize("is_scaled", [True, False, 0, None])
 @pytest.mark.parametrize("method", ["grpo", "rloo"])
 def test_an_added_term_counts_once_over_accumulated_micro_batches(
-    method: str, is_scaled: bool, tmp_path: Path
+    method: str, is_scaled: Any, tmp_path: Path
 ) -> None:
     """transformers divides what compute_loss returns, or the loss counts the micro-batches itself: as with TRL."""
     theirs, ours, inputs = pair_of(method, tmp_path, gradient_accumulation_steps=2)
@@ -195,6 +195,38 @@ def test_a_factor_set_on_the_trainer_itself_is_refused(method: str, tmp_path: Pa
     ours.compute_loss = lambda *given, **named: 2 * compute_loss(*given, **named)
     with pytest.raises(UsageError, match="override _compute_loss instead"):
         run_step(ours, inputs)
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo"])
+def test_a_loss_replaced_in_trls_class_is_used(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is replaced when the trainer exists: its factor counts, as with TRL's trainer."""
+    theirs, ours, inputs = pair_of(method, tmp_path)
+    compute_loss = type(theirs).compute_loss
+    monkeypatch.setattr(type(theirs), "compute_loss", lambda *given, **named: 3 * compute_loss(*given, **named))
+    found = [loss_and_gradients(trainer, inputs) for trainer in (theirs, ours)]
+    assert found[1][0] == pytest.approx(found[0][0], rel=TOLERANCE)
+    assert worst(found[1][1], found[0][1]) <= TOLERANCE
+    assert any("is patched" in line for line in ours._once_log.said)
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo"])
+def test_a_step_with_an_advantage_that_is_not_a_number_couples_nothing(method: str, tmp_path: Path) -> None:
+    _, ours, inputs = pair_of(method, tmp_path)
+    inputs["advantages"][1] = float("nan")
+    run_step(ours, inputs)
+    assert not any("couples" in line for line in ours._once_log.said)
+
+
+def test_a_probe_before_a_step_that_calls_trls_changes_nothing(tmp_path: Path) -> None:
+    _, ours, inputs = pair_of("grpo", tmp_path)
+
+    class Users(type(ours)):  # type: ignore[misc]
+        def training_step(self, *given: Any, **named: Any) -> Any:
+            return super().training_step(*given, **named)
+
+    ours.__class__ = Users
+    probed(ours, inputs)
+    assert not any("a backward of its own" in line for line in ours._once_log.said)
 
 
 def test_a_recording_does_not_count_as_an_override(tmp_path: Path) -> None:

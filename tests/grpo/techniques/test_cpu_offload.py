@@ -146,6 +146,6 @@ def test_sharding_by_accelerate_launch_is_seen(name: str, tmp_path: Path, monkey
     args = LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, park_weights=True)
     args.use_vllm, args.vllm_mode = True, "colocate"
     check_supported(args)
-    monkeypatch.setenv(f"ACCELERATE_USE_{name.upper()}", "true")
+    monkeypatch.setenv(f"ACCELERATE_USE_{name.upper()}", "yes")
     with pytest.raises(UsageError, match=f"but {name} shards them"):
         check_supported(args)
