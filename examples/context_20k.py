@@ -21,7 +21,7 @@ from memprof.reports.document.model import Document
 from memprof.reports.html.compare import write_comparison
 from simulations import ending, options, save, table
 
-from memprof.analysis.compare import Run, compare
+from memprof.analysis.compare import ComparisonColumn, compare
 from memprof.analysis.published_tables import published_columns
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import CHOICES, Settings
@@ -50,11 +50,11 @@ def settings_of(model: str, context: int, recipe: str) -> Settings:
     )
 
 
-def simulated(settings: Settings, gpu: str) -> tuple[Run, Document]:
+def simulated(settings: Settings, gpu: str) -> tuple[ComparisonColumn, Document]:
     """Simulate one column, and its timeline for the page."""
     print(f"Simulating: {RECIPES[settings.recipe]}", file=sys.stderr, flush=True)
     analysis = evaluate(settings, find_gpu(gpu)).analysis
-    return Run(RECIPES[settings.recipe], "simulated", report=analysis.report), document_of(analysis)
+    return ComparisonColumn(RECIPES[settings.recipe], "simulated", report=analysis.report), document_of(analysis)
 
 
 def rows_as_published(answer: Comparison) -> str:
@@ -92,7 +92,11 @@ def main(argv: list[str] | None = None) -> None:
     if unknown := set(recipes) - set(there):
         parser.error(f"no such recipe: {', '.join(sorted(unknown))}")
     columns = [simulated(settings_of(model, context, recipe), arguments.gpu) for recipe in recipes]
-    beside = [Run(c.label, "published", published=c) for c in published_columns(PUBLISHED_SET)] if published else []
+    beside = (
+        [ComparisonColumn(c.label, "published", published=c) for c in published_columns(PUBLISHED_SET)]
+        if published
+        else []
+    )
     answer = compare([*(run for run, _ in columns), *beside], find_gpu(arguments.gpu).total_bytes)
     save(to_builtins(answer), arguments.json)
     print(rows_as_published(answer))

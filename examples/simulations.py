@@ -13,7 +13,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.settings import Settings
 from memprof.errors import MemprofError
 from memprof.plan import cache
-from memprof.plan.simulations import Question, SimulatedRow
+from memprof.plan.simulations import SimulatedRow, SimulationRequest
 from memprof.plan.subprocess_runner import runner
 from memprof.simulate.evaluate import run_row
 
@@ -50,7 +50,7 @@ def _known_or_run(settings: Settings, gpu: str) -> SimulatedRow:
     key = cache.key_of(settings.to_dict(), find_config(settings.model), gpu)
     row = cache.load(key)
     if row is None:
-        row = run_row(Question(settings=settings.to_dict(), gpu=gpu))
+        row = run_row(SimulationRequest(settings=settings.to_dict(), gpu=gpu))
         cache.store(key, row)
     return row
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from memprof.reports.document.build import timeline_of
-from memprof.reports.document.model import Timeline
+from memprof.reports.document.model import TimelineSeries
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import category_label, phase_label, plain, thousands
 from memprof.reports.html.static_timeline import nice_step
@@ -116,13 +116,13 @@ def figure(found: Analysis | Breakdown | Report | Comparison | Plan, kind: str =
 # ---- memory over the run ---------------------------------------------------------------------------------------------
 
 
-def timeline_figure(timeline: Timeline, axis: str = "phase") -> Figure:
+def timeline_figure(timeline: TimelineSeries, axis: str = "phase") -> Figure:
     """Stack the categories' bytes over the run, the phases as a ribbon above, reserved memory as a dotted line."""
     drawn = timeline_json(timeline, axis)
     return _made(drawn["data"], drawn["layout"])
 
 
-def timeline_json(timeline: Timeline, axis: str = "phase", points: bool = True) -> FigureJson:
+def timeline_json(timeline: TimelineSeries, axis: str = "phase", points: bool = True) -> FigureJson:
     """Return :func:`timeline_figure` as the JSON that plotly.js draws, without importing plotly.
 
     Without ``points`` the traces have no coordinates: the page sends those once, packed, and puts them in again.
@@ -163,7 +163,7 @@ def timeline_json(timeline: Timeline, axis: str = "phase", points: bool = True) 
     return {"data": traces, "layout": layout}
 
 
-def _ribbon(timeline: Timeline, x: Sequence[float]) -> list[dict[str, object]]:
+def _ribbon(timeline: TimelineSeries, x: Sequence[float]) -> list[dict[str, object]]:
     """Draw a box for each phase above the chart, in order."""
     last = len(x) - 1
     return [
@@ -175,13 +175,13 @@ def _ribbon(timeline: Timeline, x: Sequence[float]) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def _beyond_the_traces(timeline: Timeline) -> dict[str, object]:
+def _beyond_the_traces(timeline: TimelineSeries) -> dict[str, object]:
     """Return the range of an axis that also has the GPU's capacity and the request that failed on it."""
     shown = timeline.capacity_bytes is not None or timeline.failed is not None
     return {"range": [0, timeline.highest_bytes * 1.06 / GIB]} if shown else {}
 
 
-def _limit(timeline: Timeline, x: Sequence[float]) -> list[dict[str, object]]:
+def _limit(timeline: TimelineSeries, x: Sequence[float]) -> list[dict[str, object]]:
     """Draw the GPU's capacity as a line, and the request that failed on top of what was reserved then."""
     shapes = []
     if timeline.capacity_bytes is not None:
@@ -203,7 +203,7 @@ def _capacity_line(capacity: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _limit_labels(timeline: Timeline, x: Sequence[float]) -> list[dict[str, object]]:
+def _limit_labels(timeline: TimelineSeries, x: Sequence[float]) -> list[dict[str, object]]:
     labels: list[dict[str, object]] = []
     shared = {"showarrow": False, "font": {"size": 11.5, "color": _BAD}}
     if (capacity := timeline.capacity_bytes) is not None:
@@ -221,7 +221,7 @@ def _limit_labels(timeline: Timeline, x: Sequence[float]) -> list[dict[str, obje
     return labels
 
 
-def _peak_label(timeline: Timeline, x: Sequence[float]) -> dict[str, object]:
+def _peak_label(timeline: TimelineSeries, x: Sequence[float]) -> dict[str, object]:
     peak, at = timeline.total[timeline.peak_point], x[timeline.peak_point]
     side = -46 if at > (x[0] + x[-1]) / 2 else 46
     return {
@@ -230,7 +230,7 @@ def _peak_label(timeline: Timeline, x: Sequence[float]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _phase_names(timeline: Timeline, x: Sequence[float]) -> list[dict[str, object]]:
+def _phase_names(timeline: TimelineSeries, x: Sequence[float]) -> list[dict[str, object]]:
     """Write the phases' names where they fit."""
     whole, last = (x[-1] - x[0]) or 1, len(x) - 1
     found: list[dict[str, object]] = []

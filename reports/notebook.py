@@ -7,9 +7,9 @@ from html import escape as escape_html
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.blocks import Part
+from memprof.reports.document.blocks import BarPart
 from memprof.reports.document.build import build_document, document_of, oom_sentence
-from memprof.reports.document.model import Document, Row
+from memprof.reports.document.model import Document, PublishedRow
 from memprof.reports.document.tables import allocation_rows, category_parts
 from memprof.reports.document.text import plain, where_words
 from memprof.reports.html.elements import what
@@ -88,7 +88,7 @@ def write_page(analysis: Analysis, path: Path) -> None:
     write_html(document_of(analysis), path)
 
 
-def _lines(row: Row) -> list[tuple[str, str, str]]:
+def _lines(row: PublishedRow) -> list[tuple[str, str, str]]:
     """Write a group's line and those of its categories; groups that never held a byte are left out."""
     if not row.at_peak and not row.own_peak:
         return []
@@ -100,7 +100,7 @@ def _lines(row: Row) -> list[tuple[str, str, str]]:
     return lines
 
 
-def _fragment(title: str, n_bytes: int, cause: str, parts: Sequence[Part], table: str, more: str = "") -> str:
+def _fragment(title: str, n_bytes: int, cause: str, parts: Sequence[BarPart], table: str, more: str = "") -> str:
     number, _, unit = amount(n_bytes).partition(" ")
     head = f'<div>{escape(title)}</div><div style="font-size:30px;font-weight:700;line-height:1.2">{number}'
     head += f'<span style="font-size:15px;font-weight:400"> {unit}</span></div>'
@@ -108,7 +108,7 @@ def _fragment(title: str, n_bytes: int, cause: str, parts: Sequence[Part], table
     return f'<div style="{_BOX}">{head}{sentence}{_bar(parts)}{table}{more}</div>'
 
 
-def _bar(parts: Sequence[Part]) -> str:
+def _bar(parts: Sequence[BarPart]) -> str:
     whole = sum(part.bytes for part in parts) or 1
     words = escape(", ".join(f"{p.label} {amount(p.bytes)}" for p in parts), quote=True)
     boxes = "".join(

@@ -6,10 +6,10 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from memprof.reports.document.model import Timeline
+from memprof.reports.document.model import TimelineSeries
 
 
-def thinned(timeline: Timeline, max_points: int) -> Timeline:
+def thinned(timeline: TimelineSeries, max_points: int) -> TimelineSeries:
     """Thin a timeline to about ``max_points`` points at most.
 
     Kept: the first, highest, lowest and last of each bucket of neighbours, the ends and the peak of every span, each
@@ -33,7 +33,7 @@ def thinned(timeline: Timeline, max_points: int) -> Timeline:
     return _only(timeline, sorted(keep))
 
 
-def _only(timeline: Timeline, keep: list[int]) -> Timeline:
+def _only(timeline: TimelineSeries, keep: list[int]) -> TimelineSeries:
     place = {point: i for i, point in enumerate(keep)}
     last = len(timeline.time_us) - 1
     return timeline._replace(

@@ -44,7 +44,7 @@ def simulated(machine: Any, first: int, wanted: Sequence[str], rows: Rows, keep:
     """Compare estimates from the unchanged runs' sizes (``first`` of each) with simulations."""
     from memprof.advice.estimate import Estimate, entry, estimate
     from memprof.advice.evaluate import run_of_row
-    from memprof.advice.recorded_run import Run
+    from memprof.advice.recorded_run import AdvisedRun
     from memprof.config.catalogue import find_config
     from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings
@@ -58,7 +58,7 @@ def simulated(machine: Any, first: int, wanted: Sequence[str], rows: Rows, keep:
             continue
         settings = Settings(**values)
         base = machine.run([settings])[0]
-        run = run_of_row(base, Run(peaks=(), shape=ModelShape.of(find_config(settings.model))), settings)
+        run = run_of_row(base, AdvisedRun(peaks=(), shape=ModelShape.of(find_config(settings.model))), settings)
         found = [e for e in estimate(run) if e.candidate.changes and e.saves and not e.candidate.device]
         for place, e in enumerate(sorted(found, key=saving)[:first]):
             if any((r["run"], r["id"]) == (name, e.candidate.id) for r in rows):

@@ -119,9 +119,9 @@ def repeated_micro_batches_once(*, warmed_up: bool = False) -> Iterator[None]:
     from trl import GRPOTrainer
 
     from memprof.compat.patching import replacing
-    from memprof.simulate.recorder.flops import Work
+    from memprof.simulate.recorder.flops import PhaseWork
 
-    step, here = GRPOTrainer.training_step, Work._here
+    step, here = GRPOTrainer.training_step, PhaseWork._here
     alike = 1
 
     def with_those_left_out(self: Any) -> tuple[Any, float]:
@@ -144,7 +144,7 @@ def repeated_micro_batches_once(*, warmed_up: bool = False) -> Iterator[None]:
         self._step += 1
         return torch.zeros(())
 
-    with replacing((GRPOTrainer, "training_step", training_step), (Work, "_here", with_those_left_out)):
+    with replacing((GRPOTrainer, "training_step", training_step), (PhaseWork, "_here", with_those_left_out)):
         yield
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import click
 from memprof.reports.document.build import document_of
 from memprof.reports.document.comparison import build_comparison
-from memprof.reports.document.model import Timeline
+from memprof.reports.document.model import TimelineSeries
 from memprof.reports.figures import timeline_figure
 from memprof.reports.html.compare import write_comparison
 from memprof.reports.html.report import write_html
@@ -35,7 +35,7 @@ from benchmarks.measure import write_result
 from benchmarks.reading.large_files import replay
 from memprof.analysis.allocations.holdings import holdings_of_analysis
 from memprof.analysis.analysis import Analysis, analyze
-from memprof.analysis.compare import Run, compare
+from memprof.analysis.compare import ComparisonColumn, compare
 from memprof.snapshot import load_snapshot
 from memprof.snapshot.unpickle import read_plain
 from memprof.snapshot.writer import save_snapshot
@@ -90,7 +90,7 @@ def _pages(source: Path, folder: Path, sizes: list[int]) -> dict[str, Path]:
         document = document_of(analysis)
         pages[name] = folder / f"{events}.html"
         write_html(document, pages[name])
-        runs.append(Run(name, "measured", analysis.report, held=holdings_of_analysis(analysis)))
+        runs.append(ComparisonColumn(name, "measured", analysis.report, held=holdings_of_analysis(analysis)))
         documents.append(document)
     pages[RIVAL] = folder / "rival.html"
     _write_rival(documents[0].timeline, pages[RIVAL])
@@ -100,7 +100,7 @@ def _pages(source: Path, folder: Path, sizes: list[int]) -> dict[str, Path]:
     return pages
 
 
-def _write_rival(timeline: Timeline | None, path: Path) -> None:
+def _write_rival(timeline: TimelineSeries | None, path: Path) -> None:
     """Write the same stack of categories, of fewer points, as plotly itself writes a page."""
     assert timeline is not None, "a replayed history has a timeline"
     timeline_figure(thinned(timeline, _RIVAL_POINTS)).write_html(path, include_plotlyjs=True)

@@ -36,7 +36,7 @@ def held() -> int:
 
 def count(steps: int, out: Path) -> list[dict[str, int]]:
     """Count alone, with as much of a trainer as counting looks at; return a row for every tenth of the way."""
-    from memprof.integrations.trackers.step_logging import Tracking
+    from memprof.integrations.trackers.step_logging import StepTracking
 
     from memprof.recording.guard import NULL_GUARD, MethodPatcher
     from memprof.report.counters import CountersStart
@@ -50,7 +50,7 @@ def count(steps: int, out: Path) -> list[dict[str, int]]:
     rows: list[dict[str, int]] = []
     tracemalloc.start()
     try:
-        tracking = Tracking(trainer, seams, folder, CountersStart(), False, lambda: None)
+        tracking = StepTracking(trainer, seams, folder, CountersStart(), False, lambda: None)
         for step in range(1, steps + 1):
             state.global_step = step
             tracking.step_end(step, None, False)

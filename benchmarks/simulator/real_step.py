@@ -34,7 +34,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     """
     import torch
 
-    from memprof.grpo.step.probe import Answer
+    from memprof.grpo.step.probe import ModelTraits
     from memprof.recording.guard import MethodPatcher
     from memprof.recording.session import Session
     from memprof.recording.trace.tensor_trace import TensorTrace
@@ -44,7 +44,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     session = Session(TensorTrace(torch.device("cpu"), stacks=None))
     trainer = _real_trainer(settings, folder)
     if settings.recipe == "lean":  # fake tensors are asked nothing: the few forwards of 34 tokens are left out
-        trainer._probe = Answer(counts_padding=True)
+        trainer._probe = ModelTraits(counts_padding=True)
     session.add_model(trainer.model, "policy")
     if getattr(trainer, "ref_model", None) is not None:
         session.add_model(trainer.ref_model, "reference")

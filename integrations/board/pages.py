@@ -15,7 +15,7 @@ from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
 
-from memprof.integrations.board.recordings import Recording
+from memprof.integrations.board.recordings import BoardRecording
 
 _SECONDS = 300
 _KEPT = 16
@@ -43,7 +43,7 @@ class Pages:
         self._busy = Lock()
         self._kept: OrderedDict[tuple[object, ...], Page] = OrderedDict()
 
-    def of(self, recordings: list[Recording]) -> Page:
+    def of(self, recordings: list[BoardRecording]) -> Page:
         """Return the report page of one recording, or the page that compares two."""
         key = tuple((r.run, r.step, r.rank, r.changed) for r in recordings)
         with self._busy:
@@ -57,7 +57,7 @@ class Pages:
             return page
 
 
-def _made(recordings: list[Recording]) -> Page:
+def _made(recordings: list[BoardRecording]) -> Page:
     with tempfile.TemporaryDirectory(prefix="memprof-tab-") as folder:
         target = Path(folder) / "page.html"
         try:
@@ -76,7 +76,7 @@ def _made(recordings: list[Recording]) -> Page:
         return _sorry(said or f"memprof ended with code {done.returncode} over {_names(recordings)}.")
 
 
-def _arguments(recordings: list[Recording]) -> list[str]:
+def _arguments(recordings: list[BoardRecording]) -> list[str]:
     files = [str(r.pickle) for r in recordings]
     if len(files) == 1:
         return ["report", *files]
@@ -84,7 +84,7 @@ def _arguments(recordings: list[Recording]) -> list[str]:
     return ["compare", *files, *labels]
 
 
-def _names(recordings: list[Recording]) -> str:
+def _names(recordings: list[BoardRecording]) -> str:
     return " and ".join(r.pickle.name for r in recordings)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from memprof.integrations.board.pages import Pages
-from memprof.integrations.board.recordings import Recording, Recordings
+from memprof.integrations.board.recordings import BoardRecording, Recordings
 from tensorboard.backend import http_util
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin
 from werkzeug import wrappers
@@ -83,7 +83,7 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
             return http_util.Respond(request, {"problem": repr(error)}, "application/json", code=500)
         return http_util.Respond(request, msgspec.to_builtins(trend), "application/json")
 
-    def _listed(self, recordings: list[Recording]) -> dict[Path | None, _Listed | None]:
+    def _listed(self, recordings: list[BoardRecording]) -> dict[Path | None, _Listed | None]:
         """Return what the list shows of each report. A report is read again only if its size or time changed."""
         read: dict[Path, tuple[tuple[int, int], _Listed | None]] = {}
         for path in (r.json for r in recordings if r.json is not None):
@@ -116,14 +116,14 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
             return http_util.Respond(request, f"memprof: {error!r}", "text/plain", code=500)
         return http_util.Respond(request, page.text, "text/html", csp_scripts_sha256s=page.hashes)
 
-    def _chosen(self, arguments: Any, prefix: str) -> Recording | None:
+    def _chosen(self, arguments: Any, prefix: str) -> BoardRecording | None:
         step, rank = arguments.get(f"{prefix}step", ""), arguments.get(f"{prefix}rank", "")
         if not (step.isascii() and step.isdigit() and rank.isascii() and rank.isdigit() and len(step + rank) < 20):
             return None
         return self._recordings.get(arguments.get(f"{prefix}run", ""), int(step), int(rank))
 
 
-def _newest_run_first(found: list[Recording]) -> list[Recording]:
+def _newest_run_first(found: list[BoardRecording]) -> list[BoardRecording]:
     """Order recordings by run, the run that started last first: the tab shows the first one."""
     folders = {r.run: r.pickle.parent for r in found}
     # Of one run there is nothing to read.
@@ -179,7 +179,7 @@ class _Row(msgspec.Struct, omit_defaults=True):
     peak: str | None = None
 
 
-def _row(recording: Recording, report: _Listed | None) -> _Row:
+def _row(recording: BoardRecording, report: _Listed | None) -> _Row:
     """Describe a recording and, if it has been analysed, its peak."""
     row = _Row(recording.run, recording.step, recording.rank, round(recording.changed, 3))
     if report is not None:
@@ -206,7 +206,7 @@ class _Trend(msgspec.Struct):
 _TREND = (("peak_reserved", "Peak reserved"), ("peak_allocated", "Peak allocated"), ("host_rss", "Host, resident"))
 
 
-def _trend(recording: Recording) -> _Trend:
+def _trend(recording: BoardRecording) -> _Trend:
     """Read how high memory rose in each step of the run that a recording belongs to."""
     path = recording.pickle.with_name(f"counters.rank-{recording.rank}.jsonl")
     if path.is_symlink():

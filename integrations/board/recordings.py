@@ -21,7 +21,7 @@ _FRESH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Recording:
+class BoardRecording:
     """Hold one recording: its snapshot and, once it has been analysed, its report's JSON."""
 
     run: str
@@ -49,10 +49,10 @@ class Recordings:
     def __init__(self, places: list[tuple[str, Path]]) -> None:
         self._places = places
         self._lock = Lock()
-        self._found: dict[tuple[str, int, int], Recording] = {}
+        self._found: dict[tuple[str, int, int], BoardRecording] = {}
         self._believed_until = float("-inf")
 
-    def all(self) -> list[Recording]:
+    def all(self) -> list[BoardRecording]:
         """Return every recording, by run, step and rank."""
         with self._lock:
             begun = time.monotonic()
@@ -65,7 +65,7 @@ class Recordings:
                 self._believed_until = now + max(_FRESH_SECONDS, 10 * (now - begun))
             return [self._found[key] for key in sorted(self._found)]
 
-    def get(self, run: str, step: int, rank: int) -> Recording | None:
+    def get(self, run: str, step: int, rank: int) -> BoardRecording | None:
         """Return one recording; None where it does not exist."""
         self.all()
         return self._found.get((run, step, rank))
@@ -89,7 +89,7 @@ class Recordings:
             by_key.setdefault((int(match.group(1)), int(match.group(2))), {})[match.group(3)] = path
         for (step, rank), kinds in by_key.items():
             if "pickle" in kinds:
-                self._found[run, step, rank] = Recording(run, step, rank, kinds["pickle"], kinds.get("json"))
+                self._found[run, step, rank] = BoardRecording(run, step, rank, kinds["pickle"], kinds.get("json"))
 
 
 def _run_name(prefix: str, root: Path, inside: Path) -> str:

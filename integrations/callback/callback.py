@@ -12,7 +12,7 @@ from typing import Any
 
 from memprof.integrations.callback.options import Options
 from memprof.integrations.callback.ranks import put_ranks_together
-from memprof.integrations.callback.schedule import Schedule
+from memprof.integrations.callback.schedule import RecordingSchedule
 from memprof.integrations.callback.sessions import load_session, uses_cuda
 from memprof.integrations.callback.trainer_lookup import find_trainer
 from memprof.integrations.callback.training_run import TrainingRun
@@ -105,7 +105,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         on_high_memory: Callable[[HighMemory], object] | None = None,
     ) -> None:
         chosen = _numbers(steps)
-        Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
+        RecordingSchedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
         self._print = table
         self._options = Options.of(
             max_disk, output_dir, max_entries, stacks, capacity, warn_above, on_high_memory=on_high_memory,

@@ -29,7 +29,7 @@ class Cycle:
         return ahead < self.accumulation
 
 
-class Schedule:
+class RecordingSchedule:
     """Decides at each optimizer step's beginning, by the numbers of ``steps``, from 1, or ``every`` so many a whole
     cycle.
 

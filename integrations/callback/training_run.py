@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.callback.options import Options
 from memprof.integrations.callback.peak_records import NewRecords
-from memprof.integrations.callback.schedule import Schedule
+from memprof.integrations.callback.schedule import RecordingSchedule
 from memprof.integrations.callback.sessions import cycle_of, introduce, new_session, runs_always, uses_cuda
 from memprof.integrations.callback.worst_step import WorstStep, refusal
 from memprof.integrations.run_recorder.recorder import Driver, RunRecorder
 from memprof.integrations.run_recorder.rehearsal import ran_out_of_memory, rehearse
 from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sentence
 from memprof.integrations.trackers.alerts import Alert
-from memprof.integrations.trackers.step_logging import Tracking
+from memprof.integrations.trackers.step_logging import StepTracking
 
 from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat import missing
@@ -60,11 +60,11 @@ class TrainingRun:
         self._trainer = weakref.ref(trainer)
         self._options = options
         self._guard = guard
-        self._schedule = Schedule(options.steps, options.every)
+        self._schedule = RecordingSchedule(options.steps, options.every)
         self._first_step = trainer.state.global_step + 1
         self._records = NewRecords(wanted=options.steps is None and options.every is None)
         self._seams = MethodPatcher(guard, lambda error: self.recorder.end_by(error))
-        self._tracking: Tracking | None = None
+        self._tracking: StepTracking | None = None
         self._always = runs_always(trainer, options)
         self._cannot = missing("rehearse" if options.rehearse else "callback", of=trainer)
         tell = self._reported if options.scalars and options.report and not rank else None
@@ -206,7 +206,7 @@ class TrainingRun:
             session.owners.claim_inputs(BUFFERED.of(trainer), "rollout")
         self.recorder.record(step)
 
-    def _track(self, trainer: Any) -> Tracking:
+    def _track(self, trainer: Any) -> StepTracking:
         facts = collect_facts(trainer, self._options.redact)
         on_device = uses_cuda(trainer, self._options)
         device, index = trainer.args.device.type, trainer.args.device.index or 0
@@ -225,7 +225,7 @@ class TrainingRun:
         if options.warn_above is not None:
             whole = options.capacity or total
             alert = Alert(options.warn_above, whole, self.gathering.rank, on_device, options.on_high_memory)
-        return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary, share, alert)
+        return StepTracking(trainer, self._seams, self.folder, about, on_device, self._before_summary, share, alert)
 
     def _before_summary(self) -> None:
         """Log before the trainer's closing summary: the last moment at which its trackers listen."""

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from memprof.integrations.run_recorder.state_backup import Kept, make_optimizer_state
+from memprof.integrations.run_recorder.state_backup import StateBackup, make_optimizer_state
 
 from memprof.compat import require
 from memprof.compat.accelerate import SET_SYNC_GRADIENTS
@@ -62,7 +62,7 @@ class WorstStep:
             objects.append(settings)
         wrapped = tuple(n for n, v in vars(trainer).items() if hasattr(v, "__wrapped__"))
         scalers = [scaler] if scaler is not None else []
-        self.kept = Kept(trainer.model, self._optimizer, objects, scalers, (*_DATA, *wrapped))
+        self.kept = StateBackup(trainer.model, self._optimizer, objects, scalers, (*_DATA, *wrapped))
         generated = int(getattr(trainer.args, "steps_per_generation", None) or 1)
         self._sequences = int(BATCH_SIZE.of(trainer)) * generated
         example, self._tokens = _longest(trainer, dataloader.dataset)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from memprof.integrations.run_recorder.state_backup import Kept
+from memprof.integrations.run_recorder.state_backup import StateBackup
 
 from memprof.recording.phases import REHEARSAL
 from memprof.recording.session import Session
@@ -34,7 +34,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def rehearse(
     session: Session,
     step: Callable[[], object],
-    kept: Kept,
+    kept: StateBackup,
     failed: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
     """Run ``step`` in a phase of its own, as step 0; put back what was ``kept``; return the step's peak in bytes.

@@ -21,7 +21,7 @@ _SMALL_TENSOR = 2**20
 _ABSENT = object()
 
 
-class Kept:
+class StateBackup:
     """Copy everything when made; :meth:`restore` puts it back, and may be called once.
 
     Of ``model`` trainable parameters, buffers, gradients and modes are kept, of ``optimizer`` (no wrapper) the state,

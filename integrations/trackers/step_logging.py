@@ -48,7 +48,7 @@ _SHARE = 0.005
 _LEAST_BYTES = 2**14
 
 
-class Tracking:
+class StepTracking:
     """Follows the steps of one ``train()``, whose trainer's ``log`` is wrapped through ``seams``.
 
     ``about`` are facts for the counters file's first line. ``on_device``: an allocator counts (CUDA); otherwise only

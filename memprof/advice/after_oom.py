@@ -7,7 +7,7 @@ from the model, so that "it would have fitted in one contiguous block" can be ju
 
 from __future__ import annotations
 
-from memprof.advice.recorded_run import Run, run_of
+from memprof.advice.recorded_run import AdvisedRun, run_of
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 from memprof.report import Report
@@ -49,7 +49,7 @@ def look_ahead(report: Report) -> StillAhead | None:
     )
 
 
-def _still(run: Run, oom: OutOfMemory, held: ByCategory) -> dict[Category, int]:
+def _still(run: AdvisedRun, oom: OutOfMemory, held: ByCategory) -> dict[Category, int]:
     """List what is yet to be made, by category; below zero or zero where it is all there."""
     cache, gradients = held.get(Category.KV_CACHE, 0), held.get(Category.GRADIENTS, 0)
     state = held.get(Category.OPTIMIZER_STATE, 0)
@@ -67,7 +67,7 @@ def _still(run: Run, oom: OutOfMemory, held: ByCategory) -> dict[Category, int]:
     return {}
 
 
-def _whole_state(run: Run, oom: OutOfMemory, gradients: int) -> int:
+def _whole_state(run: AdvisedRun, oom: OutOfMemory, gradients: int) -> int:
     """Return the bytes of an optimizer's whole state beside so many bytes of gradients; 0 where it is not known."""
     if run.settings is None:
         named = any(word in frame.lower() for frame in oom.stack for word in _ADAM)
@@ -85,7 +85,7 @@ def _gradient_itemsize(settings: Settings) -> int:
     return DTYPE_BYTES[settings.weights_dtype]
 
 
-def _whole_cache(run: Run) -> int:
+def _whole_cache(run: AdvisedRun) -> int:
     """Return the bytes of generation's cache at the end of the longest completion; 0 where it is not known."""
     settings, shape = run.settings, run.shape
     if settings is None or shape is None or settings.generation != "hf" or settings.cache_implementation != "dynamic":

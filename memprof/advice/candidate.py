@@ -12,7 +12,7 @@ import msgspec
 
 from memprof.advice.recorded_run import Effect
 from memprof.files import read_toml
-from memprof.oom.facts import Facts
+from memprof.oom.facts import FailureFacts
 from memprof.oom.wording import fill
 from memprof.report.advice import Advice
 
@@ -20,7 +20,7 @@ from memprof.report.advice import Advice
 _PLAIN = "{written|}"
 
 
-class Toll:
+class CostRank:
     """Rank what a change costs the user, least first: combinations take the cheaper change."""
 
     NOTHING = 0
@@ -37,7 +37,7 @@ class ChangeTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: str
     costs: str
     exact: bool
-    toll: Literal["NOTHING", "SLOWER", "NEEDS", "ROUNDED", "TRAINED", "OBJECTIVE"]
+    cost_rank: Literal["NOTHING", "SLOWER", "NEEDS", "ROUNDED", "TRAINED", "OBJECTIVE"]
     setting: str = _PLAIN
     device: bool = False
 
@@ -51,7 +51,7 @@ class Candidate:
         action: what to do, as a sentence without its full stop.
         costs: what it costs, with the reason.
         exact: whether gradients stay the same (to rounding, where sums are only taken in another order).
-        toll: how much it asks of the user.
+        cost_rank: what it costs the user, see :class:`CostRank`; `toll` in a report's JSON.
         changes: settings of the changed run; empty where it cannot be simulated.
         setting: what to paste.
         effect: the estimate; None where only a simulation can tell.
@@ -62,7 +62,7 @@ class Candidate:
     action: str
     costs: str
     exact: bool
-    toll: int
+    cost_rank: int
     changes: Mapping[str, Any] = field(default_factory=dict)
     setting: str = ""
     effect: Effect | None = None
@@ -77,7 +77,7 @@ class Candidate:
             saves_bytes=saves_bytes,
             costs=self.costs,
             exact=self.exact,
-            toll=self.toll,
+            toll=self.cost_rank,
             basis=basis,
             peak="device" if self.device else "allocated",
         )
@@ -95,10 +95,10 @@ def proposed(
         words: what the row's names stand for.
     """
     row, changes = change_texts()[name], changes or {}
-    facts = Facts({**words, "written": _written(changes)})
+    facts = FailureFacts({**words, "written": _written(changes)})
     action, costs, setting = (_filled(text, facts) for text in (row.action, row.costs, row.setting))
-    toll = getattr(Toll, row.toll)
-    return Candidate(id or name, action, costs, row.exact, toll, changes, setting, effect, row.device)
+    rank = getattr(CostRank, row.cost_rank)
+    return Candidate(id or name, action, costs, row.exact, rank, changes, setting, effect, row.device)
 
 
 def _written(changes: Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ def _written(changes: Mapping[str, Any]) -> str:
     return written(changes)
 
 
-def _filled(text: str, facts: Facts) -> str:
+def _filled(text: str, facts: FailureFacts) -> str:
     found = fill(text, facts)
     assert found is not None, f"{text!r} names something that is not known"
     return found

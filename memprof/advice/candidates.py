@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memprof.advice.candidate import Candidate, proposed
-from memprof.advice.recorded_run import Run
+from memprof.advice.recorded_run import AdvisedRun
 from memprof.advice.report_only import candidates_by_category, candidates_by_findings, is_open
 from memprof.vocabulary import EXPANDABLE_SEGMENTS
 
 
-def candidates_for(run: Run) -> list[Candidate]:
+def candidates_for(run: AdvisedRun) -> list[Candidate]:
     """List every change that applies to a run, whatever it saves."""
     if run.settings is None:
         found = [*candidates_by_category(run)]
@@ -26,7 +26,7 @@ def candidates_for(run: Run) -> list[Candidate]:
     return [*candidates_by_findings(run), *found, *fragmentation_candidates(run)]
 
 
-def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
+def fragmentation_candidates(run: AdvisedRun) -> Iterator[Candidate]:
     """List changes to the allocator, where memory lies idle between blocks in use: about the device's peak."""
     sleeps = run.settings is not None and run.settings.generation == "vllm" and run.settings.engine_sleeps
     if run.idle_bytes <= 0 or sleeps or not is_open("expandable_segments", run):
@@ -38,7 +38,7 @@ def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
         yield proposed("max_split_size", _allocator(run, "max_split_size_mb:512"))
 
 
-def _refused(run: Run) -> str:
+def _refused(run: AdvisedRun) -> str:
     """Say where growing segments are refused: sleeping engines map and unmap their memory themselves."""
     generates = run.settings is not None and run.settings.generation == "vllm"
     if not (run.engine or generates or run.names.framework in ("vLLM", "SGLang")):
@@ -46,7 +46,7 @@ def _refused(run: Run) -> str:
     return "Not supported with vLLM's sleep mode or torch_memory_saver."
 
 
-def _allocator(run: Run, more: str) -> dict[str, str]:
+def _allocator(run: AdvisedRun, more: str) -> dict[str, str]:
     """Add one setting for the allocator; nothing where the run cannot be simulated."""
     if run.settings is None:
         return {}

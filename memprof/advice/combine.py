@@ -16,7 +16,7 @@ from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import Estimate, estimate
 from memprof.advice.evaluate import run_of_row
 from memprof.advice.ranking import MARGIN
-from memprof.advice.recorded_run import Peak, Run, bounded, run_of
+from memprof.advice.recorded_run import AdvisedRun, RecordedPeak, bounded, run_of
 from memprof.config.fits import fits, margin_of
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
@@ -47,7 +47,7 @@ class _State:
 
 
 class _Search:
-    def __init__(self, machine: Runner, gpu: str, like: Run, shift: int, more_time: Callable[[], bool]) -> None:
+    def __init__(self, machine: Runner, gpu: str, like: AdvisedRun, shift: int, more_time: Callable[[], bool]) -> None:
         self._machine, self._like, self._more_time = machine, like, more_time
         self.card, self.shift = find_gpu(gpu), shift
         self._spent: set[str] = set()
@@ -103,7 +103,7 @@ class _Search:
 
     def pruned(self, state: _State, base: Settings) -> _State:
         """Drop every change that is not needed, the most costly first."""
-        for spare in sorted(state.changes, key=lambda c: -c.toll):
+        for spare in sorted(state.changes, key=lambda c: -c.cost_rank):
             if len(state.changes) < 2:
                 break
             kept = tuple(c for c in state.changes if c.id != spare.id)
@@ -118,7 +118,7 @@ def combine(
     base: Settings,
     gpu: str,
     machine: Runner,
-    like: Run,
+    like: AdvisedRun,
     *,
     shift: int = 0,
     seconds: float = 600.0,
@@ -266,18 +266,18 @@ def _unseen(report: Report) -> str:
     return "" if ended else "The recording has no optimizer step, which may need more."
 
 
-def _lowered(run: Run, change: Candidate) -> Run:
+def _lowered(run: AdvisedRun, change: Candidate) -> AdvisedRun:
     """Return the run with a change's estimate subtracted from every phase's peak."""
     peaks = []
     for peak in run.peaks:
         saved = bounded(peak, change.effect(run, peak)) if change.effect else {}
         left = {name: n - saved.get(name, 0) for name, n in peak.categories.items()}
-        peaks.append(Peak(peak.phase, peak.bytes - sum(saved.values()), left))
+        peaks.append(RecordedPeak(peak.phase, peak.bytes - sum(saved.values()), left))
     return replace(run, peaks=tuple(peaks))
 
 
 def _asks(found: Estimate) -> tuple[int, int]:
-    return found.candidate.toll, -int(found.saves or 0)
+    return found.candidate.cost_rank, -int(found.saves or 0)
 
 
 def _applied(base: Settings, changes: tuple[Candidate, ...]) -> Settings | None:

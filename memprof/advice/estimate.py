@@ -11,7 +11,7 @@ import msgspec
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
-from memprof.advice.recorded_run import Effect, Peak, Run, bounded, run_of
+from memprof.advice.recorded_run import AdvisedRun, Effect, RecordedPeak, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
 from memprof.errors import UsageError
 from memprof.report import Report
@@ -44,7 +44,7 @@ class Estimate:
 
     candidate: Candidate
     saves: int | None
-    left: Peak
+    left: RecordedPeak
 
 
 def estimated_advice(report: Report, analysis: Views | None = None) -> tuple[Advice, ...]:
@@ -62,7 +62,7 @@ def estimated_advice(report: Report, analysis: Views | None = None) -> tuple[Adv
     return tuple(with_words(ranked(rows, report)[:MOST], report))
 
 
-def _with_promise(advice: Advice, of: Estimate, others: Sequence[Estimate], run: Run, report: Report) -> Advice:
+def _with_promise(advice: Advice, of: Estimate, others: Sequence[Estimate], run: AdvisedRun, report: Report) -> Advice:
     """Add ``enough`` and, where one change alone is not, the ids of those that are enough together with it."""
     oom, effect = report.oom, of.candidate.effect
     if oom is None or effect is None or of.candidate.device:
@@ -75,7 +75,7 @@ def _with_promise(advice: Advice, of: Estimate, others: Sequence[Estimate], run:
     return msgspec.structs.replace(advice, enough=enough, enough_with=together)
 
 
-def estimate(run: Run) -> list[Estimate]:
+def estimate(run: AdvisedRun) -> list[Estimate]:
     """Estimate every candidate of a run, in no order."""
     found = []
     for candidate in candidates_for(run):
@@ -89,7 +89,7 @@ def estimate(run: Run) -> list[Estimate]:
     return found
 
 
-def _possible(candidate: Candidate, run: Run) -> bool:
+def _possible(candidate: Candidate, run: AdvisedRun) -> bool:
     """Tell whether the changed settings go together: some shardings, for one, leave little choice."""
     if run.settings is None:
         return True
@@ -100,12 +100,12 @@ def _possible(candidate: Candidate, run: Run) -> bool:
     return True
 
 
-def worth(saves: int, run: Run) -> bool:
+def worth(saves: int, run: AdvisedRun) -> bool:
     """Tell whether a saving is large enough to be named."""
     return saves > _WORTH * run.peak.bytes
 
 
-def entry(found: Estimate, run: Run) -> Advice:
+def entry(found: Estimate, run: AdvisedRun) -> Advice:
     """Return an estimate as it stands in a report's ``advice``."""
     candidate, saves = found.candidate, int(found.saves or 0)
     advice = candidate.advice(saves, "estimated")
@@ -140,7 +140,7 @@ def with_time(advice: Advice, report: Report) -> Advice:
     return msgspec.structs.replace(advice, time_ratio=round(1 + sign * time.phases[phase] / time.step_s, 3))
 
 
-def idle_estimates(report: Report, run: Run, analysis: Views | None = None) -> list[Estimate]:
+def idle_estimates(report: Report, run: AdvisedRun, analysis: Views | None = None) -> list[Estimate]:
     """Estimate what growing segments take from the device's peak, by replay; nothing where they would not lower it."""
     about = [c for c in candidates_for(run) if c.device and c.effect is not None]
     if not about or not run.idle_bytes:
@@ -161,7 +161,7 @@ def saved_by_growing(analysis: Views) -> int | None:
     how much of it was in use is not known.
     """
     # Half a model of the allocator and its replay, which a report without idle memory does not need.
-    from memprof.allocator.model import OutOfMemory
+    from memprof.allocator.model import AllocatorOutOfMemory
     from memprof.allocator.native import reserved_within
     from memprof.allocator.settings import settings_of
 
@@ -175,7 +175,7 @@ def saved_by_growing(analysis: Views) -> int | None:
     settings = replace(recorded, expandable_segments=True)
     try:
         needed = max(reserved_within(timeline.program(), settings, None), int(timeline.reserved[0]))
-    except OutOfMemory:  # of what the process's memory fraction allows
+    except AllocatorOutOfMemory:  # of what the process's memory fraction allows
         return None
     return int(timeline.reserved.max()) - needed
 
@@ -191,7 +191,7 @@ def _said(report: Report, candidate: str) -> int | None:
 def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
     """Recompute an effect's transient categories with :func:`moments`, where these hold for the run."""
 
-    def better(run: Run, peak: Peak) -> Mapping[Category, int]:
+    def better(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
         saved = dict(effect(run, peak))
         s, m = run.settings, run.shape
         if s is None or m is None or peak.phase not in (Phase.FORWARD, Phase.BACKWARD):
@@ -208,7 +208,7 @@ def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
 
 
 def _least(
-    peak: Peak,
+    peak: RecordedPeak,
     saved: Mapping[Category, int],
     was: Mapping[str, dict[Category, int]],
     now: Mapping[str, dict[Category, int]],
@@ -227,7 +227,7 @@ def _least(
     return min(found, key=lambda each: sum(bounded(peak, each).values()))
 
 
-def _scaled(moment: Mapping[Category, int], here: Mapping[Category, int], peak: Peak) -> dict[Category, int]:
+def _scaled(moment: Mapping[Category, int], here: Mapping[Category, int], peak: RecordedPeak) -> dict[Category, int]:
     """Scale a moment's bytes, each category by what was recorded of it, so that what no formula counts is there too.
 
     Gradients pile up from layer to layer, so that what is not counted of them is added and not scaled.

@@ -12,7 +12,7 @@ import msgspec
 from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, with_time, worth
 from memprof.advice.ranking import ranked, simulated_is_enough, with_words
-from memprof.advice.recorded_run import Peak, Run, highest, run_of
+from memprof.advice.recorded_run import AdvisedRun, RecordedPeak, highest, run_of
 from memprof.advice.report_only import candidates_by_findings
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
@@ -83,18 +83,18 @@ def evaluate_advice(
     return Evaluated(entries[:MOST], base, settings, len(found), left, refused)
 
 
-def run_of_row(row: SimulatedRow, like: Run, settings: Settings) -> Run:
+def run_of_row(row: SimulatedRow, like: AdvisedRun, settings: Settings) -> AdvisedRun:
     """Turn a simulation's row into a run, so that estimates can be made of it too."""
     alive = row.phase_categories
-    peaks = highest(Peak(phase, n, alive.get(phase, {})) for phase, n in row.phases.items())
+    peaks = highest(RecordedPeak(phase, n, alive.get(phase, {})) for phase, n in row.phases.items())
     own: dict[Category, int] = {}
     for peak in peaks:
         for category, n in peak.categories.items():
             own[category] = max(own.get(category, 0), n)
-    return Run(peaks=peaks, settings=settings, shape=like.shape, own_peaks=own, alloc_conf=settings.alloc_conf)
+    return AdvisedRun(peaks=peaks, settings=settings, shape=like.shape, own_peaks=own, alloc_conf=settings.alloc_conf)
 
 
-def _promising(known: Iterable[Estimate], run: Run) -> list[Estimate]:
+def _promising(known: Iterable[Estimate], run: AdvisedRun) -> list[Estimate]:
     """List what the estimates say is worth simulating, most first; then what no estimate covers."""
     hopeful = [e for e in known if e.candidate.changes and (e.candidate.effect is None or _hopeful(e, run))]
     return sorted(hopeful, key=lambda e: (e.candidate.effect is None, e.candidate.device, -int(e.saves or 0)))
@@ -104,7 +104,7 @@ def _ranked_so_far(
     known: Iterable[Estimate],
     promising: Iterable[Estimate],
     found: Mapping[str, Advice],
-    run: Run,
+    run: AdvisedRun,
     report: Report,
 ) -> list[Advice]:
     """Rank what was simulated together with the estimates of what was not."""
@@ -124,7 +124,7 @@ def _first_first(waiting: list[Estimate], entries: Sequence[Advice]) -> list[Est
     return sorted(waiting, key=lambda e: e.candidate.id != first)
 
 
-def _hopeful(found: Estimate, run: Run) -> bool:
+def _hopeful(found: Estimate, run: AdvisedRun) -> bool:
     """Tell whether to simulate a change: also where its estimate is just too small, or it is about idle memory."""
     return found.candidate.device or worth(2 * int(found.saves or 0), run)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from memprof.advice.recorded_run import Effect, Peak, Run
+from memprof.advice.recorded_run import AdvisedRun, Effect, RecordedPeak
 from memprof.config.optimizers import optimizer
 from memprof.errors import InputError
 from memprof.report import Report
@@ -81,7 +81,7 @@ def _toll(row: Advice) -> int:
     return row.toll or 0
 
 
-def is_enough(effect: Effect, run: Run, oom: OutOfMemory | None) -> bool | None:
+def is_enough(effect: Effect, run: AdvisedRun, oom: OutOfMemory | None) -> bool | None:
     """Tell whether a run with a change gets through every step; None where what it still makes is not known."""
     from memprof.config.fits import fits
 
@@ -91,10 +91,10 @@ def is_enough(effect: Effect, run: Run, oom: OutOfMemory | None) -> bool | None:
     return fits(following.after(effect).bytes, room, MARGIN)
 
 
-def enough_together(first: Effect, second: Effect, run: Run, oom: OutOfMemory | None) -> bool | None:
+def enough_together(first: Effect, second: Effect, run: AdvisedRun, oom: OutOfMemory | None) -> bool | None:
     """Tell the same of two changes; of a category both lower, only the larger saving counts."""
 
-    def both(run: Run, peak: Peak) -> Mapping[Category, int]:
+    def both(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
         one, other = first(run, peak), second(run, peak)
         return {category: max(one.get(category, 0), other.get(category, 0)) for category in {**one, **other}}
 
@@ -114,7 +114,7 @@ def simulated_is_enough(row: SimulatedRow, oom: OutOfMemory | None) -> bool | No
     return fits(reserved - row.non_torch_bytes, room + idle, MARGIN)
 
 
-def _following(run: Run, oom: OutOfMemory | None) -> Run | None:
+def _following(run: AdvisedRun, oom: OutOfMemory | None) -> AdvisedRun | None:
     """Return the run with the whole optimizer state beside each phase; None where it is not known.
 
     A failed optimizer step follows generation, forward and backward; one that fails later follows a whole step.
@@ -124,7 +124,7 @@ def _following(run: Run, oom: OutOfMemory | None) -> Run | None:
     return replace(run, peaks=tuple(_to_come(peak, run, oom, state) for peak in run.peaks))
 
 
-def _to_come(peak: Peak, run: Run, oom: OutOfMemory, state: int) -> Peak:
+def _to_come(peak: RecordedPeak, run: AdvisedRun, oom: OutOfMemory, state: int) -> RecordedPeak:
     """Return a phase's peak with the whole state, the request that failed there, and a foreach step's scratch."""
     more = max(0, state - peak.of(Category.OPTIMIZER_STATE))
     request = oom.requested_bytes if peak.phase == oom.phase else 0
@@ -133,10 +133,10 @@ def _to_come(peak: Peak, run: Run, oom: OutOfMemory, state: int) -> Peak:
         scratch = max(0, peak.of(Category.GRADIENTS) - peak.of(Category.TEMPORARIES))
     added = {Category.OPTIMIZER_STATE: more, Category.TEMPORARIES: scratch}
     categories = {**peak.categories, **{name: peak.of(name) + n for name, n in added.items()}}
-    return Peak(peak.phase, peak.bytes + more + max(scratch, request), categories)
+    return RecordedPeak(peak.phase, peak.bytes + more + max(scratch, request), categories)
 
 
-def _whole_state(run: Run, oom: OutOfMemory) -> int | None:
+def _whole_state(run: AdvisedRun, oom: OutOfMemory) -> int | None:
     """Return the bytes of the optimizer's whole state; None where the step was not seen whole before it failed."""
     held = (oom.categories or {}).get(Category.OPTIMIZER_STATE, 0)
     if run.whole_step:

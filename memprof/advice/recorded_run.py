@@ -35,7 +35,7 @@ _INFERS = re.compile(r" (?:generate|inference_mode|no_grad|eval|evaluate|evaluat
 
 
 @dataclass(frozen=True)
-class Peak:
+class RecordedPeak:
     """Hold one phase's highest moment: bytes in all, and by category."""
 
     phase: Phase
@@ -56,7 +56,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Run:
+class AdvisedRun:
     """Hold what is known of a run.
 
     ``settings`` and ``shape`` are None where the file does not say how it was configured. ``peaks`` holds the highest
@@ -71,7 +71,7 @@ class Run:
     layers that PEFT finds were seen, or no layer was. ``findings`` and ``weights_bits`` are the report's.
     """
 
-    peaks: tuple[Peak, ...]
+    peaks: tuple[RecordedPeak, ...]
     settings: Settings | None = None
     shape: ModelShape | None = None
     own_peaks: ByCategory = field(default_factory=dict)
@@ -93,28 +93,28 @@ class Run:
     has_linear_layers: bool = True
 
     @property
-    def peak(self) -> Peak:
+    def peak(self) -> RecordedPeak:
         """Return the highest of the phases' peaks."""
         return max(self.peaks, key=lambda p: p.bytes)
 
-    def after(self, effect: Effect) -> Peak:
+    def after(self, effect: Effect) -> RecordedPeak:
         """Return the peak that is left when a change takes ``effect(run, peak)`` bytes from each phase's peak."""
-        left = [Peak(p.phase, p.bytes - sum(bounded(p, effect(self, p)).values()), {}) for p in self.peaks]
+        left = [RecordedPeak(p.phase, p.bytes - sum(bounded(p, effect(self, p)).values()), {}) for p in self.peaks]
         return max(left, key=lambda p: p.bytes)
 
 
-def bounded(peak: Peak, saved: Mapping[Category, int]) -> dict[Category, int]:
+def bounded(peak: RecordedPeak, saved: Mapping[Category, int]) -> dict[Category, int]:
     """Limit ``saved`` to what each category holds."""
     return {category: min(n, peak.of(category)) for category, n in saved.items()}
 
 
 # Bytes that a change takes from each category at one phase's peak; below zero where it adds some.
-Effect = Callable[[Run, Peak], Mapping[Category, int]]
+Effect = Callable[[AdvisedRun, RecordedPeak], Mapping[Category, int]]
 
 
-def highest(rows: Iterable[Peak]) -> tuple[Peak, ...]:
+def highest(rows: Iterable[RecordedPeak]) -> tuple[RecordedPeak, ...]:
     """Return the highest peak of every phase."""
-    found: dict[Phase, Peak] = {}
+    found: dict[Phase, RecordedPeak] = {}
     for row in rows:
         if row.phase not in found or row.bytes > found[row.phase].bytes:
             found[row.phase] = row
@@ -124,7 +124,7 @@ def highest(rows: Iterable[Peak]) -> tuple[Peak, ...]:
 # -- read from a report ------------------------------------------------------------------------------------------------
 
 
-def run_of(report: Report, analysis: Views | None = None) -> Run:
+def run_of(report: Report, analysis: Views | None = None) -> AdvisedRun:
     """Read a run from its report; settings and shape where they can be known.
 
     Args:
@@ -133,10 +133,10 @@ def run_of(report: Report, analysis: Views | None = None) -> Run:
     """
     source, peak = report.source, report.peak
     phases = [*report.phases, *phases_of_next_step(report)]
-    rows = [Peak(p.phase, p.peak_bytes, p.categories) for p in phases]
-    whole = _with_what_is_ahead(Peak(peak.phase or Phase.OTHER, peak.active_bytes, peak.categories), report)
+    rows = [RecordedPeak(p.phase, p.peak_bytes, p.categories) for p in phases]
+    whole = _with_what_is_ahead(RecordedPeak(peak.phase or Phase.OTHER, peak.active_bytes, peak.categories), report)
     frames = _frames(report)
-    run = Run(
+    run = AdvisedRun(
         peaks=highest([*rows, whole]),
         pending_bytes=max(0, peak.active_bytes - peak.allocated_bytes),
         own_peaks=report.own_peaks,
@@ -159,7 +159,7 @@ def run_of(report: Report, analysis: Views | None = None) -> Run:
     return _configured(run, source) if source.config else run
 
 
-def _configured(run: Run, source: Source) -> Run:
+def _configured(run: AdvisedRun, source: Source) -> AdvisedRun:
     """Add settings and shape, where the report's source has enough of them."""
     # Most recordings have no settings, and these modules are a twentieth of a small report's start.
     from memprof.config.from_recording import settings_like
@@ -184,7 +184,7 @@ def _configured(run: Run, source: Source) -> Run:
     return replace(run, settings=settings, shape=shape, alloc_conf=settings.alloc_conf or run.alloc_conf)
 
 
-def _with_what_is_ahead(peak: Peak, report: Report) -> Peak:
+def _with_what_is_ahead(peak: RecordedPeak, report: Report) -> RecordedPeak:
     """Add the state that a failed optimizer step still had to make: a smaller state saves some of that too."""
     ahead = None if report.oom is None else known(report.oom.ahead)
     if (
@@ -195,7 +195,7 @@ def _with_what_is_ahead(peak: Peak, report: Report) -> Peak:
     ):
         return peak
     categories = {**peak.categories, **{name: peak.of(name) + n for name, n in ahead.still.items()}}
-    return Peak(peak.phase, peak.bytes + sum(ahead.still.values()), categories)
+    return RecordedPeak(peak.phase, peak.bytes + sum(ahead.still.values()), categories)
 
 
 def _whole_step(report: Report) -> bool:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from memprof.advice import savings as effects
-from memprof.advice.candidate import Candidate, Toll
-from memprof.advice.recorded_run import Effect, Peak, Run
+from memprof.advice.candidate import Candidate, CostRank
+from memprof.advice.recorded_run import AdvisedRun, Effect, RecordedPeak
 from memprof.analysis.allocations.places import without_folders
-from memprof.oom.facts import Facts
+from memprof.oom.facts import FailureFacts
 from memprof.oom.framework_settings import PLAIN, Names, frameworks
 from memprof.oom.remedies import change, possible, remedy
 from memprof.report.allocations import Finding
@@ -37,7 +37,7 @@ _MADE = (Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGI
 _LABELS = {category: label.lower() for category, label in CATEGORY_LABELS.items()}
 
 
-def candidates_by_category(run: Run) -> Iterator[Candidate]:
+def candidates_by_category(run: AdvisedRun) -> Iterator[Candidate]:
     """List changes by the categories alone, where the file does not say how the run was configured."""
     for make in (
         _less_cache, _without_gradients, _without_scratch, _less_made, _less_kept, _less_state, _smaller_weights
@@ -45,7 +45,7 @@ def candidates_by_category(run: Run) -> Iterator[Candidate]:
         yield from (candidate for candidate in make(run) if candidate is not None)
 
 
-def candidates_by_findings(run: Run) -> Iterator[Candidate]:
+def candidates_by_findings(run: AdvisedRun) -> Iterator[Candidate]:
     """List a change for each finding of a report (see :mod:`memprof.analysis.peaks.findings`)."""
     for found in run.findings:
         one = found.kind == "left_over" and found.passes == 1
@@ -59,19 +59,19 @@ def candidates_by_findings(run: Run) -> Iterator[Candidate]:
             yield replace(candidate, id=name)
 
 
-def _copying(run: Run) -> str | None:
+def _copying(run: AdvisedRun) -> str | None:
     return 'load with map_location="cpu"; del the state_dict; no deepcopy on the device' if run.copies else None
 
 
 def _without(found: Finding) -> Effect:
-    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
         # No moment of any phase is higher than what is left of the highest.
         return {found.category: max(0, peak.bytes - run.peak.bytes + found.saves_bytes)}
 
     return effect
 
 
-def is_open(name: str, run: Run) -> bool:
+def is_open(name: str, run: AdvisedRun) -> bool:
     """Tell whether a remedy applies to the framework whose frames were seen, and is not refused there."""
     return possible(remedy(name), _scope(run))
 
@@ -84,11 +84,11 @@ def an_adapter() -> Candidate:
     return found
 
 
-def _scope(run: Run, held: int = 0, **more: Any) -> Facts:
+def _scope(run: AdvisedRun, held: int = 0, **more: Any) -> FailureFacts:
     return _scope_of(run.names, run.peak.phase, _trains(run), run.alloc_conf, held=held, **more)
 
 
-def _scope_of(names: Names, phase: Phase, training: bool, alloc_conf: str = "", **more: Any) -> Facts:
+def _scope_of(names: Names, phase: Phase, training: bool, alloc_conf: str = "", **more: Any) -> FailureFacts:
     """Return what a recording tells a change; a setting that the framework has no word for is unknown.
 
     Args:
@@ -113,26 +113,26 @@ def _scope_of(names: Names, phase: Phase, training: bool, alloc_conf: str = "", 
         "torch_at_most": None,
         **more,
     }
-    return Facts(values, around=alloc_conf)
+    return FailureFacts(values, around=alloc_conf)
 
 
-def _candidate(name: str, scope: Facts, effect: Effect) -> Candidate | None:
+def _candidate(name: str, scope: FailureFacts, effect: Effect) -> Candidate | None:
     """Return a change in the words of the run's framework; None where it has no such setting."""
     found = change(name, scope)
     if found is None:
         return None
-    toll = getattr(Toll, found.toll)
-    return Candidate(name, found.action, found.costs, found.exact, toll, setting=found.setting, effect=effect)
+    rank = getattr(CostRank, found.cost_rank)
+    return Candidate(name, found.action, found.costs, found.exact, rank, setting=found.setting, effect=effect)
 
 
-def _trains(run: Run) -> bool:
+def _trains(run: AdvisedRun) -> bool:
     kept = run.details.get(Category.ACTIVATIONS, {})
     return run.own_peaks.get(Category.GRADIENTS, 0) > 0 or kept.get("saved", 0) > 0.5 * run.peak.of(
         Category.ACTIVATIONS
     )
 
 
-def _less_cache(run: Run) -> Iterator[Candidate | None]:
+def _less_cache(run: AdvisedRun) -> Iterator[Candidate | None]:
     """Suggest a smaller cache: an engine's pool is a share of the card, a cache without an engine follows the batch."""
     cache = run.peak.of(Category.KV_CACHE)
     if cache < _LARGE * run.peak.bytes:
@@ -144,19 +144,19 @@ def _less_cache(run: Run) -> Iterator[Candidate | None]:
         yield _candidate("engine_sleep", scope, effects.asleep)
 
 
-def _without_scratch(run: Run) -> Iterator[Candidate | None]:
+def _without_scratch(run: AdvisedRun) -> Iterator[Candidate | None]:
     """Suggest a step without the scratch of torch's foreach optimizers, which is as large as the parameters."""
     made = sum(place.bytes for place in run.made.get(Category.TEMPORARIES, ()) if _FOREACH.search(place.site))
     if run.peak.phase != Phase.OPTIMIZER_STEP or made < _SCRATCH * run.peak.bytes:
         return
 
-    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
         return {Category.TEMPORARIES: made} if peak.phase == Phase.OPTIMIZER_STEP else {}
 
     yield _candidate("fused_step", _scope(run, made), effect)
 
 
-def _less_made(run: Run) -> Iterator[Candidate | None]:
+def _less_made(run: AdvisedRun) -> Iterator[Candidate | None]:
     """Name the lines that make most of what comes and goes."""
     # An optimizer's scratch is as large as the parameters, whatever the batch.
     stepping = run.peak.phase == Phase.OPTIMIZER_STEP
@@ -179,7 +179,7 @@ def _less_made(run: Run) -> Iterator[Candidate | None]:
     yield _candidate("made_here", scope, _part_of(category, held / whole / 2))
 
 
-def _without_gradients(run: Run) -> Iterator[Candidate | None]:
+def _without_gradients(run: AdvisedRun) -> Iterator[Candidate | None]:
     """Find forwards that end without a backward and never free what they made: autograd may hold it for nothing."""
     # Rebinding a name frees a pass's graph when the next has returned: until then both are there.
     outlive = run.details.get(Category.ACTIVATIONS, {}).get("kept", 0) / max(1, run.peak.of(Category.ACTIVATIONS))
@@ -201,7 +201,7 @@ def _without_gradients(run: Run) -> Iterator[Candidate | None]:
         cacheless='torch.autocast("cuda", torch.bfloat16, cache_enabled=False)' if copies else None,
     )  # fmt: skip
 
-    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
         shares = {Category.ACTIVATIONS: kept, Category.WEIGHT_CASTS: casts if copies else 0.0}
         return {category: round(peak.of(category) * share * (1 - _TRANSIENT)) for category, share in shares.items()}
 
@@ -212,13 +212,13 @@ def _without_gradients(run: Run) -> Iterator[Candidate | None]:
 
 
 def _part_of(category: Category, share: float) -> Effect:
-    def effect(run: Run, peak: Peak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
         return {category: round(peak.of(category) * share)}
 
     return effect
 
 
-def _less_kept(run: Run) -> Iterator[Candidate | None]:
+def _less_kept(run: AdvisedRun) -> Iterator[Candidate | None]:
     peak = run.peak
     if not _trains(run):
         return
@@ -235,7 +235,7 @@ def _less_kept(run: Run) -> Iterator[Candidate | None]:
         yield _candidate("checkpointing", _scope(run), effects.checkpointed)
 
 
-def _less_state(run: Run) -> Iterator[Candidate | None]:
+def _less_state(run: AdvisedRun) -> Iterator[Candidate | None]:
     peak, trained = run.peak, run.own_peaks.get(Category.GRADIENTS, 0)
     if trained and peak.of(Category.OPTIMIZER_STATE) > 1.5 * trained:
         yield _candidate("adamw_8bit", _scope(run), effects.coarser_state("adamw_8bit"))
@@ -245,7 +245,7 @@ def _less_state(run: Run) -> Iterator[Candidate | None]:
         yield _candidate("lora", _scope(run), effects.low_rank(RANK))
 
 
-def _smaller_weights(run: Run) -> Iterator[Candidate | None]:
+def _smaller_weights(run: AdvisedRun) -> Iterator[Candidate | None]:
     """Suggest weights in fewer bits where nothing is trained."""
     if run.peak.of(Category.WEIGHTS) >= 0.5 * run.peak.bytes and not _trains(run):
         bits, words = run.weights_bits, run.names.words

@@ -26,7 +26,7 @@ _ADDRESS_BITS = 56
 TAKE, DROP, DROP_OLD = range(3)
 
 
-class OutOfMemory(DoesNotFit):
+class AllocatorOutOfMemory(DoesNotFit):
     """Report that the device is full, with the ``requested`` bytes and the device's ``free`` bytes."""
 
     def __init__(self, requested: int, free: int) -> None:
@@ -252,7 +252,7 @@ class CachingAllocator:
         raise UsageError(f"no block in use has the address {address:#x}.")
 
     def _full(self, requested: int, free: int) -> NoReturn:
-        raise OutOfMemory(requested, free)
+        raise AllocatorOutOfMemory(requested, free)
 
     # ------------------------------------------------------------------ the final state
 

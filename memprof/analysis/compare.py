@@ -62,7 +62,7 @@ _HOST: dict[str, tuple[str, Callable[[Host], int | None]]] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparisonColumn:
     """Hold one column: a run's report, or rows that were published without a report.
 
     Args:
@@ -85,7 +85,7 @@ def badge_of(report: Report) -> Badge:
     return "simulated" if report.source.kind == Kind.SIMULATED else "measured"
 
 
-def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> Comparison:
+def compare(runs: Sequence[ComparisonColumn], capacity_bytes: int | None = None) -> Comparison:
     """Compare runs.
 
     Args:
@@ -135,7 +135,7 @@ def over_limit(comparison: Comparison, percent: float) -> list[str]:
     return found
 
 
-def _check(run: Run) -> None:
+def _check(run: ComparisonColumn) -> None:
     if run.report is None:
         return
     peak = run.report.peak
@@ -150,7 +150,7 @@ def _check(run: Run) -> None:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _row(runs: Sequence[Run], group: Group) -> ComparedGroup:
+def _row(runs: Sequence[ComparisonColumn], group: Group) -> ComparedGroup:
     at_peak = tuple(_group_peak(run, group) for run in runs)
     return ComparedGroup(
         id=group,
@@ -175,7 +175,7 @@ def _ratios(figures: Differences) -> Ratios:
     return (None, *(None if f is None or not first else f / first for f in figures[1:]))
 
 
-def _group_peak(run: Run, group: Group) -> int | None:
+def _group_peak(run: ComparisonColumn, group: Group) -> int | None:
     """Return a group's bytes at the peak, summed over its categories; the published figure for published rows."""
     if run.report is None:
         return None if run.published is None else run.published.groups.get(group)
@@ -184,7 +184,7 @@ def _group_peak(run: Run, group: Group) -> int | None:
     return sum(run.report.peak.categories.get(c, 0) for c in _members(group))
 
 
-def _group_own(run: Run, group: Group) -> int | None:
+def _group_own(run: ComparisonColumn, group: Group) -> int | None:
     if run.report is None:
         # A published component is its own peak; the sum of such figures is the peak of no run.
         return None if group is Group.TOTAL else _group_peak(run, group)
@@ -201,7 +201,7 @@ def _members(group: Group) -> list[Category]:
     return [category for category, of in GROUP_OF.items() if of is group]
 
 
-def _categories(runs: Sequence[Run], group: Group) -> list[ComparedCategory]:
+def _categories(runs: Sequence[ComparisonColumn], group: Group) -> list[ComparedCategory]:
     rows = []
     for category in _members(group):
         at_peak = tuple(None if r.report is None else r.report.peak.categories.get(category, 0) for r in runs)
@@ -221,7 +221,7 @@ def _categories(runs: Sequence[Run], group: Group) -> list[ComparedCategory]:
     return sorted(rows, key=lambda row: -max(n or 0 for n in row.at_peak))
 
 
-def _details(runs: Sequence[Run], category: Category, whole: Figures) -> list[ComparedDetail]:
+def _details(runs: Sequence[ComparisonColumn], category: Category, whole: Figures) -> list[ComparedDetail]:
     """List sub-ids and the bytes that no sub-id covers; only at the peak, where they are counted."""
     per_run = [{} if run.report is None else run.report.peak.details.get(category, {}) for run in runs]
     names = dict.fromkeys(name for details in per_run for name, n in details.items() if n)
@@ -250,7 +250,7 @@ def _detail(identifier: str, label: str, at_peak: Differences) -> ComparedDetail
 # ---- beside the sum --------------------------------------------------------------------------------------------------
 
 
-def _beside(runs: Sequence[Run]) -> list[ComparedLine]:
+def _beside(runs: Sequence[ComparisonColumn]) -> list[ComparedLine]:
     """List the device peak, the phases' highest and host memory, shown below the total and never part of it.
 
     Unknown rows are left out. Phases stand there where the runs peak in different ones.
@@ -272,39 +272,39 @@ def _beside(runs: Sequence[Run]) -> list[ComparedLine]:
     ]
 
 
-def _apart(runs: Sequence[Run]) -> list[Phase]:
+def _apart(runs: Sequence[ComparisonColumn]) -> list[Phase]:
     """List the phases in which the runs peak, where these differ: peaks are then two moments that do not compare."""
     found = dict.fromkeys(run.report.peak.phase for run in runs if run.report is not None)
     return [phase for phase in found if phase] if len(found) > 1 else []
 
 
-def _highest_in(run: Run, phase: Phase) -> int | None:
+def _highest_in(run: ComparisonColumn, phase: Phase) -> int | None:
     """Return the highest active bytes in one phase; None for a run without it."""
     if run.report is None:
         return None
     return max((p.peak_bytes for p in run.report.phases if p.phase == phase), default=None)
 
 
-def _reserved(run: Run) -> int | None:
+def _reserved(run: ComparisonColumn) -> int | None:
     return None if run.report is None else run.report.device_peak.reserved_bytes
 
 
-def _non_torch(run: Run) -> int | None:
+def _non_torch(run: ComparisonColumn) -> int | None:
     return None if run.report is None else run.report.device_peak.non_torch_bytes
 
 
-def _device_peak(run: Run) -> int | None:
+def _device_peak(run: ComparisonColumn) -> int | None:
     reserved = _reserved(run)
     return None if reserved is None else reserved + (_non_torch(run) or 0)
 
 
-def _device_need(run: Run) -> int | None:
+def _device_need(run: ComparisonColumn) -> int | None:
     """Return what a run needs of a device, plus a CUDA context where memory outside torch was not recorded."""
     reserved = _reserved(run)
     return None if reserved is None else needed_bytes(reserved, _non_torch(run))
 
 
-def _margin(run: Run, basis: Basis) -> float:
+def _margin(run: ComparisonColumn, basis: Basis) -> float:
     """Return the margin above a run's need: its own prediction's, or for a total that of a run never compared."""
     told = None if run.report is None else run.report.expected_error
     if told is not None and told.margin is not None:
@@ -312,7 +312,7 @@ def _margin(run: Run, basis: Basis) -> float:
     return MARGIN if basis == "device_peak" else wide_margin()
 
 
-def _fits(run: Run, capacity: int, need: int, margin: float) -> bool:
+def _fits(run: ComparisonColumn, capacity: int, need: int, margin: float) -> bool:
     """Judge a run by its own verdict on that card or, on the device that it was recorded on, by whether it ran out."""
     report = run.report
     if report is not None and report.fit is not None and report.fit.total_bytes == capacity:
@@ -322,7 +322,7 @@ def _fits(run: Run, capacity: int, need: int, margin: float) -> bool:
     return fits(need, capacity, margin)
 
 
-def _capacity(runs: Sequence[Run], asked: int | None) -> ComparedCapacity | None:
+def _capacity(runs: Sequence[ComparisonColumn], asked: int | None) -> ComparedCapacity | None:
     """Tell which runs fit the device (:mod:`memprof.config.fits`): by the device peak where it is known, by the total
     otherwise, for which nothing tells what the allocator reserves.
     """
@@ -353,7 +353,7 @@ def _capacity(runs: Sequence[Run], asked: int | None) -> ComparedCapacity | None
 # ---- configuration ---------------------------------------------------------------------------------------------------
 
 
-def _config_diff(runs: Sequence[Run]) -> list[ChangedSetting]:
+def _config_diff(runs: Sequence[ComparisonColumn]) -> list[ChangedSetting]:
     """List the settings that differ, those that memory depends on first, and then other differences of the runs.
 
     ``None`` stands for a missing setting. Runs without a configuration, such as published rows, are left out.
@@ -378,7 +378,7 @@ def _differ(values: Iterable[object]) -> bool:
     return any(value != held[0] for value in held[1:])
 
 
-def _circumstances(runs: Sequence[Run]) -> list[ChangedSetting]:
+def _circumstances(runs: Sequence[ComparisonColumn]) -> list[ChangedSetting]:
     """List the device, versions and other circumstances of each recording."""
     sources = [None if run.report is None else run.report.source for run in runs]
     versions = [{} if source is None else source.versions for source in sources]
@@ -397,13 +397,13 @@ def _circumstances(runs: Sequence[Run]) -> list[ChangedSetting]:
 # ---- allocations -----------------------------------------------------------------------------------------------------
 
 
-def _only_in(runs: Sequence[Run]) -> list[OnlyIn]:
+def _only_in(runs: Sequence[ComparisonColumn]) -> list[OnlyIn]:
     """List, for the first run and each other one, the blocks that one holds at its peak and the other does not."""
     pairs = [(0, i) for i in range(1, len(runs)) if runs[0].held and runs[i].held]
     return [entry for a, b in pairs for entry in (_surplus(runs, b, a), _surplus(runs, a, b))]
 
 
-def _surplus(runs: Sequence[Run], here: int, there: int) -> OnlyIn:
+def _surplus(runs: Sequence[ComparisonColumn], here: int, there: int) -> OnlyIn:
     one, other = runs[here].held, runs[there].held
     assert one is not None
     assert other is not None
@@ -417,7 +417,7 @@ def _surplus(runs: Sequence[Run], here: int, there: int) -> OnlyIn:
     )
 
 
-def _notes(runs: Sequence[Run]) -> list[str]:
+def _notes(runs: Sequence[ComparisonColumn]) -> list[str]:
     notes = [f"{run.label}: {note}" for run in runs if run.published is not None for note in run.published.notes]
     silent = [run.label for run in runs if run.report is not None and not run.report.source.config]
     if silent:

@@ -29,7 +29,7 @@ class _Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class PublishedTable:
     """Hold a published table: its ``source``, the run's ``setting``, and its columns."""
 
     source: str
@@ -37,11 +37,11 @@ class Table:
     columns: tuple[_Column, ...]
 
 
-def published_tables() -> dict[str, Table]:
+def published_tables() -> dict[str, PublishedTable]:
     """Return every table by its name."""
     tables = read_toml(Path(__file__).with_suffix(".toml"))
     return {
-        name: Table(rows["source"], rows["setting"], tuple(_Column(**column) for column in rows["columns"]))
+        name: PublishedTable(rows["source"], rows["setting"], tuple(_Column(**column) for column in rows["columns"]))
         for name, rows in tables.items()
     }
 
@@ -59,7 +59,7 @@ def published_columns(name: str) -> list[Published]:
     return [_published(name, table, column) for column in table.columns]
 
 
-def _published(name: str, table: Table, column: _Column) -> Published:
+def _published(name: str, table: PublishedTable, column: _Column) -> Published:
     groups = {Group(group): round(gib * GIB) for group, gib in column.gib.items()}
     return Published(
         label=column.label,

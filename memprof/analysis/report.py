@@ -24,8 +24,7 @@ from memprof.report import Report
 from memprof.report.base import known
 from memprof.report.peaks import Device, DevicePeak, Growth, Peak, PhasePeak
 from memprof.report.run import Capacity, OutOfMemory, Source, StepGrowth
-from memprof.snapshot.recorded_run import Device as RecordedDevice
-from memprof.snapshot.recorded_run import FailedAllocation, SurvivedFailure
+from memprof.snapshot.recorded_run import FailedAllocation, RecordedDevice, SurvivedFailure
 from memprof.timeline.block_sizes import segment_for
 from memprof.timeline.segment_layout import idle_pools
 from memprof.units import format_bytes

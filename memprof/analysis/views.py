@@ -47,7 +47,7 @@ class ReservedGrowth:
 
 
 @dataclass(frozen=True)
-class DevicePeak:
+class DevicePeakView:
     """Hold the most bytes the device held for this process: reserved plus, where known, memory outside torch.
 
     ``grown_by`` adds up to ``reserved_bytes``, the largest entries first. ``active_bytes`` were in use then; None where
@@ -155,14 +155,14 @@ class Views:
         return max(self.timeline.max_requested, counted_requested(self.snapshot, self.timeline))
 
     @cached_property
-    def device_peak(self) -> DevicePeak | None:
+    def device_peak(self) -> DevicePeakView | None:
         """Return the device peak; ``None`` for a tensor trace, which reserves nothing."""
         reserved = self.timeline.reserved
         if reserved is None:
             return None
         instant = int(np.argmax(reserved))
         here = self.breakdown(instant)
-        seen = DevicePeak(
+        seen = DevicePeakView(
             reserved_bytes=int(reserved[instant]),
             active_bytes=here.active_bytes,
             non_torch_bytes=self.non_torch_bytes,

@@ -1,4 +1,4 @@
-"""Define the input of every stage of attribution (:class:`Facts`) and its output (:class:`Draft`)."""
+"""Define the input of every stage of attribution (:class:`AllocationFacts`) and its output (:class:`Draft`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memprof.attribution.result import PhaseTrack
 from memprof.attribution.stack_index import StackIndex
-from memprof.attribution.tags import Tags
+from memprof.attribution.tags import TagColumns
 from memprof.files import read_toml
 from memprof.snapshot.model import Action, Snapshot, order_by_event
 from memprof.timeline.timeline import Timeline
@@ -37,13 +37,13 @@ def codes_of(*phases: Phase) -> list[int]:
 
 
 @dataclass
-class Facts:
+class AllocationFacts:
     """Hold read-only columns for the timeline's rows. Ghosts are rows older than the trace."""
 
     snapshot: Snapshot
     timeline: Timeline
     stacks: StackIndex
-    tags: Tags
+    tags: TagColumns
     track: PhaseTrack
     _spans: dict[tuple[Phase, ...], list[tuple[int, int]]] = field(default_factory=dict)
 

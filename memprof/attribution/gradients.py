@@ -13,7 +13,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.facts import WORKSPACE_BYTES, Draft, Facts, Ints, multiset
+from memprof.attribution.facts import WORKSPACE_BYTES, AllocationFacts, Draft, Ints, multiset
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
@@ -22,7 +22,7 @@ _REMNANT = 0.25  # a name may still be bound to the last gradient that a loop ad
 _SETTLED = 24  # births: backward's scratch rarely outlives so many
 
 
-def apply_gradients(facts: Facts, draft: Draft) -> None:
+def apply_gradients(facts: AllocationFacts, draft: Draft) -> None:
     """Decide rows born in a backward that are still alive when the next phase allocates.
 
     Where the recording named the gradients, nothing is inferred, because another tensor may outlive backward too:
@@ -43,7 +43,7 @@ def apply_gradients(facts: Facts, draft: Draft) -> None:
         draft.decide(rows, Category.GRADIENTS, "gradient.outlives-backward")
 
 
-def first_workspaces(facts: Facts, among: Ints) -> Ints:
+def first_workspaces(facts: AllocationFacts, among: Ints) -> Ints:
     """Return the cuBLAS workspaces among some rows: the first of the exact size on each stream, if never freed."""
     t = facts.timeline
     rows = among[is_among(facts.size[among], WORKSPACE_BYTES) & facts.survivor[among]]
@@ -56,7 +56,7 @@ def first_workspaces(facts: Facts, among: Ints) -> Ints:
     return np.array(first, np.int64)
 
 
-def trained_sizes(facts: Facts, draft: Draft) -> Counter[int]:
+def trained_sizes(facts: AllocationFacts, draft: Draft) -> Counter[int]:
     """Count the trained parameters' sizes in bytes, from the most gradients that are alive together."""
     t = facts.timeline
     rows = np.flatnonzero(draft.category == Category.GRADIENTS.code)
@@ -82,7 +82,7 @@ def trained_sizes(facts: Facts, draft: Draft) -> Counter[int]:
     return best
 
 
-def steps_lack_gradients(facts: Facts, draft: Draft) -> bool:
+def steps_lack_gradients(facts: AllocationFacts, draft: Draft) -> bool:
     """Tell whether the gradients of every backward are gone when a step begins: they were added to older buffers."""
     t, grads = facts.timeline, np.flatnonzero((draft.category == Category.GRADIENTS.code) & ~facts.ghost)
     wanted = sum(s * c for s, c in trained_sizes(facts, draft).items())
@@ -92,7 +92,7 @@ def steps_lack_gradients(facts: Facts, draft: Draft) -> bool:
     return bool(steps) and all(found < _REMNANT * wanted for found in alive)
 
 
-def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
+def apply_unfinished_gradients(facts: AllocationFacts, draft: Draft, parameters: Counter[int]) -> None:
     """Decide the gradients of a backward that the history does not see the end of."""
     t = facts.timeline
     spans = facts.spans_of(Phase.BACKWARD)
@@ -119,7 +119,7 @@ def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[i
     draft.decide(np.array(chosen, np.int64), Category.GRADIENTS, "gradient.unfinished-backward")
 
 
-def apply_gradients_in_flight(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
+def apply_gradients_in_flight(facts: AllocationFacts, draft: Draft, parameters: Counter[int]) -> None:
     """Decide the gradients of parameters that one backward makes and adds to others before it ends.
 
     Several passes before one backward, a tied head or a cast make more than one for each parameter; one alone is added
@@ -151,7 +151,9 @@ def apply_gradients_in_flight(facts: Facts, draft: Draft, parameters: Counter[in
     draft.decide(tagged | untagged, Category.GRADIENTS, "gradient.in-flight")
 
 
-def _more_than_parameters(facts: Facts, rows: NDArray[np.bool_], parameters: Counter[int]) -> NDArray[np.bool_]:
+def _more_than_parameters(
+    facts: AllocationFacts, rows: NDArray[np.bool_], parameters: Counter[int]
+) -> NDArray[np.bool_]:
     """Keep those of ``rows`` of whose size one backward makes more than there are parameters."""
     kept = np.zeros(len(rows), bool)
     for span in facts.spans_of(Phase.BACKWARD):
@@ -177,7 +179,7 @@ def _flat(shape: str) -> str:
 _BLOCK = 512
 
 
-def apply_buckets(facts: Facts, draft: Draft) -> None:
+def apply_buckets(facts: AllocationFacts, draft: Draft) -> None:
     """Decide as buckets the open rows of exactly a bucket's size that live to the end, one per bucket.
 
     Buckets that alias ``.grad`` have an owner and are not in the recorded list.

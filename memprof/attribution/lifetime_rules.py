@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of, multiset
+from memprof.attribution.facts import AllocationFacts, Bools, Draft, Ints, codes_of, multiset
 from memprof.attribution.gradients import first_workspaces, steps_lack_gradients, trained_sizes
 from memprof.attribution.loaded_models import beside_models
 from memprof.attribution.older_allocations import replaced_by_step
@@ -30,7 +30,7 @@ _PART_OF_SET = 0.02  # a line that makes less than this share of the parameters'
 _STATE_DTYPES = (1.0, 2.0, 0.5)
 
 
-def apply_workspaces(facts: Facts, draft: Draft) -> None:
+def apply_workspaces(facts: AllocationFacts, draft: Draft) -> None:
     """Decide cuBLAS workspaces: the first block of the exact size on each stream, if it is never freed."""
     compute = np.isin(facts.phase, _COMPUTE) & ~facts.ghost & draft.open
     backward = facts.phase == Phase.BACKWARD.code
@@ -45,7 +45,7 @@ def apply_workspaces(facts: Facts, draft: Draft) -> None:
         )
 
 
-def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int], libraries: Bools) -> None:
+def apply_weight_casts(facts: AllocationFacts, draft: Draft, parameters: Counter[int], libraries: Bools) -> None:
     """Decide autocast's 16-bit copies of a product's fp32 weight: half a parameter's size, before the output.
 
     The calls of one product are runs of births with one stack. The output is the last of the run, so an activation
@@ -80,7 +80,7 @@ def draft_is(draft: Draft, category: Category) -> Bools:
     return rows
 
 
-def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+def apply_optimizer_state(facts: AllocationFacts, draft: Draft, trained: Counter[int]) -> None:
     """Decide rows born in an optimizer step and alive after it: the state of any optimizer."""
     t = facts.timeline
     working = facts.spans_of(Phase.FORWARD, Phase.GENERATE)
@@ -97,7 +97,7 @@ def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> 
         draft.decide(born[t.free_event[born] > until], Category.OPTIMIZER_STATE, "optimizer.outlives-step")
 
 
-def _inherit(facts: Facts, draft: Draft, kept: Ints, span: tuple[int, int]) -> None:
+def _inherit(facts: AllocationFacts, draft: Draft, kept: Ints, span: tuple[int, int]) -> None:
     """Give parameters that a step makes anew the category of those that it frees for them.
 
     ``p.data = p.data - ...`` and ``m[i] = beta * m[i] + ...`` store the new tensor, and the old one of the same size is
@@ -123,7 +123,7 @@ def _inherit(facts: Facts, draft: Draft, kept: Ints, span: tuple[int, int]) -> N
     draft.decide(adapters, Category.ADAPTERS, "optimizer.replaces-parameter")
 
 
-def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
+def _unfinished_step(facts: AllocationFacts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
     """Decide state where the history ends inside a step: rows of a parameter's size that live past the next ones' turn.
 
     Temporaries of a foreach step live that long too; their stacks name them. The last parameters see no others' turn:
@@ -146,7 +146,7 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     draft.decide(kept, Category.OPTIMIZER_STATE, "optimizer.outlives-its-parameter")
 
 
-def apply_kv_cache(facts: Facts, draft: Draft) -> None:
+def apply_kv_cache(facts: AllocationFacts, draft: Draft) -> None:
     """Decide keys and values: blocks born in generation that outlive the forward of the other layers.
 
     They are of two kinds. A concatenated cache is made anew for every layer at each decode step, so while one entry
@@ -168,7 +168,7 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
         _preallocated(facts, draft, span)
 
 
-def same_stack_births(facts: Facts, rows: Ints) -> Ints:
+def same_stack_births(facts: AllocationFacts, rows: Ints) -> Ints:
     """Count for each row the rows of its stack that are born while it lives.
 
     What its own call makes in a row counts once: attention in full makes several copies of a layer's keys and values.
@@ -192,7 +192,7 @@ def same_stack_births(facts: Facts, rows: Ints) -> Ints:
     return births_after
 
 
-def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
+def _preallocated(facts: AllocationFacts, draft: Draft, span: tuple[int, int]) -> None:
     t = facts.timeline
     rows = facts.born_in(span)
     inside = facts.module[rows]
@@ -208,7 +208,7 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
     draft.decide(cached, Category.KV_CACHE, "cache.preallocated-layers")
 
 
-def apply_early_parameters(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+def apply_early_parameters(facts: AllocationFacts, draft: Draft, trained: Counter[int]) -> None:
     """Decide what code that no rule knows makes before anything ran and keeps to the end.
 
     In a run that trains, what no call that makes parameters makes is data that its passes read.
@@ -225,7 +225,7 @@ def apply_early_parameters(facts: Facts, draft: Draft, trained: Counter[int]) ->
     draft.decide(early, Category.INPUTS, "parameters.before-everything")
 
 
-def apply_made_in_forward(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
+def apply_made_in_forward(facts: AllocationFacts, draft: Draft, parameters: Counter[int]) -> None:
     """Decide parameters that a module's forward makes anew: an average ``b.data = m * b.data + (1 - m) * a.data``.
 
     One line makes blocks of several parameters' sizes that outlive an optimizer step, as no activations of a pass do.
@@ -245,7 +245,12 @@ def apply_made_in_forward(facts: Facts, draft: Draft, parameters: Counter[int]) 
 
 
 def apply_early_tensors(
-    facts: Facts, draft: Draft, by_stack: Bools, models: Bools, trained: Counter[int], parameters: Counter[int]
+    facts: AllocationFacts,
+    draft: Draft,
+    by_stack: Bools,
+    models: Bools,
+    trained: Counter[int],
+    parameters: Counter[int],
 ) -> None:
     """Decide what a program's own constructors make before anything runs: parameters, and state like them.
 
@@ -302,7 +307,7 @@ def apply_early_tensors(
             draft.decide(mine, Category.OPTIMIZER_STATE, "constructor.state-of-parameters")
 
 
-def _model_of_many_lines(facts: Facts, rows: Ints, line: Ints, sizes: Counter[int], total: int) -> Ints:
+def _model_of_many_lines(facts: AllocationFacts, rows: Ints, line: Ints, sizes: Counter[int], total: int) -> Ints:
     """Return the first set of parameters, where each kind of layer makes its own at a line of its own.
 
     A line that makes a whole set before any of them makes the model itself; then there are none.
@@ -320,7 +325,7 @@ def _model_of_many_lines(facts: Facts, rows: Ints, line: Ints, sizes: Counter[in
     return _first_copy(facts, parts, sizes)
 
 
-def _candidates(facts: Facts, draft: Draft) -> Bools:
+def _candidates(facts: AllocationFacts, draft: Draft) -> Bools:
     """Flag open rows with a stack, made outside modules, that live to the end or that an optimizer step replaces."""
     t = facts.timeline
     first = facts.first_run if facts.first_run >= 0 else t.n_events
@@ -358,7 +363,7 @@ def _is_part(have: Counter[int], sizes: Counter[int], total: int) -> bool:
     return fits and sum(have.values()) >= 2 and sum(s * c for s, c in have.items()) >= _PART_OF_SET * total
 
 
-def _first_copy(facts: Facts, rows: Ints, sizes: Counter[int]) -> Ints:
+def _first_copy(facts: AllocationFacts, rows: Ints, sizes: Counter[int]) -> Ints:
     """Return the rows of the first set that a line makes."""
     seen = Counter[int]()
     first = []
@@ -370,7 +375,7 @@ def _first_copy(facts: Facts, rows: Ints, sizes: Counter[int]) -> Ints:
     return np.array(first, np.int64)
 
 
-def _files_of_steps(facts: Facts) -> set[int]:
+def _files_of_steps(facts: AllocationFacts) -> set[int]:
     """Return the frames in files whose other functions allocate in optimizer steps, and torch's optimizers' own."""
     frames, stacks = facts.stacks.table.frames, facts.stacks
     born = np.concatenate([facts.born_in(s) for s in facts.spans_of(Phase.OPTIMIZER_STEP)] or [np.zeros(0, np.int64)])
@@ -386,7 +391,7 @@ def _files_of_steps(facts: Facts) -> set[int]:
     }
 
 
-def _state_is_known(facts: Facts, draft: Draft) -> bool:
+def _state_is_known(facts: AllocationFacts, draft: Draft) -> bool:
     """Tell whether some of the run's optimizer state has another origin: recorded, or made in a step and kept."""
     if (draft.category == Category.OPTIMIZER_STATE.code).any():
         return True

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.call_sites import call_site
-from memprof.attribution.facts import Bools, Draft, Facts, Ints, multiset
+from memprof.attribution.facts import AllocationFacts, Bools, Draft, Ints, multiset
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
 
@@ -55,7 +55,9 @@ class LoadedModel:
         return sum(s * c for s, c in self.sizes.items())
 
 
-def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], trained: Counter[int]) -> None:
+def apply_loaded_models(
+    facts: AllocationFacts, draft: Draft, matched: NDArray[np.int64], trained: Counter[int]
+) -> None:
     """Decide the rows whose stack rule has ``role = "resolve"``.
 
     ``matched`` holds the rule's index for each such row and -1 elsewhere. ``trained`` is the multiset of
@@ -93,7 +95,7 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
             draft.fill(mine, role, Evidence.STACK, rules[int(index)].name, alternatives=dict.fromkeys(others))
 
 
-def beside_models(facts: Facts, trained: Counter[int]) -> Bools:
+def beside_models(facts: AllocationFacts, trained: Counter[int]) -> Bools:
     """Flag rows of calls that make no trained parameter: a buffer of experiences is made by a call of its own.
 
     The call of the outermost constructor counts. Without gradients nothing is known of any, and where only adapters
@@ -108,7 +110,7 @@ def beside_models(facts: Facts, trained: Counter[int]) -> Bools:
     return beside & (total > _SMALL_PART * (total + lasting))
 
 
-def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
+def _without_scratch(facts: AllocationFacts, draft: Draft, rows: Ints) -> Ints:
     """Decide the loader's scratch (freed before the third next tensor is born) and return the other rows."""
     t = facts.timeline
     births = np.sort(t.alloc_event[rows])
@@ -120,7 +122,7 @@ def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
     return kept
 
 
-def _models(facts: Facts, rows: Ints, trained: Counter[int]) -> list[LoadedModel]:
+def _models(facts: AllocationFacts, rows: Ints, trained: Counter[int]) -> list[LoadedModel]:
     keys = _builders(facts, rows, trained)
     _, first = np.unique(keys, return_index=True)
     models = []
@@ -131,7 +133,7 @@ def _models(facts: Facts, rows: Ints, trained: Counter[int]) -> list[LoadedModel
     return [m for m in models if len(m.rows)]
 
 
-def _builders(facts: Facts, rows: Ints, trained: Counter[int]) -> Ints:
+def _builders(facts: AllocationFacts, rows: Ints, trained: Counter[int]) -> Ints:
     """Number the rows by the call that built their model.
 
     A constructor makes the parts of a model at many lines, so what calls the outermost constructor counts. Where one
@@ -153,7 +155,7 @@ def _builders(facts: Facts, rows: Ints, trained: Counter[int]) -> Ints:
     return keys
 
 
-def _split_widths(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:
+def _split_widths(facts: AllocationFacts, rows: Ints, trained: Counter[int]) -> list[Ints]:
     """Split two language models of different widths that one line makes: two embeddings of one vocabulary."""
     # Where no order of birth is known, what is trained stands apart.
     last_born = facts.ghost[rows] & is_among(facts.size[rows], np.array(sorted(trained), np.int64))
@@ -173,7 +175,7 @@ def _split_widths(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]
     return [rows]
 
 
-def _split_copies(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:
+def _split_copies(facts: AllocationFacts, rows: Ints, trained: Counter[int]) -> list[Ints]:
     """Split several models of one architecture behind the same caller: the first row of each size is the first's."""
     sizes = multiset(facts.size[rows])
     large = {s: c for s, c in sizes.items() if s >= NOTICEABLE}
@@ -208,7 +210,7 @@ def rank_in_size(sizes: Ints) -> Ints:
     return rank
 
 
-def _assign_roles(facts: Facts, draft: Draft, models: list[LoadedModel], trained: Counter[int]) -> None:
+def _assign_roles(facts: AllocationFacts, draft: Draft, models: list[LoadedModel], trained: Counter[int]) -> None:
     named = {
         Category.REWARD_MODEL: facts.stacks.any_of("reward_model"),
         Category.REFERENCE_MODEL: facts.stacks.any_of("reference_model"),
@@ -236,7 +238,9 @@ def _assign_roles(facts: Facts, draft: Draft, models: list[LoadedModel], trained
             model.alternatives = (Category.REFERENCE_MODEL, Category.REWARD_MODEL)
 
 
-def _older_policy(facts: Facts, draft: Draft, models: list[LoadedModel], trained: Counter[int]) -> LoadedModel | None:
+def _older_policy(
+    facts: AllocationFacts, draft: Draft, models: list[LoadedModel], trained: Counter[int]
+) -> LoadedModel | None:
     """Return the trained model where it is older than the history: what is loaded or copied later is beside it."""
     unseen = facts.ghost & draft.open & ~facts.stacks.has_python[facts.timeline.stack]
     older = multiset(facts.size[unseen]) & trained
@@ -253,7 +257,9 @@ def _older_policy(facts: Facts, draft: Draft, models: list[LoadedModel], trained
     return LoadedModel(np.zeros(0, np.int64), older)
 
 
-def _trained_beside(facts: Facts, policy: LoadedModel, others: list[LoadedModel], trained: Counter[int]) -> None:
+def _trained_beside(
+    facts: AllocationFacts, policy: LoadedModel, others: list[LoadedModel], trained: Counter[int]
+) -> None:
     """Give the models that gradients beyond the policy's belong to their role: a critic, or a part of the model.
 
     A critic has a head of its own, and may train a part of itself: then it alone has all those sizes.
@@ -279,7 +285,7 @@ def _trained_beside(facts: Facts, policy: LoadedModel, others: list[LoadedModel]
         max(fitting, key=lambda m: _common(m.sizes, left)).role = _beside_in_training(facts)
 
 
-def _beside_in_training(facts: Facts) -> Category:
+def _beside_in_training(facts: AllocationFacts) -> Category:
     """Return what a model trained beside the policy is.
 
     A critic judges what was generated. In any other training, a part made at another line is the model's own.
@@ -317,7 +323,7 @@ def _adapts(model: LoadedModel, base: LoadedModel) -> bool:
 
 
 def _role_beside(
-    facts: Facts,
+    facts: AllocationFacts,
     model: LoadedModel,
     policy: LoadedModel,
     models: list[LoadedModel],
@@ -369,7 +375,7 @@ def _is_lora(policy: LoadedModel, trained: Counter[int]) -> bool:
     return bool(wanted) and wanted < _SMALL_PART * policy.bytes
 
 
-def _adapters_in(facts: Facts, model: LoadedModel, trained: Counter[int]) -> Ints:
+def _adapters_in(facts: AllocationFacts, model: LoadedModel, trained: Counter[int]) -> Ints:
     """Return the trained rows of a policy, where only a small part is trained.
 
     More rows may have a trained size than there are gradients. Then rows are taken whose stack holds exactly as

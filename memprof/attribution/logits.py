@@ -14,7 +14,7 @@ from collections import Counter
 
 import numpy as np
 
-from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of
+from memprof.attribution.facts import AllocationFacts, Bools, Draft, Ints, codes_of
 from memprof.attribution.loaded_models import embedding_geometry
 from memprof.snapshot.model import distinct, is_among
 from memprof.vocabulary import Category, Evidence, Phase
@@ -30,7 +30,7 @@ _WHERE = codes_of(
 )
 
 
-def find_vocabulary(facts: Facts, parameters: Counter[int]) -> tuple[int, int]:
+def find_vocabulary(facts: AllocationFacts, parameters: Counter[int]) -> tuple[int, int]:
     """Find (vocabulary, bytes of a hidden vector); 0 where unknown."""
     vocabulary, vector = embedding_geometry(parameters)
     config = facts.snapshot.run.config or {}
@@ -40,7 +40,7 @@ def find_vocabulary(facts: Facts, parameters: Counter[int]) -> tuple[int, int]:
     return vocabulary, vector
 
 
-def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabulary: int, vector: int) -> None:
+def apply_logits(facts: AllocationFacts, draft: Draft, parameters: Counter[int], vocabulary: int, vector: int) -> None:
     """Decide rows with a vocabulary extent.
 
     Args:
@@ -73,7 +73,7 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
         draft.fill(rows, Category.LOSS_LOGITS, Evidence.SHAPE, RULE, _DETAIL.get(int(phase), ""))
 
 
-def _after_a_model_ran(facts: Facts) -> Bools:
+def _after_a_model_ran(facts: AllocationFacts) -> Bools:
     """Flag rows born after a model's first output; what generation allocates before it is no logits."""
     t = facts.timeline
     out = np.ones(len(t), bool)
@@ -86,7 +86,7 @@ def _after_a_model_ran(facts: Facts) -> Bools:
 
 
 def apply_fused_logprobs(
-    facts: Facts, draft: Draft, rows: Bools, parameters: Counter[int], vocabulary: int, vector: int
+    facts: AllocationFacts, draft: Draft, rows: Bools, parameters: Counter[int], vocabulary: int, vector: int
 ) -> None:
     """Decide by size, inside fused log-prob functions, the rows that are no tile of logits.
 
@@ -114,7 +114,7 @@ def apply_fused_logprobs(
     draft.decide(hidden, Category.ACTIVATION_GRADIENTS, "logprob.hidden-gradient")
 
 
-def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
+def _existing_gradient(facts: AllocationFacts, draft: Draft, size: int) -> Bools:
     """Flag rows born while a gradient of ``size`` bytes already exists from an earlier backward."""
     t = facts.timeline
     grads = np.flatnonzero(
@@ -130,7 +130,7 @@ def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
     return out
 
 
-def _wide_by_tag(facts: Facts, parameters: Counter[int], vocabulary: int) -> Bools:
+def _wide_by_tag(facts: AllocationFacts, parameters: Counter[int], vocabulary: int) -> Bools:
     """Flag rows of floating-point numbers with a recorded shape [.., vocabulary] of at least two extents.
 
     Gradients of embeddings are [vocabulary, hidden]; their last extent tells them apart. [hidden, vocabulary], of a
@@ -143,7 +143,7 @@ def _wide_by_tag(facts: Facts, parameters: Counter[int], vocabulary: int) -> Boo
     return wide
 
 
-def _between_passes(facts: Facts) -> Bools:
+def _between_passes(facts: AllocationFacts) -> Bools:
     """Flag rows outside every phase, after a model has run: a loop's loss in its own main function."""
     t = facts.timeline
     first = int(t.alloc_event[facts.module & ~facts.ghost].min(initial=t.n_events))
@@ -151,18 +151,18 @@ def _between_passes(facts: Facts) -> Bools:
     return rows
 
 
-def _wide_by_size(facts: Facts, parameters: Counter[int], vocabulary: int) -> Bools:
+def _wide_by_size(facts: AllocationFacts, parameters: Counter[int], vocabulary: int) -> Bools:
     rows = (facts.size % (2 * vocabulary) == 0) & (facts.size >= 2 * vocabulary)
     wide: Bools = rows & _not_parameters(facts, parameters)
     return wide
 
 
-def _not_parameters(facts: Facts, parameters: Counter[int]) -> Bools:
+def _not_parameters(facts: AllocationFacts, parameters: Counter[int]) -> Bools:
     sizes = np.array(sorted(parameters), np.int64)
     return ~is_among(facts.size, np.concatenate([sizes, sizes * 2, sizes // 2]))
 
 
-def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:
+def _rare_or_tagged(facts: AllocationFacts, vocabulary: int) -> Bools:
     if _is_rare(vocabulary):
         return np.ones(len(facts.size), bool)
     # The vocabulary is a common divisor: only blocks of many whole rows, larger than the activations, count.
@@ -180,7 +180,7 @@ def _is_rare(vocabulary: int) -> bool:
     return odd >= _RARE
 
 
-def _has_hidden_states(facts: Facts, wide: Bools, vocabulary: int, vector: int) -> Bools:
+def _has_hidden_states(facts: AllocationFacts, wide: Bools, vocabulary: int, vector: int) -> Bools:
     """Flag those of ``wide`` of as many tokens as hidden states of their phase: a head that is no module of its own."""
     out = np.zeros(len(wide), bool)
     for phase in distinct(facts.phase[wide & facts.module]):
@@ -192,7 +192,7 @@ def _has_hidden_states(facts: Facts, wide: Bools, vocabulary: int, vector: int) 
     return out & (vector > 0)
 
 
-def _head_depths(facts: Facts, wide: Bools, vocabulary: int) -> Ints:
+def _head_depths(facts: AllocationFacts, wide: Bools, vocabulary: int) -> Ints:
     """Return for each row the module depth of its phase's head; 0 where no product is so much shallower than others.
 
     The head is the shallowest product with a parameter, if few are so shallow. A wrapper that trains and does not

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, Ints, codes_of, multiset
+from memprof.attribution.facts import WORKSPACE_BYTES, AllocationFacts, Bools, Draft, Ints, codes_of, multiset
 from memprof.attribution.gradients import steps_lack_gradients
 from memprof.attribution.loaded_models import NEVER_RUNS, NOTICEABLE, is_language_model, rank_in_size
 from memprof.snapshot.model import distinct, is_among
@@ -25,7 +25,7 @@ _NEARLY_ALL = 0.9
 _CLEAR = 0.1  # a smaller difference between two shares is not evidence
 
 
-def copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+def copies_of_trained(facts: AllocationFacts, draft: Draft, trained: Counter[int]) -> None:
     """Decide the whole copies of the trained parameters' sizes (``trained``: how many have each size in bytes)."""
     rows = np.flatnonzero(facts.ghost & draft.open)
     first = Category.ADAPTERS if _is_small_part(facts, draft, trained) else Category.WEIGHTS
@@ -51,7 +51,7 @@ def copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None
         rows = np.flatnonzero(facts.ghost & draft.open)
 
 
-def known_copies(facts: Facts, draft: Draft, trained: Counter[int]) -> set[Category]:
+def known_copies(facts: AllocationFacts, draft: Draft, trained: Counter[int]) -> set[Category]:
     """Return the roles that stacks or owners have already filled with a whole copy.
 
     Ghosts can have stacks, because blocks keep the stack of their birth.
@@ -66,7 +66,7 @@ def known_copies(facts: Facts, draft: Draft, trained: Counter[int]) -> set[Categ
 
 
 def _roles(
-    facts: Facts, copies: int, first: Category, known: set[Category], state_is_old: bool, accumulates: bool
+    facts: AllocationFacts, copies: int, first: Category, known: set[Category], state_is_old: bool, accumulates: bool
 ) -> list[Category]:
     """Return the role of each copy of the trained multiset, in order of address."""
     roles = [] if first in known else [first]
@@ -83,7 +83,7 @@ def _roles(
     return roles + [Category.OPTIMIZER_STATE] * state
 
 
-def _oldest_first(facts: Facts, rows: Ints, roles: list[Category]) -> Ints:
+def _oldest_first(facts: AllocationFacts, rows: Ints, roles: list[Category]) -> Ints:
     """Sort rows of equal copies by address, in the order they were probably made."""
     t = facts.timeline
     rows = rows[np.argsort(t.address[rows], kind="stable")]
@@ -100,7 +100,7 @@ def _oldest_first(facts: Facts, rows: Ints, roles: list[Category]) -> Ints:
     return rows[::-1] if _grows_downwards(facts, rows, len(roles) if Category.OPTIMIZER_STATE in roles else 0) else rows
 
 
-def _grows_downwards(facts: Facts, rows: Ints, copies: int) -> bool:
+def _grows_downwards(facts: AllocationFacts, rows: Ints, copies: int) -> bool:
     """Tell whether later allocations have lower addresses, as on some drivers.
 
     Blocks born in the trace outside the ghosts' address range show the direction. Without them the copies may show
@@ -127,7 +127,7 @@ def _grows_downwards(facts: Facts, rows: Ints, copies: int) -> bool:
     return lower - upper > _CLEAR * weight > 0
 
 
-def _without_segments(facts: Facts) -> bool:
+def _without_segments(facts: AllocationFacts) -> bool:
     """Tell whether this is a tensor trace, whose blocks are storages of any size, each its own segment."""
     segments = facts.snapshot.segments.get(facts.timeline.device)
     blocks = facts.snapshot.blocks.get(facts.timeline.device)
@@ -145,7 +145,7 @@ def _paired_share(sizes: Ints) -> float:
     return float((lengths // 2 * 2).sum()) / len(sizes)
 
 
-def _state_is_partial(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
+def _state_is_partial(facts: AllocationFacts, draft: Draft, trained: Counter[int]) -> bool:
     """Tell whether only some parameters got their optimizer state in the trace."""
     sized = is_among(facts.size, np.array(sorted(trained), np.int64))
     made = multiset(facts.size[(draft.category == Category.OPTIMIZER_STATE.code) & ~facts.ghost & sized])
@@ -154,7 +154,13 @@ def _state_is_partial(facts: Facts, draft: Draft, trained: Counter[int]) -> bool
 
 
 def _fill_copies(
-    facts: Facts, draft: Draft, rows: Ints, sizes: dict[int, int], roles: list[Category], *, exact: bool = False
+    facts: AllocationFacts,
+    draft: Draft,
+    rows: Ints,
+    sizes: dict[int, int],
+    roles: list[Category],
+    *,
+    exact: bool = False,
 ) -> None:
     mine = rows[is_among(facts.size[rows], np.array(sorted(sizes), np.int64))]
     mine = _oldest_first(facts, mine, roles)
@@ -191,7 +197,7 @@ def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
     return int(copies[order][np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)])
 
 
-def _is_small_part(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
+def _is_small_part(facts: AllocationFacts, draft: Draft, trained: Counter[int]) -> bool:
     """Tell whether the trained part is small compared with all older blocks: adapters, not the model.
 
     Blocks of cuBLAS and of an inference engine don't count. Layers with an embedding are a whole model, however large
@@ -204,13 +210,13 @@ def _is_small_part(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
     return sum(s * c for s, c in trained.items()) < 0.15 * int(facts.size[kept].sum())
 
 
-def _state_is_older(facts: Facts, draft: Draft) -> bool:
+def _state_is_older(facts: AllocationFacts, draft: Draft) -> bool:
     """Tell whether the optimizer's state is older than the history: no step in the history makes any."""
     made = (draft.category == Category.OPTIMIZER_STATE.code) & ~facts.ghost
     return int(facts.size[made].sum()) < 0.1 * int(facts.size[draft.category == Category.GRADIENTS.code].sum())
 
 
-def whole_models(facts: Facts, draft: Draft) -> None:
+def whole_models(facts: AllocationFacts, draft: Draft) -> None:
     """Decide equal copies of a model where no gradient was ever seen, by how often each size occurs.
 
     Blocks with the Python stack of their birth are left out: if they were optimizer state or gradients, the stack
@@ -249,7 +255,7 @@ def _equal_models(sizes: Counter[int]) -> int:
     return 1
 
 
-def _accumulates(facts: Facts, draft: Draft, sizes: Mapping[int, int]) -> bool:
+def _accumulates(facts: AllocationFacts, draft: Draft, sizes: Mapping[int, int]) -> bool:
     """Tell whether the gradients are older than the history: a backward makes none and adds to those there are.
 
     A backward that the history sees the end of would have left new ones. In one that it does not see the end of,
@@ -268,7 +274,7 @@ def _accumulates(facts: Facts, draft: Draft, sizes: Mapping[int, int]) -> bool:
     return sum(s * min(c, added[s]) for s, c in sizes.items()) > 0.5 * wanted
 
 
-def _roles_without_gradients(facts: Facts, copies: int, accumulates: bool) -> list[Category]:
+def _roles_without_gradients(facts: AllocationFacts, copies: int, accumulates: bool) -> list[Category]:
     """Return the roles of equal copies where no gradient is born in the trace."""
     refers = facts.has_phase(Phase.REFERENCE_LOGPROBS)
     weights, reference, state = Category.WEIGHTS, Category.REFERENCE_MODEL, Category.OPTIMIZER_STATE
@@ -289,7 +295,7 @@ _PASSES = codes_of(Phase.FORWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, 
 _NO_GRAD = codes_of(Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.REWARD, Phase.EVALUATE)
 
 
-def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
+def apply_ghosts(facts: AllocationFacts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
     """Decide the ghosts that are still open."""
     if not (facts.ghost & draft.open).any():
         return
@@ -314,7 +320,7 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
     draft.decide(rest & lasting, Category.WEIGHTS, "ghost.base-weights")
 
 
-def _previous_graph(facts: Facts, draft: Draft) -> None:
+def _previous_graph(facts: AllocationFacts, draft: Draft) -> None:
     """Decide what an earlier pass saved, which a name held until the next pass returned.
 
     It is freed in the recording, while the model stays, and the recording's own passes make blocks of the same sizes.
@@ -333,13 +339,13 @@ def _previous_graph(facts: Facts, draft: Draft) -> None:
         draft.decide(alike, Category.ACTIVATIONS, "ghost.previous-graph")
 
 
-def apply_ghost_gradients(facts: Facts, draft: Draft) -> None:
+def apply_ghost_gradients(facts: AllocationFacts, draft: Draft) -> None:
     """Decide ghosts that ``zero_grad`` frees: they were gradients."""
     zeroed = facts.ghost & ~facts.survivor & facts.freed_by(("*:zero_grad",))
     draft.decide(zeroed, Category.GRADIENTS, "ghost.freed-by-zero-grad")
 
 
-def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
+def _by_death(facts: AllocationFacts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
     """Decide, in a history that begins in the middle of work, ghosts by the phase they die in."""
     dead = facts.ghost & draft.open & ~facts.survivor
     if not dead.any():
@@ -371,7 +377,7 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     draft.decide(dead & small, Category.INPUTS, "ghost.dies-later")
 
 
-def replaced_by_step(facts: Facts) -> Counter[int]:
+def replaced_by_step(facts: AllocationFacts) -> Counter[int]:
     """Count the sizes of the state that an optimizer step makes anew, where as much is freed as stays; else none.
 
     Where every size is freed an even number of times there are two moments, and what is odd is a temporary.
@@ -386,12 +392,12 @@ def replaced_by_step(facts: Facts) -> Counter[int]:
     return Counter({s: made[s] // moments * moments for s in freed})
 
 
-def _freed_by_step(facts: Facts) -> Bools:
+def _freed_by_step(facts: AllocationFacts) -> Bools:
     freed: Bools = facts.ghost & (facts.death == Phase.OPTIMIZER_STEP.code) & ~facts.survivor & (facts.size >= 512)
     return freed
 
 
-def _replaced_state(facts: Facts, draft: Draft, trained: Counter[int], freed: Bools) -> None:
+def _replaced_state(facts: AllocationFacts, draft: Draft, trained: Counter[int], freed: Bools) -> None:
     """Decide the state that a step frees and replaces, except what the program's own variables still hold."""
     replaced = replaced_by_step(facts)
     if not replaced and not _gradients_are_new(facts, draft, trained):
@@ -405,23 +411,23 @@ def _replaced_state(facts: Facts, draft: Draft, trained: Counter[int], freed: Bo
                    Evidence.LIFETIME, "ghost.replaced-by-optimizer", alternatives=(Category.WEIGHTS,))  # fmt: skip
 
 
-def _gradients_are_new(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
+def _gradients_are_new(facts: AllocationFacts, draft: Draft, trained: Counter[int]) -> bool:
     born = multiset(facts.size[(draft.category == Category.GRADIENTS.code) & ~facts.ghost])
     wanted = sum(s * c for s, c in trained.items())
     return sum(s * c for s, c in (born & trained).items()) >= 0.5 * wanted
 
 
-def _opening_phase(facts: Facts) -> int:
+def _opening_phase(facts: AllocationFacts) -> int:
     spans = facts.track.spans
     return next((p.code for s in spans for p in Phase if s.phase == p.value and s.phase != "other"), -1)
 
 
-def _repeated(facts: Facts, among: Bools, times: int) -> Bools:
+def _repeated(facts: AllocationFacts, among: Bools, times: int) -> Bools:
     values, counts = np.unique(facts.size[among], return_counts=True)
     return is_among(facts.size, values[counts >= times])
 
 
-def _workspaces(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+def _workspaces(facts: AllocationFacts, draft: Draft, trained: Counter[int]) -> None:
     rows = np.flatnonzero(facts.ghost & draft.open & is_among(facts.size, WORKSPACE_BYTES))
     if not len(rows):
         return
@@ -448,7 +454,7 @@ def _spare(count: int, trained: int, layers: int) -> int:
     return 0
 
 
-def _another_model(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+def _another_model(facts: AllocationFacts, draft: Draft, trained: Counter[int]) -> None:
     """Decide the ghosts beyond whole copies of the policy: if they are many, they are a model of other sizes."""
     kept = np.flatnonzero(facts.ghost & draft.open & facts.survivor)
     left = kept[facts.size[kept] >= _SMALL]
@@ -468,7 +474,7 @@ def _another_model(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
         _idle_model(facts, draft, kept[facts.size[kept] >= NOTICEABLE], trained, whole=whole)
 
 
-def _idle_model(facts: Facts, draft: Draft, rows: Ints, trained: Counter[int], *, whole: bool) -> None:
+def _idle_model(facts: AllocationFacts, draft: Draft, rows: Ints, trained: Counter[int], *, whole: bool) -> None:
     """Decide a whole model of other sizes beside the policy that nothing in the history runs."""
     beside = rows if whole else _upper_model(facts, rows)
     of_policy = multiset(facts.size[np.setdiff1d(rows, beside)])
@@ -484,7 +490,7 @@ def _of_other_sizes(sizes: Counter[int], trained: Counter[int]) -> bool:
     return is_language_model(sizes) and shared < 0.5 * sum(s * c for s, c in sizes.items())
 
 
-def _upper_model(facts: Facts, rows: Ints) -> Ints:
+def _upper_model(facts: AllocationFacts, rows: Ints) -> Ints:
     """Return the upper rows of an address range that holds two models of different sizes; none if it holds one.
 
     A model's layers repeat its sizes over its whole range. Between two models there is an address that

@@ -17,7 +17,7 @@ import numpy as np
 from memprof.attribution.call_sites import PASS, RUN, Codes, resolve_passes, resolve_runs
 from memprof.attribution.result import PhaseSpan, PhaseTrack
 from memprof.attribution.stack_index import StackIndex, named_frame
-from memprof.attribution.tags import Tags
+from memprof.attribution.tags import TagColumns
 from memprof.snapshot.model import Action, Snapshot, Trace, distinct, is_among
 from memprof.snapshot.recorded_run import PhaseMark
 from memprof.timeline.timeline import Timeline
@@ -32,7 +32,7 @@ _GRADIENT_BYTES = 1 << 16  # smaller blocks that reach a step may be inputs
 _STRAY = 4  # fewer allocations without frames than this, in the middle of a forward, are no backward
 
 
-def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags: Tags) -> PhaseTrack:
+def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags: TagColumns) -> PhaseTrack:
     """Return the phase and step at every event of the timeline's device."""
     trace = snapshot.traces.get(timeline.device)
     n = timeline.n_events
@@ -84,7 +84,7 @@ def _from_marks(
 
 
 def _from_stacks(
-    snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags: Tags, trace: Trace | None
+    snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags: TagColumns, trace: Trace | None
 ) -> tuple[Codes, str]:
     n = timeline.n_events
     if trace is None or not n:
@@ -248,7 +248,7 @@ def _gradient_sizes(code: Codes, births: Codes, timeline: Timeline) -> Codes:
 # ------------------------------------------------------------------------------------ steps and spans
 
 
-def _tagged_steps(trace: Trace, tags: Tags) -> Codes:
+def _tagged_steps(trace: Trace, tags: TagColumns) -> Codes:
     step = tags.step[trace.metadata]
     last = np.maximum.accumulate(np.where(step >= 0, np.arange(len(step)), -1))
     return np.where(last >= 0, step[last], -1)

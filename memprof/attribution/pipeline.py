@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.facts import Draft, Facts, codes_of, multiset
+from memprof.attribution.facts import AllocationFacts, Draft, codes_of, multiset
 from memprof.attribution.gradients import (
     apply_buckets,
     apply_gradients,
@@ -65,13 +65,13 @@ def attribute(snapshot: Snapshot, timeline: Timeline, rules: RuleSet | None = No
     stacks = StackIndex(snapshot.stacks, rules or load_rules(), recorded_own_folders(snapshot.run.own_folders))
     tags = read_tags(snapshot.metadata)
     track = phase_track(snapshot, timeline, stacks, tags)
-    facts = Facts(snapshot, timeline, stacks, tags, track)
+    facts = AllocationFacts(snapshot, timeline, stacks, tags, track)
     draft = Draft(len(timeline))
     _decide(facts, draft)
     return _finish(facts, draft)
 
 
-def _decide(facts: Facts, draft: Draft) -> None:
+def _decide(facts: AllocationFacts, draft: Draft) -> None:
     rows = len(draft.category)
     specific = (
         facts.stacks.first_rule("specific", *_pairs(facts))[_pair_of_row(facts)] if rows else np.zeros(0, np.int64)
@@ -116,17 +116,17 @@ def _decide(facts: Facts, draft: Draft) -> None:
 # ------------------------------------------------------------------------------------- stack rules
 
 
-def _pair_key(facts: Facts) -> NDArray[np.int64]:
+def _pair_key(facts: AllocationFacts) -> NDArray[np.int64]:
     return facts.timeline.stack.astype(np.int64) * 32 + facts.phase
 
 
-def _pairs(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pairs(facts: AllocationFacts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct (stack, phase of birth) pairs; rules are matched once for each."""
     keys = np.flatnonzero(_occurs(_pair_key(facts)))
     return keys // 32, keys % 32
 
 
-def _pair_of_row(facts: Facts) -> NDArray[np.int64]:
+def _pair_of_row(facts: AllocationFacts) -> NDArray[np.int64]:
     keys = _pair_key(facts)
     place: NDArray[np.int64] = np.cumsum(_occurs(keys)) - 1
     return place[keys]
@@ -139,12 +139,12 @@ def _occurs(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
     return found
 
 
-def _with_role(facts: Facts, matched: NDArray[np.int64], role: str) -> NDArray[np.int64]:
+def _with_role(facts: AllocationFacts, matched: NDArray[np.int64], role: str) -> NDArray[np.int64]:
     has = np.array([r.role == role for r in facts.stacks.rules.rules] + [False], bool)
     return np.where(has[matched], matched, -1)
 
 
-def _apply_context(facts: Facts, draft: Draft) -> None:
+def _apply_context(facts: AllocationFacts, draft: Draft) -> None:
     if not len(draft.category):
         return
     matched = facts.stacks.first_rule("context", *_pairs(facts))[_pair_of_row(facts)]
@@ -160,7 +160,7 @@ def _apply_context(facts: Facts, draft: Draft) -> None:
     _apply_matched(facts, draft, matched, context=True)
 
 
-def _apply_without_stacks(facts: Facts, draft: Draft) -> None:
+def _apply_without_stacks(facts: AllocationFacts, draft: Draft) -> None:
     """Decide what a forward makes and its backward frees, where no stack was recorded."""
     if facts.stacks.has_python.any() or facts.module.any() or facts.track.source == "marks":
         return
@@ -168,7 +168,7 @@ def _apply_without_stacks(facts: Facts, draft: Draft) -> None:
     draft.decide(saved, Category.ACTIVATIONS, "lifetime.dies-in-backward")
 
 
-def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) -> None:
+def _apply_before_the_model(facts: AllocationFacts, draft: Draft, rows: NDArray[np.bool_]) -> None:
     """Decide those of ``rows`` that a pass makes before its model runs: its inputs.
 
     CUDA's history has no dtypes, so a mask or a kernel's scratch would be taken for a loss by its place alone.
@@ -182,7 +182,7 @@ def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_])
     draft.decide(rows & early, Category.INPUTS, "program.before-the-model")
 
 
-def _apply_outside_modules(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) -> None:
+def _apply_outside_modules(facts: AllocationFacts, draft: Draft, rows: NDArray[np.bool_]) -> None:
     """Guess what a forward makes outside modules in a function that no loss is named in.
 
     What a line made before any model ran, it makes for each pass: its inputs. A size of logits speaks for logits. The
@@ -201,7 +201,7 @@ def _apply_outside_modules(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) 
     draft.fill(rows, other, Evidence.LIFETIME, rule, alternatives=(loss, Category.INPUTS))
 
 
-def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, context: bool = False) -> None:
+def _apply_matched(facts: AllocationFacts, draft: Draft, matched: NDArray[np.int64], *, context: bool = False) -> None:
     """Fill each row from the rule it matched. A context rule without frames is evidence of its phase only."""
     for index in distinct(matched[draft.open & (matched >= 0)]):
         rule = facts.stacks.rules.rules[int(index)]
@@ -216,7 +216,7 @@ def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, co
             draft.fill(here, rule.category, Evidence.LIFETIME, rule.name, detail, others)
 
 
-def _known_by_stack(facts: Facts, specific: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _known_by_stack(facts: AllocationFacts, specific: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Flag rows that a stack rule knows, a constructor of the program's own left out, and parameters among them."""
     rules = facts.stacks.rules.rules
     own = np.array([r.name == "fused.parameter-init" for r in rules] + [True], bool)
@@ -228,7 +228,9 @@ def _known_by_stack(facts: Facts, specific: NDArray[np.int64]) -> tuple[NDArray[
 # --------------------------------------------------------------------------------- parameter sizes
 
 
-def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64], parameters: NDArray[np.bool_]) -> Counter[int]:
+def _trained(
+    facts: AllocationFacts, draft: Draft, matched: NDArray[np.int64], parameters: NDArray[np.bool_]
+) -> Counter[int]:
     """Return the trained parameters' sizes: from gradients, or else from optimizer state that the trace sees made."""
     found = trained_sizes(facts, draft)
     if found:
@@ -245,7 +247,9 @@ def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64], parameters:
     return halves if total and sum(s * c for s, c in (halves & known).items()) >= 0.8 * total else Counter()
 
 
-def _parameter_sizes(facts: Facts, draft: Draft, resolve: NDArray[np.int64], trained: Counter[int]) -> Counter[int]:
+def _parameter_sizes(
+    facts: AllocationFacts, draft: Draft, resolve: NDArray[np.int64], trained: Counter[int]
+) -> Counter[int]:
     """Return the sizes of all models' parameters that are known before models are told apart."""
     owned = np.isin(
         draft.category,
@@ -262,7 +266,7 @@ def _parameter_sizes(facts: Facts, draft: Draft, resolve: NDArray[np.int64], tra
 # ------------------------------------------------------------------------------------------ the rest
 
 
-def _apply_rest(facts: Facts, draft: Draft) -> None:
+def _apply_rest(facts: AllocationFacts, draft: Draft) -> None:
     """Decide open rows outside every phase by stack or lifetime, and leave the rest unattributed."""
     told = facts.stacks.has_python[facts.timeline.stack] & draft.open & ~facts.ghost
     kept = told & (facts.phase == Phase.LOAD.code) & facts.survivor
@@ -277,7 +281,7 @@ def _apply_rest(facts: Facts, draft: Draft) -> None:
     draft.fill(draft.open, Category.UNATTRIBUTED, Evidence.NONE, "")
 
 
-def _activation_details(facts: Facts, draft: Draft) -> None:
+def _activation_details(facts: AllocationFacts, draft: Draft) -> None:
     """Set activations' details by phase and lifetime; ``kept`` is what no backward follows and nothing freed."""
     t = facts.timeline
     plain = (draft.category == Category.ACTIVATIONS.code) & (draft.detail == 0)
@@ -303,7 +307,7 @@ def _activation_details(facts: Facts, draft: Draft) -> None:
     draft.detail[forward & ~saved & ~held] = draft.intern(draft.details, "transient")
 
 
-def _retained(facts: Facts, draft: Draft) -> NDArray[np.bool_]:
+def _retained(facts: AllocationFacts, draft: Draft) -> NDArray[np.bool_]:
     """Return the rows of transient categories that outlive the step that made them."""
     t = facts.timeline
     last_event: dict[int, int] = {}
@@ -319,7 +323,7 @@ def _retained(facts: Facts, draft: Draft) -> NDArray[np.bool_]:
     return transient & (t.free_event > of_step) & (of_step < t.n_events)
 
 
-def _finish(facts: Facts, draft: Draft) -> Attribution:
+def _finish(facts: AllocationFacts, draft: Draft) -> Attribution:
     notes = []
     if facts.track.source == "stacks" and not facts.stacks.has_python.any():
         notes.append("Phases are inferred from lifetimes and annotations: no stacks and no phase marks were recorded.")

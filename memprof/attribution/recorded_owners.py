@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of, multiset
+from memprof.attribution.facts import AllocationFacts, Bools, Draft, Ints, codes_of, multiset
 from memprof.snapshot.model import Action, distinct, is_among, signed
 from memprof.vocabulary import Category, Evidence, Phase
 
 RULE = "recorded.owner"
 
 
-def apply_owners(facts: Facts, draft: Draft) -> None:
+def apply_owners(facts: AllocationFacts, draft: Draft) -> None:
     """Give every allocation that a recorded owner points into the owner's category, for its whole life.
 
     An owner states the category of the storage at ``address`` at ``time_us``. Where several owners name one
@@ -44,7 +44,7 @@ _LARGE_PART = 0.2  # a model's buffers are less of it
 _SECOND = 0.9  # the share of a second model's bytes whose names and sizes are the first one's
 
 
-def apply_roles(facts: Facts, draft: Draft) -> None:
+def apply_roles(facts: AllocationFacts, draft: Draft) -> None:
     """Decide again what an owner shows to be a model's tensor, but no weight of the policy.
 
     Modules own caches that are kept in buffers, and a loop's reference model is a module like the policy. An owner is
@@ -69,7 +69,7 @@ def apply_roles(facts: Facts, draft: Draft) -> None:
     _mark_frozen(facts, draft, rows[draft.category[rows] == Category.WEIGHTS.code], trained)
 
 
-def _mark_frozen(facts: Facts, draft: Draft, rows: Ints, trained: set[str]) -> None:
+def _mark_frozen(facts: AllocationFacts, draft: Draft, rows: Ints, trained: set[str]) -> None:
     """Mark weights without a gradient, if there are many, as inferred: a teacher's, a judge's or a frozen tower's.
 
     Weights that are sharded or flattened have other names than their gradients, which then show nothing.
@@ -85,7 +85,7 @@ def _mark_frozen(facts: Facts, draft: Draft, rows: Ints, trained: set[str]) -> N
         draft.decide(frozen, Category.WEIGHTS, "owner.without-gradient")
 
 
-def _second_model(facts: Facts, draft: Draft, rows: Ints, grads: Ints) -> Ints:
+def _second_model(facts: AllocationFacts, draft: Draft, rows: Ints, grads: Ints) -> Ints:
     """Return the tensors of models with the trained parameters' sizes that never get a gradient themselves.
 
     Gradients have the trained model's names. A tensor of another name, or the second of that name, is another model's.
@@ -108,12 +108,12 @@ def _second_model(facts: Facts, draft: Draft, rows: Ints, grads: Ints) -> Ints:
     return found
 
 
-def _trained_of(facts: Facts, same: list[int], first_seen: dict[int, int]) -> int:
+def _trained_of(facts: AllocationFacts, same: list[int], first_seen: dict[int, int]) -> int:
     """Return, of several models' tensors of one name, the one first seen in a pass with gradients; else the first."""
     return next((row for row in same if _runs_with_gradients(facts, first_seen.get(row, 0))), same[0])
 
 
-def _several_train(facts: Facts, draft: Draft, grads: Ints) -> bool:
+def _several_train(facts: AllocationFacts, draft: Draft, grads: Ints) -> bool:
     """Tell whether two gradients of one name are alive at a time: then two such models train."""
     t = facts.timeline
     last: dict[int, int] = {}
@@ -125,7 +125,7 @@ def _several_train(facts: Facts, draft: Draft, grads: Ints) -> bool:
     return False
 
 
-def _first_seen(facts: Facts, draft: Draft) -> dict[int, int]:
+def _first_seen(facts: AllocationFacts, draft: Draft) -> dict[int, int]:
     """Return for each owned row when an owner named it first."""
     owners = [o for o in facts.snapshot.run.owners if o.category is Category.WEIGHTS]
     instant = np.searchsorted(facts.timeline.event_us, [o.time_us for o in owners], side="right")
@@ -135,7 +135,7 @@ def _first_seen(facts: Facts, draft: Draft) -> dict[int, int]:
     return found
 
 
-def _runs_with_gradients(facts: Facts, time_us: int) -> bool:
+def _runs_with_gradients(facts: AllocationFacts, time_us: int) -> bool:
     """Tell whether the pass in which a model was first seen saves for a backward."""
     t = facts.timeline
     start = int(np.searchsorted(t.event_us, time_us))
@@ -144,7 +144,7 @@ def _runs_with_gradients(facts: Facts, time_us: int) -> bool:
     return bool(len(ran)) and int(facts.phase[ran[0]]) == Phase.FORWARD.code
 
 
-def _rows_at(facts: Facts, address: Any, instant: Any) -> Any:
+def _rows_at(facts: AllocationFacts, address: Any, instant: Any) -> Any:
     """Return for each instant the row alive whose range holds the address; -1 for none."""
     t = facts.timeline
     order = np.lexsort((t.alloc_event, t.address))
@@ -174,7 +174,7 @@ _LOSS = codes_of(Phase.FORWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
 _MODEL_BYTES = 1 << 12
 
 
-def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int], by_stack: Bools) -> None:
+def apply_tags(facts: AllocationFacts, draft: Draft, parameters: Counter[int], by_stack: Bools) -> None:
     """Decide rows by their tag; rows whose tag fits several categories stay open.
 
     Caches, weights and optimizer state of whole numbers exist, so where a stack rule (``by_stack``) says what an
@@ -208,7 +208,7 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int], by_stack: B
     draft.decide(loss, Category.LOSS_LOGITS, "tag.loss")
 
 
-def _said(facts: Facts) -> Any:
+def _said(facts: AllocationFacts) -> Any:
     """Return the category that each row's tag names, or the last of torch's annotations of it; -1 for none."""
     category = facts.tags.category
     said = category[facts.timeline.metadata]
@@ -222,11 +222,11 @@ def _said(facts: Facts) -> Any:
     return said
 
 
-def _equal(facts: Facts, key: str, value: str) -> Bools:
+def _equal(facts: AllocationFacts, key: str, value: str) -> Bools:
     return np.array([v == value for v in facts.tags.column(key)], bool)[facts.timeline.metadata]
 
 
-def _casts(facts: Facts, draft: Draft, inside: Bools, parameters: Counter[int]) -> None:
+def _casts(facts: AllocationFacts, draft: Draft, inside: Bools, parameters: Counter[int]) -> None:
     """Decide conversions inside a module whose matrix has a parameter's extent in another dtype."""
     copies = np.array(["_to_copy" in op for op in facts.tags.column("op")], bool)[facts.timeline.metadata]
     other = np.array(sorted({s // 2 for s in parameters} | {s * 2 for s in parameters}), np.int64)

@@ -44,7 +44,7 @@ def _of_dict(text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Tags:
+class TagColumns:
     """Hold columns beside ``snapshot.metadata``, one entry per distinct string; -1 or "" where a key is missing."""
 
     pairs: list[dict[str, str]]
@@ -60,11 +60,11 @@ class Tags:
         return [pairs.get(key, "") for pairs in self.pairs]
 
 
-def read_tags(metadata: list[str]) -> Tags:
+def read_tags(metadata: list[str]) -> TagColumns:
     """Parse every distinct metadata string once."""
     pairs = [parse_tag(text) for text in metadata]
     shapes = [_shape(p.get("shape", "")) for p in pairs]
-    return Tags(
+    return TagColumns(
         pairs=pairs,
         phase=np.array([_PHASES.get(p.get("phase", ""), -1) for p in pairs], np.int64),
         step=np.array([_number(p.get("step", "")) for p in pairs], np.int64),

@@ -143,21 +143,21 @@ def _compared(
     """
     from memprof.analysis.allocations.differences import holdings_of_report
     from memprof.analysis.allocations.holdings import holdings_of_analysis
-    from memprof.analysis.compare import Run, badge_of, compare
+    from memprof.analysis.compare import ComparisonColumn, badge_of, compare
 
-    runs: list[Run] = []
+    runs: list[ComparisonColumn] = []
     documents: list[Document | None] = []
     if given is not None:
         report = given.report
         held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(report)
         word = badge_of(report)
-        runs.append(Run(word if word == "measured" else "as it was", word, report, held=held))
+        runs.append(ComparisonColumn(word if word == "measured" else "as it was", word, report, held=held))
         documents.append(compared_document(given.analysis, page))
     for label, outcome in (("as it was", unchanged), (_named(changes), changed)):
         if outcome is None:
             continue
         analysis = outcome.analysis
-        runs.append(Run(label, "simulated", analysis.report, held=holdings_of_analysis(analysis)))
+        runs.append(ComparisonColumn(label, "simulated", analysis.report, held=holdings_of_analysis(analysis)))
         documents.append(compared_document(analysis, page))
     return compare(runs), documents
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memprof.foreign import SnapshotFile
     from memprof.plan.simulations import SimulatedRow
     from memprof.simulate.evaluate import Outcome
-    from memprof.simulate.lengths import Lengths
+    from memprof.simulate.lengths import CompletionLengths
 
 
 def need_torch() -> None:
@@ -72,7 +72,9 @@ class SettingsRun:
             self._study(outcome, lengths, workers, executor)
         return outcome
 
-    def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None, executor: ExecutorChoice | None) -> None:
+    def _study(
+        self, outcome: Outcome, lengths: CompletionLengths, workers: int | None, executor: ExecutorChoice | None
+    ) -> None:
         """Simulate other lengths too, and put the results into the snapshot and all that is made from it."""
         from memprof.report.codec import to_builtins
         from memprof.simulate.evaluate import summary_of
@@ -105,7 +107,7 @@ class SettingsRun:
             return machine.run(wanted)
 
 
-class ScriptRun(SettingsRun):
+class SimulatedScript(SettingsRun):
     """Hold a training script whose trainer is simulated instead of trained; ``changes`` replace its own settings."""
 
     def __init__(

@@ -32,7 +32,7 @@ _LEAST_NEED = 0.1
 _TOKEN_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction beside a measurement.
 
     Attributes:
@@ -60,7 +60,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 class _Packaged(msgspec.Struct, frozen=True):
     """The contents of ``comparisons.json``: ``compared`` counts the exactly known runs that have each part."""
 
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[MeasuredPrediction, ...]
     compared: dict[str, int]
 
 
@@ -69,7 +69,7 @@ def _packaged() -> _Packaged:
     return msgspec.json.decode(Path(__file__).with_name("comparisons.json").read_bytes(), type=_Packaged)
 
 
-def comparisons() -> tuple[Comparison, ...]:
+def comparisons() -> tuple[MeasuredPrediction, ...]:
     """Return every comparison."""
     return _packaged().comparisons
 

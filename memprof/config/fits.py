@@ -26,7 +26,7 @@ MARGIN = 0.01
 _LENGTHS = 0.02
 
 
-class Kept(NamedTuple):
+class MarginPart(NamedTuple):
     """State one part of a margin: the share of the need that is kept, and for what."""
 
     share: float
@@ -53,19 +53,19 @@ def needed_bytes(reserved: int, non_torch: int | None) -> int:
     return reserved + (CONTEXT_BYTES if non_torch is None else non_torch)
 
 
-def kept_for(config: KnownSettings, card: Gpu | None = None) -> list[Kept]:
+def kept_for(config: KnownSettings, card: Gpu | None = None) -> list[MarginPart]:
     """List what a verdict keeps above the prediction of a run with these settings, and for what."""
     left_out = [field for field in unsimulated_of(config) if not field.noted]
     if left_out:
         share = wide_margin() + max(0.0, sum(field.high for field in left_out))
-        return [Kept(share, f"what is not simulated ({', '.join(field.name for field in left_out)})")]
+        return [MarginPart(share, f"what is not simulated ({', '.join(field.name for field in left_out)})")]
     lacking = not_compared(config, card)
     if lacking or not class_compared(config):
         why = f"{', '.join(lacking)} never compared" if lacking else "a program of a kind that was rarely compared"
-        return [Kept(wide_margin(), why)]
-    found = [Kept(MARGIN, "the prediction's error")]
+        return [MarginPart(wide_margin(), why)]
+    found = [MarginPart(MARGIN, "the prediction's error")]
     if "prompt_length" in config.assumed:
-        found.append(Kept(_LENGTHS, "prompts whose length nobody gave"))
+        found.append(MarginPart(_LENGTHS, "prompts whose length nobody gave"))
     return found
 
 
@@ -80,7 +80,7 @@ def stated_error(*configs: KnownSettings, card: Gpu | None = None) -> ExpectedEr
     return msgspec.structs.replace(expected_error(*configs, card=card), margin=margin)
 
 
-def words_of(kept: list[Kept]) -> str:
+def words_of(kept: list[MarginPart]) -> str:
     """Say in words what is kept, and for what."""
     first, *others = kept
     if not others:

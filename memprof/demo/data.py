@@ -14,7 +14,7 @@ SYSTEM_PROMPT = "Answer like this: <reasoning>your steps</reasoning><answer>one 
 
 
 @dataclass(frozen=True)
-class Question:
+class WordProblem:
     """Hold one word problem and its exact numeric answer, as text without thousands separators."""
 
     text: str
@@ -30,7 +30,7 @@ class Question:
 class Questions:
     """Hold questions, and their source in words."""
 
-    items: list[Question]
+    items: list[WordProblem]
     source: str
 
 
@@ -44,13 +44,13 @@ def load_questions(count: int, *, seed: int = 0, longest: int = 160) -> Question
     return Questions(random.Random(seed).sample(short, count), "GSM8K, training split")
 
 
-def synthetic_questions(count: int, *, seed: int = 0) -> list[Question]:
+def synthetic_questions(count: int, *, seed: int = 0) -> list[WordProblem]:
     """Make up ``count`` questions, each the sum of two numbers in one sentence."""
     numbers = random.Random(seed)
     questions = []
     for _ in range(count):
         a, b = numbers.randrange(2, 90), numbers.randrange(2, 90)
-        questions.append(Question(f"Ana has {a} pens and buys {b} more. How many?", str(a + b)))
+        questions.append(WordProblem(f"Ana has {a} pens and buys {b} more. How many?", str(a + b)))
     return questions
 
 
@@ -65,10 +65,10 @@ def _gsm8k_file() -> Path | None:
     return None
 
 
-def _read_gsm8k(path: Path) -> Iterator[Question]:
+def _read_gsm8k(path: Path) -> Iterator[WordProblem]:
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
             # GSM8K ends each worked solution with "#### <number>".
             answer = row["answer"].rsplit("####", 1)[-1].strip().replace(",", "")
-            yield Question(row["question"].strip(), answer)
+            yield WordProblem(row["question"].strip(), answer)

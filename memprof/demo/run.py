@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memprof.analysis.allocations.differences import Holdings
     from memprof.demo.data import Questions
     from memprof.demo.model import Checkpoint
-    from memprof.demo.training import Recipe, Scale, Trained
+    from memprof.demo.training import Recipe, Scale, TrainedRun
     from memprof.report import Report
     from memprof.reports.document.model import Document
 
@@ -37,7 +37,7 @@ class RunResult:
     json: Path
     html: Path
     report: Report
-    trained: Trained
+    trained: TrainedRun
     document: Document = field(repr=False)
     held: Holdings = field(repr=False)
 
@@ -121,12 +121,12 @@ def _progress(steps: int) -> Any:
     """Make a callback that prints the reward after each step, because a step of the real model takes long."""
     from transformers import TrainerCallback
 
-    class Progress(TrainerCallback):  # type: ignore[misc]  # transformers is Any to mypy
+    class DemoProgress(TrainerCallback):  # type: ignore[misc]  # transformers is Any to mypy
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "reward" in logs:
                 _say(f"  step {state.global_step}/{steps}: reward {logs['reward']:.3f} ± {logs['reward_std']:.3f}")
 
-    return Progress()
+    return DemoProgress()
 
 
 def _keep(records: Path, target: Path) -> Path:
@@ -154,7 +154,7 @@ def _board(folder: Path) -> list[Any]:
     return [TensorBoardCallback(SummaryWriter(str(folder)))]
 
 
-def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> RunResult:
+def _reported(recipe: Recipe, model: str, snapshot: Path, trained: TrainedRun) -> RunResult:
     from memprof.advice.analyze_with_advice import analyze
     from memprof.analysis.allocations.holdings import holdings_of_analysis
     from memprof.report.files import write_answer
@@ -176,11 +176,11 @@ def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> R
 
 def _compared(runs: tuple[RunResult, ...], page: Path) -> Path:
     """Write the page that puts the runs side by side, and print its first sentences."""
-    from memprof.analysis.compare import Run, badge_of, compare
+    from memprof.analysis.compare import ComparisonColumn, badge_of, compare
     from memprof.reports.document.comparison import build_comparison
     from memprof.reports.html.compare import write_comparison
 
-    columns = [Run(done.title, badge_of(done.report), done.report, held=done.held) for done in runs]
+    columns = [ComparisonColumn(done.title, badge_of(done.report), done.report, held=done.held) for done in runs]
     comparison = build_comparison(compare(columns), [done.document for done in runs])
     write_comparison(comparison, page)
     _say("")

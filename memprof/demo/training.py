@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memprof.demo.data import Question
+from memprof.demo.data import WordProblem
 from memprof.demo.model import Checkpoint
 from memprof.demo.rewards import REWARDS
 
@@ -41,7 +41,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRun:
     """A run's result: the metrics of each step, the digest of all trainable ``parameters`` after it, and how many of
     its ``trainable`` tensors it ``moved``."""
 
@@ -65,16 +65,16 @@ def train(
     recipe: Recipe,
     scale: Scale,
     checkpoint: Checkpoint,
-    questions: Sequence[Question],
+    questions: Sequence[WordProblem],
     work_dir: Path,
     callbacks: Iterable[Any] = (),
-) -> Trained:
+) -> TrainedRun:
     """Train ``recipe`` once, from the same seed every time."""
     trainer = build_trainer(recipe, scale, checkpoint, questions, work_dir, callbacks)
     before = _digests(trainer.model)
     trainer.train()
     after = _digests(trainer.model)
-    return Trained(
+    return TrainedRun(
         metrics=[_comparable(row) for row in trainer.state.log_history],
         parameters=hashlib.sha256("".join(after.values()).encode()).hexdigest(),
         moved=sum(before[name] != after[name] for name in before),
@@ -86,7 +86,7 @@ def build_trainer(
     recipe: Recipe,
     scale: Scale,
     checkpoint: Checkpoint,
-    questions: Sequence[Question],
+    questions: Sequence[WordProblem],
     work_dir: Path,
     callbacks: Iterable[Any] = (),
 ) -> Any:

@@ -13,7 +13,7 @@ from memprof.compat.patching import replacing
 from memprof.compat.peft import CONFIGS
 from memprof.config.model_shape import ModelShape
 from memprof.grpo import device as machine
-from memprof.grpo.paged.schedule import CHUNK, PoolSize, Work
+from memprof.grpo.paged.schedule import CHUNK, GenerationCounts, PoolSize
 from memprof.grpo.paged.support import NotPaged, why_not
 from memprof.grpo.paged.transformers_loop import decode_in_pool
 from memprof.grpo.step.context import StepContext
@@ -210,7 +210,7 @@ class Generation:
         together = step.ranks.forward_together
         reason = step.adapter_outside or why_not(model, step.settings, longest, together=together)
         if reason is None:
-            size, work = self._size(step, prompt_ids), Work()
+            size, work = self._size(step, prompt_ids), GenerationCounts()
             policy = step.accelerator.unwrap_model(step.policy)
             free = step.adaptation.clear if step.adaptation else None
             decode = partial(decode_in_pool, size=size, work=work, free=free)
@@ -230,7 +230,7 @@ class Generation:
         tell(f"no rolling batch, so that sequences generate in passes: {reason}")
         return None
 
-    def _note_shrunk(self, step: StepContext, work: Work) -> None:
+    def _note_shrunk(self, step: StepContext, work: GenerationCounts) -> None:
         if work.shrunk is not None:
             self._pool = work.shrunk
             step.log.warn(
@@ -281,14 +281,14 @@ def _demand(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> int:
     return sum(map(len, set(map(tuple, prompt_ids)))) + len(prompt_ids) * step.completion_length
 
 
-def _tell(step: StepContext, count: int, size: PoolSize, work: Work) -> None:
+def _tell(step: StepContext, count: int, size: PoolSize, work: GenerationCounts) -> None:
     """Log what a generation held and ran, for the first of a run."""
     if any(line.startswith(_ROLLING) for line in step.log.said):
         return
     step.log.say(rolling_words(step.base_model(), count, size, work))
 
 
-def rolling_words(model: Any, count: int, size: PoolSize, work: Work) -> str:
+def rolling_words(model: Any, count: int, size: PoolSize, work: GenerationCounts) -> str:
     """Say what a rolling batch of ``count`` sequences held and ran."""
     token = cache_bytes(model.config, 1, model.dtype.itemsize)
     return (

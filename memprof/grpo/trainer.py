@@ -32,8 +32,8 @@ from memprof.grpo.step.optimizer_step import RetryingStep
 from memprof.grpo.step.out_of_memory import Adaptation, say_where
 from memprof.grpo.step.own_loss import StepLoss
 from memprof.grpo.step.pieces import PieceSizes, fits_one_piece
-from memprof.grpo.step.probe import Answer, ask
-from memprof.grpo.step.ranks import Ranks
+from memprof.grpo.step.probe import ModelTraits, ask
+from memprof.grpo.step.ranks import RankGroup
 from memprof.grpo.step.schemes import LossTerms, scheme_of
 from memprof.grpo.step.scoring import score_without_graph
 from memprof.grpo.techniques.apply import Techniques
@@ -109,7 +109,7 @@ class LeanTrainer(_Trainer):
         self._lean_head = Head.of(
             base, temperature, lean.cast_lm_head_to_fp32, lean.loss_chunk_tokens, self._sizes.small_bytes
         )
-        self._probe: Answer | None = None  # before the first step
+        self._probe: ModelTraits | None = None  # before the first step
         self._probed_with: frozenset[Any] = frozenset()  # the forward hooks that were there
         self._clear_cache = accelerate.CLEAR_CACHE.get()
         self._offload = WeightOffload(self.accelerator.device, self._clear_cache)
@@ -127,7 +127,7 @@ class LeanTrainer(_Trainer):
         if lean.on_oom == "raise" or (lean.on_oom == "auto" and not (real and self.accelerator.device.type == "cuda")):
             return None
         why = None
-        if Ranks.of(self.accelerator, self.model).forward_together:
+        if RankGroup.of(self.accelerator, self.model).forward_together:
             why = "works without FSDP and DeepSpeed: ranks would wait for the one that goes on smaller"
         elif (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             why = "needs checkpointing with use_reentrant=False, torch's default"
@@ -188,7 +188,7 @@ class LeanTrainer(_Trainer):
                 couples=any(loss is getattr(type(self), trl.LOSS.name) for loss in self._coupling),
                 balances=self._balancing is not None,
             ),
-            ranks=Ranks.of(self.accelerator, self.model),
+            ranks=RankGroup.of(self.accelerator, self.model),
             log=self._once_log,
             pad_id=trl.TOKENIZER.of(self).pad_token_id,
             counts_padding=self._probe is None or self._probe.counts_padding,

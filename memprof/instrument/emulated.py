@@ -11,7 +11,7 @@ from typing import Any
 
 from memprof.emulate.process_hooks import CALL
 from memprof.instrument.import_hook import when_imported
-from memprof.instrument.run import Attachment
+from memprof.instrument.run import ImportWatcher
 from memprof.recording.api import switched_off
 from memprof.recording.guard import FailureGuard, on_stderr
 
@@ -28,7 +28,7 @@ def record() -> None:
     """Record this process as ``memprof run`` does, once a model trains in it."""
     if switched_off():
         return
-    attachment = Attachment(json.loads(os.environ[OPTIONS]))
+    attachment = ImportWatcher(json.loads(os.environ[OPTIONS]))
     finish = FailureGuard("script", "the report of what it did on the emulated GPU", on_stderr).hook(_finish)
 
     def at_exit(torch: Any) -> None:
@@ -39,7 +39,7 @@ def record() -> None:
     attachment.begin()
 
 
-def _finish(attachment: Attachment, torch: Any) -> None:
+def _finish(attachment: ImportWatcher, torch: Any) -> None:
     """Report, or say why there is nothing to report: a script that used the card must not end without a word."""
     attachment.end(None)
     if torch.cuda.is_initialized() and not attachment.recorded and os.environ.get("RANK", "0") == "0":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
-class Attachment:
+class ImportWatcher:
     """Wait for the script to import torch and transformers; without them do nothing. ``options`` are the callback's.
 
     ``children``: the processes that the script starts, if their trainers are to be recorded.

@@ -17,7 +17,7 @@ _CONTEXT = 0.8 * GIB  # a CUDA context and what cuDNN holds
 
 
 class Numbers(Protocol):
-    """What is known of a failure: numbers as attributes, NaN where unknown; see :class:`memprof.oom.facts.Facts`."""
+    """A failure's numbers as attributes, NaN if unknown; see :class:`memprof.oom.facts.FailureFacts`."""
 
     def __getattr__(self, name: str) -> float: ...
 

@@ -14,7 +14,7 @@ from memprof.oom.framework_settings import Names, names_for_program, names_in, p
 from memprof.oom.judge import judge
 from memprof.oom.knowledge_files import NumberMeaning, typed
 from memprof.oom.reading.engine_share import engine_shares, share_note
-from memprof.oom.reading.find import Reading, read_log
+from memprof.oom.reading.find import LogReading, read_log
 from memprof.oom.reading.unread import unread_figures
 from memprof.oom.stack import own_frame, phase_of
 from memprof.report.advice import Headline
@@ -73,7 +73,7 @@ def _same_event(event: ExplainedFailure, found: ExplainedFailure) -> bool:
     return alike and len({event.frame, found.frame} - {None}) < 2 and found.line - event.ranks[-1].line <= _APART
 
 
-def _notes(reading: Reading) -> list[str]:
+def _notes(reading: LogReading) -> list[str]:
     notes = []
     ranks = sorted({f.rank for f in reading.failures if f.rank is not None})
     if len(ranks) > 1:
@@ -87,7 +87,7 @@ def _notes(reading: Reading) -> list[str]:
     return notes
 
 
-def _fullest(reading: Reading) -> str:
+def _fullest(reading: LogReading) -> str:
     """Say which rank to look at first: the one that was missing most, where the messages tell."""
     missing = [(missing_bytes(f) or 0, -f.rank) for f in reading.failures if f.rank is not None]
     if not all(n for n, _ in missing):

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.oom.derived import BY_NUMBERS, SIZES, VALUES
 from memprof.oom.framework_settings import PLAIN, Names
-from memprof.oom.knowledge_files import FactRule, Rule, facts_file
+from memprof.oom.knowledge_files import FactRule, KnowledgeRule, facts_file
 from memprof.oom.reading.sizes import bytes_of
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
     from memprof.oom.arithmetic import Parts
-    from memprof.oom.failure import Failure, Frame
+    from memprof.oom.failure import Failure, TracebackFrame
     from memprof.report.oom import TextFact
 
 Value = str | int | float | bool | None
@@ -30,7 +30,7 @@ _NEAR, _INNER = 12, 6
 _LONGEST_CODE = 90
 
 
-class Facts:
+class FailureFacts:
     """Answer what is known of a failure by name; every answer is worked out when it is first asked for."""
 
     def __init__(self, values: Mapping[str, Value], failure: Failure | None = None, around: str = "") -> None:
@@ -45,7 +45,7 @@ class Facts:
         self._values: dict[str, Value] = {name: value for name, value in values.items() if value is not None}
         self._holds: dict[str, bool] = {}
         self._lines: dict[str, int | None] = {}
-        self.frames: Sequence[Frame] = failure.frames if failure else ()
+        self.frames: Sequence[TracebackFrame] = failure.frames if failure else ()
         self._message = failure.text if failure else ""
         self._around = [_without_proposals(around)]
         self._numbers: Sequence[int] = ()
@@ -101,7 +101,7 @@ class Facts:
             self._holds[name] = self._found(name)
         return self._holds[name]
 
-    def holds(self, rule: Rule) -> bool:
+    def holds(self, rule: KnowledgeRule) -> bool:
         """Say whether all of ``when``, one of ``any`` (if there are any) and none of ``unless`` hold."""
         if not all(map(self.has, rule.when)) or any(map(self.has, rule.unless)):
             return False
@@ -211,7 +211,7 @@ def _without_proposals(text: str) -> str:
     return re.sub(facts_file().pattern["proposed"], lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
-def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) -> Facts:
+def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) -> FailureFacts:
     """Return what is known of a failure: its numbers, whose run it was, and what its texts show."""
     words = {f"setting_{word}": text for word, text in {**PLAIN.words, **names.words}.items()}
     if names.framework:  # another framework's words would be foreign to it
@@ -233,10 +233,10 @@ def facts_of(failure: Failure, parts: Parts, phase: str | None, names: Names) ->
         "torch_at_most": version or oldest,
     }  # fmt: skip
     defaults = dict.fromkeys(names.on, True)  # settings that the framework has on unless told otherwise
-    facts = Facts({**failure.facts, **numbers, **words, **told, **defaults}, failure)
+    facts = FailureFacts({**failure.facts, **numbers, **words, **told, **defaults}, failure)
     if names.framework or facts.has("training"):
         return facts
-    return Facts({**facts.given, "setting_micro_batch": PLAIN.words["batch"]}, failure)
+    return FailureFacts({**facts.given, "setting_micro_batch": PLAIN.words["batch"]}, failure)
 
 
 def _of_this_run(parts: Parts, text: str) -> tuple[str | None, str | None]:

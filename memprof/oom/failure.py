@@ -8,7 +8,7 @@ from memprof.oom.message_form import Form
 
 
 @dataclass(frozen=True)
-class Frame:
+class TracebackFrame:
     """One frame of a pasted traceback; ``line`` is 0 and ``code`` empty where the paste does not tell."""
 
     path: str
@@ -47,7 +47,7 @@ class Failure:
     reserved: int | None = None
     other: int | None = None
     processes: tuple[tuple[int, int], ...] = ()
-    frames: tuple[Frame, ...] = field(default=(), repr=False)
+    frames: tuple[TracebackFrame, ...] = field(default=(), repr=False)
     facts: dict[str, int | float | str] = field(default_factory=dict)
     around: str = field(default="", repr=False)
     around_lines: tuple[int, ...] = field(default=(), repr=False)

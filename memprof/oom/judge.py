@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.oom.facts import Facts
+from memprof.oom.facts import FailureFacts
 from memprof.oom.failure import Failure
 from memprof.oom.knowledge_files import Cause, Circumstance, Remedy, Tries, causes, circumstances, typed
 from memprof.oom.known_messages import answer_of
@@ -21,7 +21,7 @@ _NO_RECORDING = {"overflow", "metal_buffer", "memprof_said"}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OomVerdict:
     """The cause as an id, a finer id of why, and a sentence."""
 
     cause: str
@@ -39,7 +39,7 @@ class _Proposal:
     id: str = ""
 
 
-def judge(failure: Failure, facts: Facts) -> tuple[Verdict, list[Advice]]:
+def judge(failure: Failure, facts: FailureFacts) -> tuple[OomVerdict, list[Advice]]:
     """Return why it failed and what to try, first things first."""
     verdict, rule, around = _decided(failure, facts)
     proposals = [*_proposed(rule.tries, rule.certainty)]
@@ -53,7 +53,7 @@ def judge(failure: Failure, facts: Facts) -> tuple[Verdict, list[Advice]]:
     return verdict, _for_backend(failure.backend, list(dict(tried).items()))
 
 
-def _decided(failure: Failure, facts: Facts) -> tuple[Verdict, Cause, list[Circumstance]]:
+def _decided(failure: Failure, facts: FailureFacts) -> tuple[OomVerdict, Cause, list[Circumstance]]:
     """Return the verdict, the rule whose remedies count, and the circumstances that hold."""
     device = failure.kind == "device"
     rule = next(row for row in causes() if facts.holds(row)) if device else answer_of(failure.form)
@@ -69,10 +69,10 @@ def _decided(failure: Failure, facts: Facts) -> tuple[Verdict, Cause, list[Circu
         facts.decide(cause, reason)
     for leads, sentence in sentences:
         said.insert(0 if leads else len(said), sentence)
-    return Verdict(cause, reason, " ".join(_sentences(said))), rule, around
+    return OomVerdict(cause, reason, " ".join(_sentences(said))), rule, around
 
 
-def _around(failure: Failure, cause: str, facts: Facts) -> list[Circumstance]:
+def _around(failure: Failure, cause: str, facts: FailureFacts) -> list[Circumstance]:
     """Return the circumstances that hold, of one group only the first."""
     found: dict[str, Circumstance] = {}
     for entry in circumstances():
@@ -99,7 +99,7 @@ def _proposed(tries: Tries, certainty: float) -> Iterator[_Proposal]:
         yield _Proposal(entry, certainty, place, item if isinstance(item, str) else "")
 
 
-def _of_work(facts: Facts) -> Tries:
+def _of_work(facts: FailureFacts) -> Tries:
     """Return what makes less of the work that was being done."""
     if facts.has("images") or facts.has("serving"):
         kind = "images" if facts.has("images") else "serving"
@@ -109,7 +109,7 @@ def _of_work(facts: Facts) -> Tries:
     return work.get(facts.text("phase") or ("load" if facts.has("loading") else "other")) or work["other"]
 
 
-def _ranked(proposals: Sequence[_Proposal], facts: Facts) -> list[Advice]:
+def _ranked(proposals: Sequence[_Proposal], facts: FailureFacts) -> list[Advice]:
     """Return what is possible and of use: by certainty and what it frees of what is missing, then by its price."""
     scored = [(score, p) for p in proposals if (score := _score(p, facts)) is not None]
     listed: list[_Proposal] = []
@@ -121,13 +121,13 @@ def _ranked(proposals: Sequence[_Proposal], facts: Facts) -> list[Advice]:
     return [advice for proposal in listed for advice in _worded(proposal.entry, facts)]
 
 
-def _worded(entry: Remedy, facts: Facts) -> list[Advice]:
+def _worded(entry: Remedy, facts: FailureFacts) -> list[Advice]:
     """Return a remedy in words; none where its framework has no word for it."""
     do, why = choose(entry.do, facts, entry.do_when), choose(entry.why, facts, entry.why_when)
     return [(do, why)] if do and why else []
 
 
-def _score(proposal: _Proposal, facts: Facts) -> float | None:
+def _score(proposal: _Proposal, facts: FailureFacts) -> float | None:
     """Return a remedy's rank, None where it is impossible, done already or of no use."""
     entry = proposal.entry
     if not possible(entry, facts):

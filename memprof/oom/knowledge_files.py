@@ -27,7 +27,7 @@ Tries = tuple[str | tuple[Texts, Texts], ...]
 _T = TypeVar("_T")
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KnowledgeRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What rules have in common: all facts of ``when``, one of ``any`` and none of ``unless`` must hold."""
 
     when: Names = ()
@@ -35,7 +35,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     unless: Names = ()
 
 
-class FactRule(Rule, frozen=True, kw_only=True):
+class FactRule(KnowledgeRule, frozen=True, kw_only=True):
     """How a fact is told from frames, the message and the lines around it; ``facts.toml`` explains the keys."""
 
     says: str = ""
@@ -70,7 +70,7 @@ class FactsFile(msgspec.Struct, frozen=True):
     table: dict[str, ProcessTable]
 
 
-class Remedy(Rule, frozen=True, kw_only=True):
+class Remedy(KnowledgeRule, frozen=True, kw_only=True):
     """What would help; ``remedies.toml`` explains the keys."""
 
     do: Texts
@@ -86,7 +86,7 @@ class Remedy(Rule, frozen=True, kw_only=True):
     covers: Names = ()
 
 
-class Cause(Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
+class Cause(KnowledgeRule, frozen=True, kw_only=True, rename={"tries": "try"}):
     """Why it failed, by numbers (``causes.toml``) or by the message alone (an ``answer`` beside it)."""
 
     because: Texts = ""
@@ -99,7 +99,7 @@ class Cause(Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
     same_as: str = ""
 
 
-class Circumstance(Rule, frozen=True, kw_only=True, rename={"tries": "try"}):
+class Circumstance(KnowledgeRule, frozen=True, kw_only=True, rename={"tries": "try"}):
     """What frames and lines around a message add; ``causes.toml`` explains the keys."""
 
     id: str
@@ -122,7 +122,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     setting: str
     costs: str
     exact: bool
-    toll: str
+    cost_rank: str
 
 
 class NumberMeaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from memprof.oom.facts import Facts
+from memprof.oom.facts import FailureFacts
 from memprof.oom.knowledge_files import REMEDY_FILES, Change, Remedy, remedies_of, typed
 from memprof.oom.wording import fill
 
@@ -18,7 +18,7 @@ class WordedChange:
     setting: str
     costs: str
     exact: bool
-    toll: str
+    cost_rank: str
 
 
 _changes = cache(lambda: typed("remedies", "change", dict[str, Change]))
@@ -37,12 +37,12 @@ def remedy(name: str) -> Remedy:
     raise KeyError(name)
 
 
-def possible(entry: Remedy, facts: Facts) -> bool:
+def possible(entry: Remedy, facts: FailureFacts) -> bool:
     """Tell whether a remedy applies, contradicts no fact and is not set already."""
     return facts.holds(entry) and not (entry.already and facts.has(entry.already))
 
 
-def change(name: str, facts: Facts) -> WordedChange | None:
+def change(name: str, facts: FailureFacts) -> WordedChange | None:
     """Return a remedy as advice for a recording; None where it is not open to the run or has no setting there."""
     entry = _changes()[name]
     if not possible(remedy(entry.remedy), facts):
@@ -50,4 +50,4 @@ def change(name: str, facts: Facts) -> WordedChange | None:
     action, setting, costs = (fill(text, facts) for text in (entry.action, entry.setting, entry.costs))
     if action is None or setting is None or costs is None:
         return None
-    return WordedChange(action, setting, costs, entry.exact, entry.toll)
+    return WordedChange(action, setting, costs, entry.exact, entry.cost_rank)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from memprof.attribution.rules import file_test, function_names, load_rules
 from memprof.frame_paths import frame_path
-from memprof.oom.failure import Frame
+from memprof.oom.failure import TracebackFrame
 
 _STANDARD = re.compile(
     r"(?i)(?:.{0,1000}[/\\])?lib(?:64)?[/\\]python\d[^/\\]{0,100}[/\\]|<frozen|<string>|<__array_function__"
 )
 
 
-def phase_of(frames: Sequence[Frame]) -> str | None:
+def phase_of(frames: Sequence[TracebackFrame]) -> str | None:
     """Return the phase a traceback ended in, or None where no rule of ``rules.toml`` knows its frames."""
     if not frames:
         return None
@@ -29,21 +29,21 @@ def phase_of(frames: Sequence[Frame]) -> str | None:
     return None
 
 
-def _which_pass(frames: Sequence[Frame]) -> str | None:
+def _which_pass(frames: Sequence[TracebackFrame]) -> str | None:
     """Tell whose log-probabilities a pass computes; None for a lone frame, which a loss or a rollout may call."""
     if any("ref" in frame.function.lower() or re.search(r"\bref_|\.ref\b|ref_model", frame.code) for frame in frames):
         return "reference_logprobs"
     return "old_logprobs" if len(frames) > 1 else None
 
 
-def _matches(pattern: str, frame: Frame) -> bool:
+def _matches(pattern: str, frame: TracebackFrame) -> bool:
     file, _, function = pattern.partition(":")
     if function != "*" and not function_names(function).fits(frame.function):
         return False
     return file == "*" or file_test(file)(frame_path(frame.path))
 
 
-def own_frame(frames: Sequence[Frame]) -> str | None:
+def own_frame(frames: Sequence[TracebackFrame]) -> str | None:
     """Return the innermost frame outside installed libraries, as ``file:line function``."""
     for frame in reversed(frames):
         if frame.path and not frame_path(frame.path).rooted and not _STANDARD.match(frame.path):

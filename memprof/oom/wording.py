@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from memprof.oom.derived import SIZES
-from memprof.oom.facts import Facts, Value
+from memprof.oom.facts import FailureFacts, Value
 from memprof.oom.knowledge_files import Texts
 from memprof.units import format_bytes
 
@@ -22,7 +22,7 @@ class _Unknown(Exception):
     """A name of the template is not known."""
 
 
-def choose(texts: Texts, facts: Facts, conditions: Sequence[Sequence[str]] = ()) -> str | None:
+def choose(texts: Texts, facts: FailureFacts, conditions: Sequence[Sequence[str]] = ()) -> str | None:
     """Return the first text whose facts hold and whose names are all known, filled in; None where none is."""
     options = (texts,) if isinstance(texts, str) else texts
     for i, text in enumerate(options):
@@ -33,7 +33,7 @@ def choose(texts: Texts, facts: Facts, conditions: Sequence[Sequence[str]] = ())
     return None
 
 
-def fill(text: str, facts: Facts) -> str | None:
+def fill(text: str, facts: FailureFacts) -> str | None:
     """Return a template with its names filled in, None where one that may not fall away is unknown."""
 
     def optional(match: re.Match[str]) -> str:
@@ -45,7 +45,7 @@ def fill(text: str, facts: Facts) -> str | None:
         return None
 
 
-def _said(match: re.Match[str], facts: Facts) -> str:
+def _said(match: re.Match[str], facts: FailureFacts) -> str:
     name, spec, otherwise = match.groups()
     if name.startswith("?"):
         if facts.has(name[1:]):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.plan.search import Row
+from memprof.plan.search import SearchRow
 
 #: Times that differ by less than this share are a tie: estimates are not better than that.
 ALIKE = 0.10
 
 
-def pace_of(row: Row) -> float | None:
+def pace_of(row: SearchRow) -> float | None:
     """Return the seconds a step takes for each token it trains on; None where no time is estimated.
 
     Rows with equal lengths and batches differ as their steps do; other rows (values of ``--vary``) do other work in
@@ -21,7 +21,7 @@ def pace_of(row: Row) -> float | None:
     return None if row.step_s is None else row.step_s / tokens
 
 
-def front_of(rows: Sequence[Row]) -> list[bool | None]:
+def front_of(rows: Sequence[SearchRow]) -> list[bool | None]:
     """Tell of each row whether it is on the front: no row is as fast and as small, and better in one of the two.
 
     A row that does not fit takes no row that fits off the front. None where no time is estimated.
@@ -29,7 +29,7 @@ def front_of(rows: Sequence[Row]) -> list[bool | None]:
     return [None if pace_of(row) is None else not any(_beats(other, row) for other in rows) for row in rows]
 
 
-def _beats(other: Row, row: Row) -> bool:
+def _beats(other: SearchRow, row: SearchRow) -> bool:
     theirs, own = pace_of(other), pace_of(row)
     if theirs is None or own is None or (row.fits and not other.fits):
         return False
@@ -37,7 +37,7 @@ def _beats(other: Row, row: Row) -> bool:
     return no_worse and (theirs, other.device_peak_bytes) != (own, row.device_peak_bytes)
 
 
-def fastest_of(rows: Sequence[Row]) -> Row | None:
+def fastest_of(rows: Sequence[SearchRow]) -> SearchRow | None:
     """Return the fastest row that fits; of those within :data:`ALIKE` of it, the first.
 
     Methods are listed with those first that train the most and round the least. None where no row both fits and has an
@@ -50,7 +50,7 @@ def fastest_of(rows: Sequence[Row]) -> Row | None:
     return next(row for pace, row in timed if pace <= best * (1 + ALIKE))
 
 
-def recommended_of(rows: Sequence[Row]) -> Row | None:
+def recommended_of(rows: Sequence[SearchRow]) -> SearchRow | None:
     """Return the row to recommend: of those that fit in stock TRL the fastest that trains the most; None if none fits.
 
     The whole model is more than an adapter, in float32 more than in half precision, whose rounding loses small updates;
@@ -66,7 +66,7 @@ def recommended_of(rows: Sequence[Row]) -> Row | None:
     return fastest_of(alike) or alike[0]
 
 
-def _trained(row: Row) -> int:
+def _trained(row: SearchRow) -> int:
     """Rank how much of a model a row trains."""
     if not row.settings.has_adapter:
         return 3 if row.settings.weights_dtype == "float32" else 2

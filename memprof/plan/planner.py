@@ -19,7 +19,7 @@ from memprof.executors import ExecutorChoice
 from memprof.plan.headline import headline_of_plan
 from memprof.plan.methods import methods_for
 from memprof.plan.pareto_front import fastest_of, front_of, recommended_of
-from memprof.plan.search import ROUNDS, Row, largest_of_each, row_of
+from memprof.plan.search import ROUNDS, SearchRow, largest_of_each, row_of
 from memprof.plan.simulations import SimulatedRow
 from memprof.plan.sizes import MAXIMIZE, choices, end_of_search, halved
 from memprof.plan.subprocess_runner import Runner, runner
@@ -28,7 +28,7 @@ from memprof.report.plan import Plan as PlanAnswer
 from memprof.units import amount
 from memprof.vocabulary import Category
 
-__all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
+__all__ = ["AIMS", "MAXIMIZE", "MethodPlan", "SearchRow", "limit_of", "make_plan"]
 
 #: What ``--maximize`` takes: what a search enlarges, or ``speed``, which enlarges nothing.
 AIMS: tuple[Aim, ...] = (*MAXIMIZE, "speed")
@@ -41,7 +41,7 @@ _STANDING = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class MethodPlan:
     """Hold a plan.
 
     ``rows`` are the methods or the values of ``--vary``. ``best`` is, of all that were found to fit, the one with the
@@ -52,15 +52,15 @@ class Plan:
 
     model: str
     gpu: str
-    rows: list[Row]
-    best: Row | None
+    rows: list[SearchRow]
+    best: SearchRow | None
     maximized: Aim
     executed: int
     notes: list[str]
     not_given: tuple[str, ...] = ()
 
     @property
-    def fastest(self) -> Row | None:
+    def fastest(self) -> SearchRow | None:
         """Return the fastest that fits: of the rows, or with smaller micro-batches where those were searched."""
         return fastest_of(_that_do_the_step(self.rows) if self.maximized == "speed" else self.rows)
 
@@ -94,8 +94,8 @@ def make_plan(
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
     executor: Executor | ExecutorChoice | str | None = None,
-    on_row: Callable[[Row], None] | None = None,
-) -> Plan:
+    on_row: Callable[[SearchRow], None] | None = None,
+) -> MethodPlan:
     """Simulate the methods (or one setting's values), and recommend one, or search the best configuration that fits.
 
     Args:
@@ -152,10 +152,10 @@ def make_plan(
         notes = [*_notes(base, rows, best, aim, card), *_reasons(left_out)]
         if not searched and vary is None and best is not None:
             notes = [*_alternative(rows, best), *notes]
-        return Plan(base.model, gpu, rows, best, aim, machine.executed, notes, base.assumed)
+        return MethodPlan(base.model, gpu, rows, best, aim, machine.executed, notes, base.assumed)
 
 
-def _largest_value(rows: list[Row], name: str) -> Row | None:
+def _largest_value(rows: list[SearchRow], name: str) -> SearchRow | None:
     """Return the row that fits with the largest value of a setting; of values in words, the one that needs most."""
     fitting = [row for row in rows if row.fits]
     values = [getattr(row.settings, name) for row in fitting]
@@ -178,12 +178,12 @@ def _refuse_unknown_speed(gpu: str) -> None:
         raise UsageError(f"--maximize speed needs a known GPU model, e.g. --gpu 4090 (got {gpu}).")
 
 
-def _that_do_the_step(rows: list[Row]) -> list[Row]:
+def _that_do_the_step(rows: list[SearchRow]) -> list[SearchRow]:
     """List the rows in their order, in smaller micro-batches where they do not fit as given."""
     return [row.largest if row.largest is not None and not row.fits else row for row in rows]
 
 
-def _with_front(rows: list[Row], both: bool) -> list[PlanRow]:
+def _with_front(rows: list[SearchRow], both: bool) -> list[PlanRow]:
     """Return the rows, each with its place on the front; ``both``: the smaller micro-batches' too."""
     smaller = [row.largest for row in rows if both and row.largest is not None and not row.fits]
     front = front_of([*rows, *smaller])
@@ -243,7 +243,7 @@ def limit_of(gpu: str) -> int:
     return limit_bytes(find_gpu(gpu).total_bytes)
 
 
-def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
+def _shrunk(machine: Runner, rows: list[SearchRow]) -> SearchRow | None:
     """Shrink the leanest method, where none fits as given: smaller micro-batches, then shorter completions."""
     row = min(rows, key=lambda r: r.device_peak_bytes)
     if row.limit_bytes is not None and sum(row.categories.get(name, 0) for name in _STANDING) > row.limit_bytes:
@@ -260,7 +260,7 @@ def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
     return None
 
 
-def _alternative(rows: list[Row], best: Row) -> list[str]:
+def _alternative(rows: list[SearchRow], best: SearchRow) -> list[str]:
     """Say what the lean trainer saves where the recommendation is stock TRL's, in the row that trains alike."""
     alike = [
         row for row in rows
@@ -277,7 +277,7 @@ def _alternative(rows: list[Row], best: Row) -> list[str]:
     return [f"alternative: {row.method} needs {amount(less)} less{slower}"]
 
 
-def _kept(rows: list[Row], card: Gpu) -> list[str]:
+def _kept(rows: list[SearchRow], card: Gpu) -> list[str]:
     """Say how much room was kept for what is not known, and in which rows."""
     kept: dict[str, list[str]] = {}
     for row in rows:
@@ -291,7 +291,7 @@ def _reasons(left_out: dict[str, str]) -> list[str]:
     return [f"left out: {', '.join(methods)} ({why})" for why, methods in names.items()]
 
 
-def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, card: Gpu) -> list[str]:
+def _notes(base: Settings, rows: list[SearchRow], best: SearchRow | None, maximized: str, card: Gpu) -> list[str]:
     notes = ["the step was executed on fake tensors; reserved memory came from a model of CUDA's caching allocator"]
     if base.generation == "hf" and not base.supervised:
         notes.append(

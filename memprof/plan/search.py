@@ -23,7 +23,7 @@ ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class Row:
+class SearchRow:
     """Hold one simulated configuration; sizes in bytes. ``device_peak_bytes`` is reserved plus outside torch.
 
     ``largest`` is the largest configuration of the same method that was found to fit, where one was searched.
@@ -42,7 +42,7 @@ class Row:
     categories: Mapping[Category, int] = field(default_factory=dict)
     step_s: float | None = None
     limit_bytes: int | None = None
-    largest: Row | None = None
+    largest: SearchRow | None = None
 
     @property
     def used(self) -> float:
@@ -66,9 +66,9 @@ class Row:
         )
 
 
-def row_of(name: str, settings: Settings, result: SimulatedRow) -> Row:
+def row_of(name: str, settings: Settings, result: SimulatedRow) -> SearchRow:
     """Make a row of what the simulation of some settings returned."""
-    return Row(
+    return SearchRow(
         method=name,
         settings=settings,
         fits=bool(result.fits),
@@ -84,8 +84,8 @@ def row_of(name: str, settings: Settings, result: SimulatedRow) -> Row:
 
 
 def largest_of_each(
-    machine: Runner, rows: list[Row], results: list[SimulatedRow], what: str
-) -> tuple[list[Row], Row | None]:
+    machine: Runner, rows: list[SearchRow], results: list[SimulatedRow], what: str
+) -> tuple[list[SearchRow], SearchRow | None]:
     """Search the most of ``what`` that fits with every method.
 
     Args:
@@ -114,15 +114,15 @@ def largest_of_each(
 class _Search:
     """Look for one method's largest size between the largest that fitted and the smallest that did not."""
 
-    def __init__(self, row: Row, result: SimulatedRow, what: str) -> None:
+    def __init__(self, row: SearchRow, result: SimulatedRow, what: str) -> None:
         self.row, self._what = row, what
         self.sizes = choices(row.settings, what)
-        self.good: Row | None = None
-        self._bad: Row | None = None
+        self.good: SearchRow | None = None
+        self._bad: SearchRow | None = None
         self._told: Changes | None = None
         self.saw(row, result)
 
-    def saw(self, tried: Row, result: SimulatedRow) -> None:
+    def saw(self, tried: SearchRow, result: SimulatedRow) -> None:
         """Take in what was simulated, and where that says to look."""
         self._told = result.largest
         if tried.fits:

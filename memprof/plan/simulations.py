@@ -30,7 +30,7 @@ class SizeChoices(Model, frozen=True, kw_only=True):
     enough: Positive
 
 
-class Question(Model, frozen=True, kw_only=True):
+class SimulationRequest(Model, frozen=True, kw_only=True):
     """A simulation to make.
 
     Attributes:
@@ -111,7 +111,7 @@ class SimulatedRow(Model, frozen=True, kw_only=True):
         return None if self.verdict is None else self.verdict.limit_bytes
 
 
-class Answer(Model, frozen=True, kw_only=True):
+class SimulationResult(Model, frozen=True, kw_only=True):
     """The answer of a process that simulates: a row, or a sentence and the exit code of its error."""
 
     row: SimulatedRow | None = None

@@ -24,7 +24,7 @@ from memprof.config.settings import Settings
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.executors import ExecutorChoice, as_cluster, cores, free_memory, open_executor
 from memprof.plan import cache
-from memprof.plan.simulations import Answer, Question, SimulatedRow, SizeChoices
+from memprof.plan.simulations import SimulatedRow, SimulationRequest, SimulationResult, SizeChoices
 
 _ONE = 1_200_000_000  # bytes a worker takes while it simulates, as measured and with some reserve
 _MOST_WORKERS = 4  # more only share a machine's memory bandwidth
@@ -103,7 +103,7 @@ class Runner:
 
     def _rows(
         self,
-        questions: list[Question],
+        questions: list[SimulationRequest],
         done: Callable[[int, SimulatedRow], None] | None = None,
         refused: dict[int, str] | None = None,
     ) -> dict[int, SimulatedRow]:
@@ -136,7 +136,7 @@ class Runner:
                 done(index, row)
         return rows
 
-    def _row(self, future: Future[SimulatedRow], question: Question) -> SimulatedRow:
+    def _row(self, future: Future[SimulatedRow], question: SimulationRequest) -> SimulatedRow:
         """Return a simulation's row; what a lost process of this machine did not answer is simulated here."""
         if self._cluster is not None:
             return self._cluster.result(future)
@@ -149,13 +149,13 @@ class Runner:
                 raise
             return self._here(question).result()
 
-    def _key(self, question: Question) -> str:
+    def _key(self, question: SimulationRequest) -> str:
         config = find_config(question.settings["model"])
         if (judge := question.settings["reward_model"]) is not None:
             config = {**config, "reward_model": find_config(judge)}
         return cache.key_of(question.settings, config, question.gpu, question.sizes)
 
-    def _keep(self, question: Question, row: SimulatedRow) -> None:
+    def _keep(self, question: SimulationRequest, row: SimulatedRow) -> None:
         """Keep a row; where its run was resized, also the plain row, for searches that ask for that alone."""
         cache.store(self._key(question), row)
         if question.sizes is not None:
@@ -175,7 +175,7 @@ class Runner:
             worker.end()
         self._threads.shutdown(wait=True)
 
-    def _submit(self, question: Question) -> Future[SimulatedRow]:
+    def _submit(self, question: SimulationRequest) -> Future[SimulatedRow]:
         if self._cluster is not None:
             return self._cluster.submit(simulated_there, question)
         if self._executor is not None:
@@ -183,7 +183,7 @@ class Runner:
                 return self._executor.submit(simulated_there, question)
         return self._here(question)
 
-    def _here(self, question: Question) -> Future[SimulatedRow]:
+    def _here(self, question: SimulationRequest) -> Future[SimulatedRow]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="memprof-simulations")
             self._all = [_Worker() for _ in range(self.workers)]
@@ -191,15 +191,15 @@ class Runner:
                 self._idle.put(worker)
         return self._threads.submit(self._ask, question)
 
-    def _ask(self, question: Question) -> SimulatedRow:
+    def _ask(self, question: SimulationRequest) -> SimulatedRow:
         worker = self._idle.get()
         try:
             return worker.ask(question)
         finally:
             self._idle.put(worker)
 
-    def _question(self, settings: Settings, sizes: SizeChoices | None) -> Question:
-        return Question(settings=settings.to_dict(), gpu=self.gpu, sizes=sizes)
+    def _question(self, settings: Settings, sizes: SizeChoices | None) -> SimulationRequest:
+        return SimulationRequest(settings=settings.to_dict(), gpu=self.gpu, sizes=sizes)
 
     def _step(self) -> None:
         self._done += 1
@@ -215,7 +215,7 @@ class _Worker:
         self._ended = False
         self._starting = Lock()
 
-    def ask(self, question: Question) -> SimulatedRow:
+    def ask(self, question: SimulationRequest) -> SimulatedRow:
         """Return the row of one simulation.
 
         Raises:
@@ -236,7 +236,7 @@ class _Worker:
         if not line:
             self._process = None
             raise InputError(f"the process that simulates ended by itself (exit code {process.wait()}).")
-        answer = msgspec.json.decode(line, type=Answer)
+        answer = msgspec.json.decode(line, type=SimulationResult)
         if answer.row is None:
             raise (UsageError if answer.exit_code == UsageError.exit_code else InputError)(answer.error or "no answer")
         return answer.row
@@ -285,7 +285,7 @@ def runner(
             made.close()
 
 
-def simulated_there(question: Question) -> SimulatedRow:
+def simulated_there(question: SimulationRequest) -> SimulatedRow:
     """Simulate in a process beside this one, which stays for the next question: a cluster's worker calls this.
 
     Raises:

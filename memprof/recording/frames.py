@@ -22,7 +22,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "compat") + os.sep)
 
 
-class Frame(TypedDict):
+class FrameRecord(TypedDict):
     """A frame of a stack, as torch writes it."""
 
     name: str
@@ -31,7 +31,7 @@ class Frame(TypedDict):
 
 
 #: Frames, innermost first.
-Stack = list[Frame]
+Stack = list[FrameRecord]
 
 
 def capture_function(stacks: str | None) -> Callable[[], Any] | None:
@@ -80,7 +80,7 @@ class StackWriter:
     def __init__(self, hidden: Sequence[str] = ()) -> None:
         self._hidden = (*_OURS, *hidden)
         self._stacks: dict[tuple[int, ...], Stack] = {}
-        self._frames: dict[tuple[str, int, str], Frame] = {}
+        self._frames: dict[tuple[str, int, str], FrameRecord] = {}
 
     def write(self, captured: list[Any]) -> list[Stack]:
         """Return frames of each captured stack (``[]`` for None), in the order given."""
@@ -92,7 +92,7 @@ class StackWriter:
             with compiler_not_imported():
                 readable = symbolize([captured[i] for i in batch])
             # Dicts are shared inside one batch and kept alive, so ids name frames while it lasts.
-            known: dict[int, Frame | None] = {}
+            known: dict[int, FrameRecord | None] = {}
             same: dict[tuple[int, ...], Stack] = {}
             for i, frames in zip(batch, readable, strict=True):
                 key = tuple(map(id, frames))
@@ -102,7 +102,7 @@ class StackWriter:
                 out[i] = stack
         return out
 
-    def _intern(self, frames: list[Any], known: dict[int, Frame | None]) -> Stack:
+    def _intern(self, frames: list[Any], known: dict[int, FrameRecord | None]) -> Stack:
         mine = []
         for frame in frames:
             key = id(frame)
@@ -112,7 +112,7 @@ class StackWriter:
                 mine.append(shared)
         return self._stacks.setdefault(tuple(map(id, mine)), mine)
 
-    def _frame(self, frame: Frame) -> Frame | None:
+    def _frame(self, frame: FrameRecord) -> FrameRecord | None:
         file, line, name = str(frame["filename"]), int(frame["line"]), str(frame["name"])
         if file.startswith(self._hidden):
             return None

@@ -29,7 +29,7 @@ class TraceEntry(TypedDict, total=False):
 Trace = list[TraceEntry]
 
 
-class Block(TypedDict, total=False):
+class BlockRecord(TypedDict, total=False):
     """A block of a segment, as torch writes it; torch before 2.1 leaves the address out."""
 
     address: int
@@ -53,7 +53,7 @@ class Segment(TypedDict, total=False):
     segment_pool_id: tuple[int, int]
     is_expandable: bool
     frames: Stack
-    blocks: list[Block]
+    blocks: list[BlockRecord]
 
 
 class RawSnapshot(TypedDict, total=False):
@@ -66,7 +66,7 @@ class RawSnapshot(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Tags:
+class AllocationTags:
     """Hold the tags of every allocation from now on."""
 
     phase: str = "other"
@@ -206,7 +206,7 @@ class Recorder(Protocol):
         """Return a time on the clock of the trace's events."""
         ...
 
-    def set_tags(self, tags: Tags) -> None: ...
+    def set_tags(self, tags: AllocationTags) -> None: ...
 
     def open_window(self) -> None: ...
 

@@ -22,8 +22,9 @@ from memprof.recording.guard import FailureGuard, as_warning, error_text, guarde
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.owners import OwnershipRegistry
 from memprof.recording.phase_peaks import PhasePeaks
-from memprof.recording.phases import PhaseLog, PhaseMark, step_number
+from memprof.recording.phases import PhaseLog, PhaseSpan, step_number
 from memprof.recording.recorder import (
+    AllocationTags,
     DeviceInfo,
     FailedRequest,
     PhaseCount,
@@ -31,7 +32,6 @@ from memprof.recording.recorder import (
     Recorded,
     Recorder,
     RunIdentity,
-    Tags,
     WindowPeaks,
 )
 from memprof.recording.referrers import find_holders
@@ -286,12 +286,12 @@ class Session:
             self._lengths.extend([self._step, prompt, completion] for prompt, completion in lengths)
 
     @guarded
-    def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
+    def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseSpan | None:
         """Open a phase; None if memprof failed."""
-        mark: PhaseMark | None = self._guarded(self._enter, name, step, detail)
+        mark: PhaseSpan | None = self._guarded(self._enter, name, step, detail)
         return mark
 
-    def _enter(self, name: str, step: int | None, detail: str | None) -> PhaseMark:
+    def _enter(self, name: str, step: int | None, detail: str | None) -> PhaseSpan:
         self._thread = threading.get_ident()
         if name not in _LAST_THINGS:
             self._go_on()
@@ -301,14 +301,14 @@ class Session:
         return mark
 
     @guarded
-    def exit_phase(self, mark: PhaseMark) -> None:
+    def exit_phase(self, mark: PhaseSpan) -> None:
         """Close a phase, and look at what it left: gradients, optimizer state, the allocator's peaks."""
         if self._ended is None:
             self._guarded(self._exit, mark)
         else:
             self.guard(self._tag)  # the recording has closed it, and this thread's tag goes
 
-    def _exit(self, mark: PhaseMark) -> None:
+    def _exit(self, mark: PhaseSpan) -> None:
         if mark.phase in _AFTER_GRADIENTS:
             self.owners.claim_gradients()
         if mark.phase in _WITH_SHARDS:
@@ -318,11 +318,11 @@ class Session:
         self._close(mark)
         self._tag()
 
-    def _close(self, mark: PhaseMark) -> None:
+    def _close(self, mark: PhaseSpan) -> None:
         for closed in self.phases.exit(mark):
             self._count(closed, self._peaks.leave(closed))
 
-    def _count(self, mark: PhaseMark, peaks: WindowPeaks) -> None:
+    def _count(self, mark: PhaseSpan, peaks: WindowPeaks) -> None:
         end_us = self.recorder.now_us() if mark.end_us is None else mark.end_us
         self._counters.append(PhaseCount(mark.phase, mark.step, mark.start_us, end_us, peaks))
         self._counted += 1
@@ -351,7 +351,7 @@ class Session:
         phase = current.phase if current else Phase.OTHER.value
         step = current.step if current and current.step is not None else self._step
         role = "reference" if phase == Phase.REFERENCE_LOGPROBS.value else None
-        self.recorder.set_tags(Tags(phase, step, role))
+        self.recorder.set_tags(AllocationTags(phase, step, role))
         if self.phases.current is None and (untag := getattr(self.recorder, "untag", None)) is not None:
             untag()
 

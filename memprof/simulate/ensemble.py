@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from memprof.allocator import replay
-from memprof.allocator.model import OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory
 from memprof.allocator.replay import Program
 from memprof.allocator.settings import AllocatorSettings, settings_of
 from memprof.config.fits import MARGIN, room_bytes
@@ -99,7 +99,7 @@ def fits_within(program: Program, settings: AllocatorSettings, room: int) -> boo
     """Tell whether a program runs in ``room`` bytes, cached segments given back where they have to be."""
     try:
         reserved_within(program, settings, room)
-    except OutOfMemory:
+    except AllocatorOutOfMemory:
         return False
     return True
 

@@ -14,12 +14,12 @@ from memprof.config.fits import room_bytes
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.plan.simulations import Question, SimulatedRow, SimulatedVerdict
+from memprof.plan.simulations import SimulatedRow, SimulatedVerdict, SimulationRequest
 from memprof.report.base import known
 from memprof.report.codec import to_builtins
 from memprof.simulate.ensemble import allocator_of, ensemble_of, margin_kept, reserved_within
 from memprof.simulate.run import simulate_settings
-from memprof.simulate.verdict import Verdict, host_need, verdict_of
+from memprof.simulate.verdict import FitVerdict, host_need, verdict_of
 from memprof.snapshot.columns import collector_paused
 from memprof.vocabulary import Category, Phase
 
@@ -34,7 +34,7 @@ class Outcome:
 
     raw: SnapshotFile
     analysis: Analysis
-    verdict: Verdict | None
+    verdict: FitVerdict | None
 
 
 def evaluate(
@@ -105,7 +105,7 @@ def _judged(
     return _outcome(squeezed_raw, squeezed, verdict_of(squeezed, gpu, fits=True, flushes=True, ensemble=ensemble))
 
 
-def _outcome(raw: SnapshotFile, analysis: Analysis, verdict: Verdict | None) -> Outcome:
+def _outcome(raw: SnapshotFile, analysis: Analysis, verdict: FitVerdict | None) -> Outcome:
     """Put the verdict into the snapshot, which reports and screens read."""
     if verdict is not None:
         host = host_need(analysis)
@@ -130,7 +130,7 @@ def analyse(raw: SnapshotFile, advisor: Advisor | None = None) -> Analysis:
     return analyze(snapshot_from_raw(shallow), advisor=advisor)
 
 
-def run_row(question: Question) -> SimulatedRow:
+def run_row(question: SimulationRequest) -> SimulatedRow:
     """Simulate what a process was asked for, and sum it up.
 
     Of a generation's steps the first and the last are run, of micro-batches the first three and the last: a search asks

@@ -31,7 +31,7 @@ _CLOSE = 16  # tokens: lengths nearer to one another than this are not executed 
 
 
 @dataclass(frozen=True)
-class Lengths:
+class CompletionLengths:
     """Hold completion lengths in tokens, sorted, none above ``longest`` (where generation is cut)."""
 
     source: str
@@ -48,7 +48,7 @@ class Lengths:
         return self.values[min(max(place, 1), len(self.values)) - 1]
 
 
-def read_lengths(text: str, longest: int) -> Lengths:
+def read_lengths(text: str, longest: int) -> CompletionLengths:
     """Read lengths as ``--completion-lengths`` gives them, cut at ``longest`` tokens.
 
     ``mean:deviation`` (a normal distribution's quantiles), ``120,300,512``, or a file: a JSON list, numbers one a line,
@@ -75,10 +75,10 @@ def read_lengths(text: str, longest: int) -> Lengths:
     )
 
 
-def _lengths(source: str, values: list[int], longest: int) -> Lengths:
+def _lengths(source: str, values: list[int], longest: int) -> CompletionLengths:
     if not values or min(values) < 1:
         raise InputError(f"{source}: completion lengths must be whole numbers of tokens, at least 1 each.")
-    return Lengths(source, tuple(sorted(min(value, longest) for value in values)), longest)
+    return CompletionLengths(source, tuple(sorted(min(value, longest) for value in values)), longest)
 
 
 def _from_file(path: Path) -> list[int]:
@@ -135,7 +135,9 @@ def _sentence(found: LengthReport) -> str:
 _Execute = Callable[["list[Settings]"], "list[SimulatedRow]"]
 
 
-def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[int, SimulatedRow]) -> LengthReport:
+def study(
+    settings: Settings, lengths: CompletionLengths, execute: _Execute, known: dict[int, SimulatedRow]
+) -> LengthReport:
     """Execute the run at a few lengths and read the rest off between them.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory, CachingAllocator
 from memprof.allocator.settings import OLDEST_FIRST_SINCE, parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
@@ -72,7 +72,7 @@ def simulate(
         UsageError: ``alloc_conf`` is malformed, or the installed torch is not one this was written for.
     """
     require("simulate.world")
-    from memprof.simulate.fake_cuda.dispatch import Tracking
+    from memprof.simulate.fake_cuda.dispatch import OperationTracking
     from memprof.simulate.fake_cuda.fakes import fake_world
     from memprof.simulate.fake_cuda.sdpa_kernels import DEFAULT_CAPABILITY
     from memprof.simulate.recorder.plain_heap import PlainHeap
@@ -103,7 +103,7 @@ def simulate(
     with (
         contextlib.nullcontext() if shortcuts else without(*SHORTCUTS),
         fake_world(cuda=cuda, attention=attention, capability=capability, tell=partial(_in_full, session.notes)),
-        Tracking(recorder, not padding, selected or math.prod),
+        OperationTracking(recorder, not padding, selected or math.prod),
         _recording(session),
     ):
         fn(session)
@@ -135,7 +135,7 @@ def _time_of(session: FakeSession, gpu: Gpu | None, config: KnownSettings) -> Es
 def _recording(session: FakeSession) -> Iterator[None]:
     session.start()
     try:
-        with contextlib.suppress(OutOfMemory):  # told of in the snapshot
+        with contextlib.suppress(AllocatorOutOfMemory):  # told of in the snapshot
             yield
     finally:
         session.stop()

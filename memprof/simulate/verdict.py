@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FitVerdict:
     """State the bytes of one run on one GPU. ``needed_bytes`` is reserved plus what is held outside torch.
 
     ``flushes`` says that it fits only because the allocator gives cached segments back when the card is full, which
@@ -57,7 +57,7 @@ class Verdict:
         """Return the bytes that are left; negative where it does not fit."""
         return self.total_bytes - self.needed_bytes
 
-    def squeezed(self, reserved_bytes: int) -> Verdict:
+    def squeezed(self, reserved_bytes: int) -> FitVerdict:
         """Return the verdict of the same run where it fits because cached segments are given back."""
         phases = tuple(
             msgspec.structs.replace(
@@ -135,11 +135,13 @@ def host_need(analysis: Analysis) -> HostNeed:
     return HostNeed(needed_bytes=needed, total_bytes=total, fits=None if total is None else needed <= total)
 
 
-def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None) -> Verdict:
-    """Compare a simulated run's device peak with what the GPU has; the others: as of :class:`Verdict`."""
+def verdict_of(
+    analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None
+) -> FitVerdict:
+    """Compare a simulated run's device peak with what the GPU has; the others: as of :class:`FitVerdict`."""
     peak = analysis.device_peak
     assert peak is not None
-    return Verdict(
+    return FitVerdict(
         gpu=gpu.name,
         total_bytes=gpu.total_bytes,
         needed_bytes=peak.reserved_bytes + gpu.context_bytes,

@@ -1,7 +1,7 @@
 """Serve simulations to another process: ``python -m memprof.simulate.worker``.
 
-Each line on standard input is a :class:`memprof.plan.simulations.Question` as JSON, each line on standard output an
-:class:`~memprof.plan.simulations.Answer`.
+Each line on standard input is a :class:`memprof.plan.simulations.SimulationRequest` as JSON, each line on standard
+output a :class:`~memprof.plan.simulations.SimulationResult`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO
 import msgspec
 
 from memprof.errors import MemprofError
-from memprof.plan.simulations import Answer, Question
+from memprof.plan.simulations import SimulationRequest, SimulationResult
 from memprof.simulate.evaluate import run_row
 from memprof.simulate.fast_start import take_process
 
@@ -27,14 +27,14 @@ def serve(questions: IO[str], answers: IO[str]) -> None:
         answers.flush()
 
 
-def _answer(line: str) -> Answer:
+def _answer(line: str) -> SimulationResult:
     try:
-        return Answer(row=run_row(msgspec.json.decode(line, type=Question)))
+        return SimulationResult(row=run_row(msgspec.json.decode(line, type=SimulationRequest)))
     except MemprofError as error:
-        return Answer(error=str(error), exit_code=error.exit_code)
+        return SimulationResult(error=str(error), exit_code=error.exit_code)
     except Exception as error:
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
-        return Answer(error=f"this run cannot be simulated ({what}).")
+        return SimulationResult(error=f"this run cannot be simulated ({what}).")
 
 
 def _main() -> None:

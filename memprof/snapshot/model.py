@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from memprof.snapshot.recorded_run import Annotation, Device, RecordedRun
+from memprof.snapshot.recorded_run import Annotation, RecordedDevice, RecordedRun
 from memprof.snapshot.validation import Setting
 from memprof.vocabulary import Kind
 
@@ -237,10 +237,10 @@ class Snapshot:
     run: RecordedRun = field(default_factory=RecordedRun)
     notes: list[str] = field(default_factory=list)
 
-    def device_facts(self, device: int) -> Device:
+    def device_facts(self, device: int) -> RecordedDevice:
         """Return what was recorded about a device; every field is ``None`` if nothing was."""
-        recorded = [*self.run.devices, self.run.device or Device()]
-        return next((facts for facts in recorded if facts.index in (device, None)), Device())
+        recorded = [*self.run.devices, self.run.device or RecordedDevice()]
+        return next((facts for facts in recorded if facts.index in (device, None)), RecordedDevice())
 
     def recorder_asked_about(self, device: int) -> bool:
         """Tell whether the recorder's driver figures and counters are about this device: they cover only one."""

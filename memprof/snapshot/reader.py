@@ -17,7 +17,7 @@ from memprof.errors import InputError
 from memprof.foreign import RawRecord, SnapshotFile
 from memprof.snapshot.columns import Interner, collector_paused, read_segments, read_trace
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
-from memprof.snapshot.rows import Rows, scan_file
+from memprof.snapshot.rows import EventRows, scan_file
 from memprof.snapshot.validation import read_annotations, read_run, read_settings
 from memprof.text import clean_text
 
@@ -101,7 +101,12 @@ def _several(raw: Any) -> list[Any]:
 
 
 def snapshot_from_raw(
-    raw: Any, path: str | None = None, *, consume: bool = False, stacks: Sequence[Any] = (), rows: Rows | None = None
+    raw: Any,
+    path: str | None = None,
+    *,
+    consume: bool = False,
+    stacks: Sequence[Any] = (),
+    rows: EventRows | None = None,
 ) -> Snapshot:
     """Convert the result of ``torch.cuda.memory._snapshot()`` to columns.
 
@@ -126,7 +131,7 @@ def snapshot_from_raw(
 
 
 def _from_raw(
-    raw: Any, path: str | None, name: str, consume: bool, stacks: Sequence[Any], rows: Rows | None
+    raw: Any, path: str | None, name: str, consume: bool, stacks: Sequence[Any], rows: EventRows | None
 ) -> Snapshot:
     if isinstance(raw, list):
         raw = {"segments": raw, "device_traces": []}

@@ -30,7 +30,7 @@ Index = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Address = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RecordPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of a record that is read field by field: a field that is not as declared is dropped alone."""
 
 
@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of an entry of a list, a record in the file: it is used as a whole, or dropped."""
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class RecordEntry(msgspec.Struct, frozen=True, array_like=True):
     """Base of an entry of a list, a list in the file: it is used as a whole, or dropped."""
 
 
@@ -58,7 +58,7 @@ class Annotation(Entry, frozen=True, kw_only=True):
     device: Index | None = None
 
 
-class Device(Part, frozen=True, kw_only=True):
+class RecordedDevice(RecordPart, frozen=True, kw_only=True):
     """A device.
 
     Attributes:
@@ -78,7 +78,7 @@ class Device(Part, frozen=True, kw_only=True):
     start_us: Time | None = None
 
 
-class Recording(Part, frozen=True, kw_only=True):
+class RecordedHistory(RecordPart, frozen=True, kw_only=True):
     """What the recorder knows about the history.
 
     Attributes:
@@ -98,7 +98,7 @@ class Recording(Part, frozen=True, kw_only=True):
     thinned: tuple[Interval, ...] = ()
 
 
-class Interval(Row, frozen=True):
+class Interval(RecordEntry, frozen=True):
     """A stretch of time, its ends included."""
 
     start_us: Time
@@ -125,7 +125,7 @@ class PhaseMark(Entry, frozen=True, kw_only=True):
     detail: str | None = None
 
 
-class StepMark(Row, frozen=True):
+class StepMark(RecordEntry, frozen=True):
     """An optimizer step, and the ``tokens`` it trained on, padding included."""
 
     step: Step
@@ -134,7 +134,7 @@ class StepMark(Row, frozen=True):
     tokens: Size | None = None
 
 
-class Owner(Row, frozen=True):
+class Owner(RecordEntry, frozen=True):
     """What the allocation is for that was alive at ``time_us`` and contains ``address``.
 
     Attributes:
@@ -152,7 +152,7 @@ class Owner(Row, frozen=True):
     name: str | None = None
 
 
-class Holder(Row, frozen=True):
+class Holder(RecordEntry, frozen=True):
     """What referred to an allocation without an owner when the recording ended.
 
     Attributes:
@@ -166,7 +166,7 @@ class Holder(Row, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class OwnFolder(Row, frozen=True):
+class OwnFolder(RecordEntry, frozen=True):
     """A ``folder`` that memprof ran from, and the ``name`` it is imported as."""
 
     folder: str
@@ -217,7 +217,7 @@ class PhaseCounters(Entry, frozen=True, kw_only=True):
     reserved_end: Size | None = None
 
 
-class MemorySample(Row, frozen=True):
+class MemorySample(RecordEntry, frozen=True):
     """Memory at one time; ``None`` if unknown.
 
     Attributes:
@@ -239,7 +239,7 @@ class MemorySample(Row, frozen=True):
     reserved_bytes: Size | None = None
 
 
-class EngineSwitch(Row, frozen=True):
+class EngineSwitch(RecordEntry, frozen=True):
     """The memory after a switch between rollout and training; ``None`` if unknown.
 
     Attributes:
@@ -261,14 +261,14 @@ class EngineSwitch(Row, frozen=True):
     device_used_bytes: Size | None
 
 
-class ProcessMemory(Row, frozen=True):
+class ProcessMemory(RecordEntry, frozen=True):
     """A process on the device, and its memory, ``None`` if the driver does not report it."""
 
     pid: Index
     bytes: Size | None
 
 
-class OutsideTorch(Part, frozen=True, kw_only=True):
+class OutsideTorch(RecordPart, frozen=True, kw_only=True):
     """Device memory as the driver (NVML) reported it at the device peak; ``None`` if unknown.
 
     Attributes:
@@ -300,7 +300,7 @@ class OutsideTorch(Part, frozen=True, kw_only=True):
     allocators: tuple[str, ...] = ()
 
 
-class HostMemory(Part, frozen=True, kw_only=True):
+class HostMemory(RecordPart, frozen=True, kw_only=True):
     """The memory of the process on the host.
 
     Attributes:
@@ -318,7 +318,7 @@ class HostMemory(Part, frozen=True, kw_only=True):
     offloaded: Mapping[Category, Size] | None = None
 
 
-class FailedAllocation(Part, frozen=True, kw_only=True):
+class FailedAllocation(RecordPart, frozen=True, kw_only=True):
     """The allocation that failed and ended the run.
 
     Attributes:
@@ -362,7 +362,7 @@ class SurvivedFailure(Entry, frozen=True, kw_only=True):
     phase: str | None = None
 
 
-class Overhead(Part, frozen=True, kw_only=True):
+class Overhead(RecordPart, frozen=True, kw_only=True):
     """What recording cost.
 
     Attributes:
@@ -374,7 +374,7 @@ class Overhead(Part, frozen=True, kw_only=True):
     bytes_of_history: Size | None = None
 
 
-class RecordedRun(Part, frozen=True, kw_only=True):
+class RecordedRun(RecordPart, frozen=True, kw_only=True):
     """The ``"memprof"`` key of a snapshot: what the recorder, or the simulator, knows about the run.
 
     Attributes:
@@ -420,8 +420,8 @@ class RecordedRun(Part, frozen=True, kw_only=True):
     schema: str | None = None
     kind: Kind = Kind.CUDA
     versions: Mapping[str, str | None] = msgspec.field(default_factory=dict)
-    device: Device | None = None
-    devices: tuple[Device, ...] = ()
+    device: RecordedDevice | None = None
+    devices: tuple[RecordedDevice, ...] = ()
     rank: Rank = 0
     world_size: Rank = 1
     node: str | None = None
@@ -430,7 +430,7 @@ class RecordedRun(Part, frozen=True, kw_only=True):
     created: str | None = None
     config: Settings | None = None
     setup: Settings | None = None
-    recorded: Recording = Recording()
+    recorded: RecordedHistory = RecordedHistory()
     phases: tuple[PhaseMark, ...] = ()
     steps: tuple[StepMark, ...] = ()
     owners: tuple[Owner, ...] = ()

@@ -29,7 +29,7 @@ _HAS_TIME, _KNOWS_TIME, _HAS_POOL, _HAS_METADATA, _HAS_CONTEXT = 1, 2, 4, 8, 16
 _KEYS = {"time_us": _HAS_TIME, "user_metadata": _HAS_METADATA, "compile_context": _HAS_CONTEXT}
 
 
-def scan_file(path: Path) -> tuple[SnapshotFile, Rows] | None:
+def scan_file(path: Path) -> tuple[SnapshotFile, EventRows] | None:
     """Return a file's snapshot without its events, and these as rows; None where the Python reader has to read it:
     whatever went wrong, it reads the same, or says what is wrong with the file."""
     try:
@@ -42,7 +42,7 @@ def scan_file(path: Path) -> tuple[SnapshotFile, Rows] | None:
         return None
 
 
-def scan(pieces: Iterable[bytes]) -> tuple[SnapshotFile, Rows] | None:
+def scan(pieces: Iterable[bytes]) -> tuple[SnapshotFile, EventRows] | None:
     """Do :func:`scan_file` on the pieces of a pickle."""
     native, left = scanner(), physical_memory() // _BYTES_PER_BYTE
     if native is None:
@@ -56,7 +56,7 @@ def scan(pieces: Iterable[bytes]) -> tuple[SnapshotFile, Rows] | None:
 
 
 @dataclass(frozen=True)
-class Rows:
+class EventRows:
     """Hold events, one a row. ``action``, ``pool``, ``stack`` and ``metadata`` are positions in lists; -1: none."""
 
     actions: list[str]
@@ -76,7 +76,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.action)
 
-    def of(self, trace: tuple[int, int]) -> Rows:
+    def of(self, trace: tuple[int, int]) -> EventRows:
         """Return the rows of one device's trace."""
         rows = slice(*trace)
         return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
@@ -123,9 +123,9 @@ _COLUMNS = {
 }
 
 
-def _rows(found: dict[str, Any]) -> Rows:
+def _rows(found: dict[str, Any]) -> EventRows:
     columns: dict[str, Any] = {name: np.frombuffer(found.pop(name), kind) for name, kind in _COLUMNS.items()}
-    return Rows(**found, **columns)
+    return EventRows(**found, **columns)
 
 
 def _interned(positions: I32, values: list[Any], intern: Any) -> I32:

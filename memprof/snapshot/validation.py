@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from memprof.snapshot.recorded_run import Annotation, Part, RecordedRun
+from memprof.snapshot.recorded_run import Annotation, RecordedRun, RecordPart
 from memprof.text import clean_text
 
 #: A value of the allocator's settings; ``roundup_power2_divisions`` is a table.
@@ -19,7 +19,7 @@ Setting = str | int | float | bool | dict[str, int] | None
 _MAX_DEPTH = 16
 _MAX_VALUES = 20_000_000
 _INT64 = 1 << 63
-_P = TypeVar("_P", bound=Part)
+_P = TypeVar("_P", bound=RecordPart)
 
 
 def read_run(raw: object, notes: list[str]) -> RecordedRun:
@@ -89,7 +89,7 @@ class _Reader:
             reason = str(error)
         kind = _without_none(kind)
         origin = get_origin(kind)
-        if isinstance(kind, type) and issubclass(kind, Part) and isinstance(plain, dict):
+        if isinstance(kind, type) and issubclass(kind, RecordPart) and isinstance(plain, dict):
             part = self.part(kind, plain, name)
             return default if part is None else part
         if origin is tuple and isinstance(plain, list):
@@ -133,7 +133,7 @@ class _Reader:
 
 
 @cache
-def _hints(kind: type[Part]) -> dict[str, Any]:
+def _hints(kind: type[RecordPart]) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 

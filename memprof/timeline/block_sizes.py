@@ -14,7 +14,7 @@ import numpy as np
 
 from memprof.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings, settings_of
 from memprof.snapshot.model import I64, Snapshot, order_of
-from memprof.timeline.lifetimes import Rows
+from memprof.timeline.lifetimes import LifetimeColumns
 from memprof.timeline.reserved import Regions
 from memprof.vocabulary import Kind
 
@@ -26,7 +26,7 @@ _MAX_STEPS = 40_960
 
 
 def row_sizes(
-    rows: Rows, kind: Kind, settings: AllocatorSettings, regions: Regions, notes: list[str]
+    rows: LifetimeColumns, kind: Kind, settings: AllocatorSettings, regions: Regions, notes: list[str]
 ) -> tuple[I64, I64]:
     """Return requested and block bytes of every row.
 
@@ -68,7 +68,9 @@ def round_sizes(settings: AllocatorSettings, requested: I64) -> I64:
     return rounded[inverse.reshape(-1)]
 
 
-def block_sizes(rows: Rows, requested: I64, regions: Regions, settings: AllocatorSettings) -> tuple[I64, int]:
+def block_sizes(
+    rows: LifetimeColumns, requested: I64, regions: Regions, settings: AllocatorSettings
+) -> tuple[I64, int]:
     """Return the block bytes of every row, and the number of rows that needed the allocator's rules.
 
     Rows with a final block keep its size. Blocks made before the trace and freed in it are looked up

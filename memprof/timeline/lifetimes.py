@@ -14,7 +14,7 @@ from memprof.snapshot.model import I32, I64, U8, Action, Blocks, BlockState, Seg
 
 
 @dataclass
-class Rows:
+class LifetimeColumns:
     """Hold the columns of rows while they are built; sizes are bytes.
 
     ``block_size`` and ``block_requested`` are -1 where no final block is known.
@@ -32,10 +32,10 @@ class Rows:
     stack: I32
     metadata: I32
 
-    def joined(self, other: Rows) -> Rows:
+    def joined(self, other: LifetimeColumns) -> LifetimeColumns:
         """Return these rows followed by the other's."""
         mine, theirs = vars(self), vars(other)
-        return Rows(**{name: np.concatenate([mine[name], theirs[name]]) for name in mine})
+        return LifetimeColumns(**{name: np.concatenate([mine[name], theirs[name]]) for name in mine})
 
     def take(self, order: I64) -> None:
         """Reorder or choose rows, in place."""
@@ -81,7 +81,7 @@ class _ByAddress:
         return np.where(after, self.event[at + 1], self.event[-1])
 
 
-def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, notes: list[str]) -> Rows:
+def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, notes: list[str]) -> LifetimeColumns:
     """Match every alloc with the free that ends it, and the rest with the final blocks.
 
     A free without an alloc before it, and a final block without any event, become rows with
@@ -116,7 +116,7 @@ def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, 
         )
     index = ends.event[np.concatenate([born, orphan])]
     known = np.arange(len(index)) < len(born)
-    rows = Rows(
+    rows = LifetimeColumns(
         address=trace.address[index],
         trace_size=trace.size[index],
         block_size=np.full(len(index), -1, np.int64),
@@ -139,8 +139,8 @@ def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, 
 
 
 def _join_blocks(
-    rows: Rows, every: _ByAddress, ends: _ByAddress, blocks: Blocks, segments: Segments, notes: list[str]
-) -> Rows:
+    rows: LifetimeColumns, every: _ByAddress, ends: _ByAddress, blocks: Blocks, segments: Segments, notes: list[str]
+) -> LifetimeColumns:
     """Give rows alive at the end their final block, and add a row for each block no event made."""
     active = np.flatnonzero(blocks.state != BlockState.INACTIVE)
     address = blocks.address[active]
@@ -160,7 +160,7 @@ def _join_blocks(
     first = np.searchsorted(every.address[1:-1], address[~made]) + 1
     asked = ~seen[~made] & (every.address[first] == address[~made]) & (every.action[first] == Action.FREE_REQUESTED)
     pending = np.where(blocks.state[rest] == BlockState.PENDING_FREE, -1, count)
-    ghosts = Rows(
+    ghosts = LifetimeColumns(
         address=blocks.address[rest],
         trace_size=np.full(len(rest), -1, np.int64),
         block_size=blocks.size[rest],

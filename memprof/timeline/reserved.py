@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memprof.allocator.settings import SMALL_SEGMENT, AllocatorSettings
 from memprof.snapshot.model import I32, I64, Action, Segments, Trace, distinct
-from memprof.timeline.lifetimes import Rows
+from memprof.timeline.lifetimes import LifetimeColumns
 
 # In a hostile file every unmap can span every map; real files stay near one stretch per event.
 _STRETCHES_EACH, _STRETCHES_FREE = 8, 1_000_000
@@ -117,7 +117,7 @@ def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:
     return entry, edges[at], edges[np.minimum(at + 1, max(len(edges) - 1, 0))] - edges[at]
 
 
-def add_pools(rows: Rows, trace: Trace, regions: Regions) -> None:
+def add_pools(rows: LifetimeColumns, trace: Trace, regions: Regions) -> None:
     """Give rows the private pool of the segment around them, because events before torch 2.10 name no pool."""
     private = np.flatnonzero((regions.pool != 0) & (regions.end_event == len(trace)))
     if not len(private) or np.any(trace.pool):

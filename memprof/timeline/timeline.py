@@ -18,7 +18,7 @@ from memprof.allocator.settings import settings_of
 from memprof.errors import InputError
 from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace, distinct, signed
 from memprof.timeline.block_sizes import row_sizes
-from memprof.timeline.lifetimes import Rows, pair_blocks
+from memprof.timeline.lifetimes import LifetimeColumns, pair_blocks
 from memprof.timeline.reserved import Regions, add_pools, regions_of
 from memprof.vocabulary import History, Kind
 
@@ -192,7 +192,7 @@ def _no_events() -> Trace:
     return Trace(none64.astype(np.uint8), none64, none64, none64, none64, none32, none32, none32, False)
 
 
-def _note_strays(rows: Rows, blocks: Blocks | None, count: int, notes: list[str]) -> None:
+def _note_strays(rows: LifetimeColumns, blocks: Blocks | None, count: int, notes: list[str]) -> None:
     """Add a note where blocks that were never freed are missing from the final state."""
     if blocks is None or not len(blocks):
         return
@@ -225,7 +225,7 @@ def _totals(
     trace: Trace,
     segments: Segments | None,
     regions: Regions,
-    rows: Rows,
+    rows: LifetimeColumns,
     sizes: tuple[I64, I64],
     notes: list[str],
 ) -> Timeline:
@@ -285,7 +285,7 @@ def _reserved(trace: Trace, segments: Segments | None) -> I64:
     return reserved
 
 
-def _history(snapshot: Snapshot, device: int, trace: Trace, rows: Rows) -> History:
+def _history(snapshot: Snapshot, device: int, trace: Trace, rows: LifetimeColumns) -> History:
     """Tell how much of the run the snapshot's events cover.
 
     The recorder's own note about that device wins. Without one: ``none`` where there are no events; ``complete`` where

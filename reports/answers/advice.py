@@ -7,11 +7,11 @@ from memprof.reports.document.blocks import (
     Block,
     Code,
     Column,
-    Line,
     Notes,
     Paragraph,
     ReportLayout,
-    Table,
+    TableBlock,
+    TableRow,
     TextCell,
     table,
 )
@@ -48,24 +48,24 @@ def advice_sections(report: Report, on: str, nothing: str) -> tuple[tuple[Block 
     basis = advice_basis(report)
     columns = Column("", right=True), Column(f"What would lower the peak, {basis}", wraps=True)
     lines = tuple(line for change in report.advice for line in _listed(change))
-    listed = Table(columns, lines, on=on.replace("m", ""))
+    listed = TableBlock(columns, lines, on=on.replace("m", ""))
     rows = table(_COLUMNS, [_row(change) for change in report.advice], on=on.replace("t", ""))
     return first, (listed, rows, Paragraph(f"{basis[:1].upper()}{basis[1:]}.", on=on.replace("t", "")))
 
 
-def _listed(change: Advice) -> list[Line]:
+def _listed(change: Advice) -> list[TableRow]:
     """List a change for a terminal: what it is, what to set, what it costs."""
     exact = ", same gradients" if change.exact else ""
     name = TextCell(f"{change.action} ({change.basis}{exact})", "strong")
-    setting = [Line(("", change.setting))] if change.setting else []
+    setting = [TableRow(("", change.setting))] if change.setting else []
     return [
-        Line((f"{gib(change.saves_bytes)} GiB", name)),
+        TableRow((f"{gib(change.saves_bytes)} GiB", name)),
         *setting,
-        Line(("", TextCell(advice_words(change), "muted"))),
+        TableRow(("", TextCell(advice_words(change), "muted"))),
     ]
 
 
-def _row(change: Advice) -> Line:
+def _row(change: Advice) -> TableRow:
     setting = TextCell(change.setting, "code") if change.setting else ""
     exact = "yes" if change.exact else "no"
-    return Line((change.saves_bytes, change.basis, change.action, setting, exact, advice_words(change)))
+    return TableRow((change.saves_bytes, change.basis, change.action, setting, exact, advice_words(change)))

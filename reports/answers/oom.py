@@ -5,11 +5,11 @@ from __future__ import annotations
 from memprof.reports.document.blocks import (
     Block,
     Column,
-    Headline,
-    Line,
+    HeadlineBlock,
     Notes,
     Paragraph,
     ReportLayout,
+    TableRow,
     TextCell,
     table,
 )
@@ -21,7 +21,7 @@ from memprof.units import format_bytes
 _MOST_LISTED = 8
 _NUMBERS = Column("Figure", whole=True), Column("Size", right=True, whole=True), Column("What it is", wraps=True)
 _TRIED = "", Column("Then, in this order", wraps=True), Column("Why", on="m")
-_EVIDENCE = Column("Fact"), Column("Value", wraps=True), Column("What it is"), Column("Line", right=True)
+_EVIDENCE = Column("Fact"), Column("Value", wraps=True), Column("What it is"), Column("TableRow", right=True)
 
 
 def failures(answer: ExplainedText) -> ReportLayout:
@@ -32,14 +32,14 @@ def failures(answer: ExplainedText) -> ReportLayout:
 
 def _failure(failure: ExplainedFailure) -> tuple[Block | None, ...]:
     found = failure.headline
-    numbers = [Line((row.name, format_bytes(row.bytes), plain(row.meaning))) for row in failure.numbers]
-    tried: list[Line] = []
+    numbers = [TableRow((row.name, format_bytes(row.bytes), plain(row.meaning))) for row in failure.numbers]
+    tried: list[TableRow] = []
     for i, row in list(enumerate(failure.suggestions, 1))[1:]:
         action, why = TextCell(plain(row.action), "code"), plain(row.why)
-        tried += [Line((f"{i}.", action, ""), on="t"), Line(("", TextCell(why, "muted"), ""), on="t")]
-        tried.append(Line((f"{i}.", action, why), on="m"))
+        tried += [TableRow((f"{i}.", action, ""), on="t"), TableRow(("", TextCell(why, "muted"), ""), on="t")]
+        tried.append(TableRow((f"{i}.", action, why), on="m"))
     return (
-        Headline(plain(found.verdict), plain(found.cause), plain(found.action)),
+        HeadlineBlock(plain(found.verdict), plain(found.cause), plain(found.action)),
         table(_NUMBERS, [*numbers, *_processes(failure)]),
         Paragraph(f"{failure.sum}.") if failure.sum else None,
         *(Paragraph(f"Contradiction: {plain(words)}.") for words in failure.contradictions),
@@ -57,17 +57,17 @@ def _unread(failure: ExplainedFailure) -> str:
     )
 
 
-def _evidence(failure: ExplainedFailure) -> list[Line]:
+def _evidence(failure: ExplainedFailure) -> list[TableRow]:
     """List what was read from the text, if that was asked for."""
-    return [Line((row.name, plain(row.value), row.says, str(row.line or ""))) for row in failure.evidence]
+    return [TableRow((row.name, plain(row.value), row.says, str(row.line or ""))) for row in failure.evidence]
 
 
-def _processes(failure: ExplainedFailure) -> list[Line]:
+def _processes(failure: ExplainedFailure) -> list[TableRow]:
     """List the processes, the rest of many in one row."""
     listed = failure.processes
     lines = [
-        Line((f"process {p.pid}", format_bytes(p.bytes) if p.bytes else "not told", "on the same device"))
+        TableRow((f"process {p.pid}", format_bytes(p.bytes) if p.bytes else "not told", "on the same device"))
         for p in listed[:_MOST_LISTED]
     ]
     rest = len(listed) - _MOST_LISTED
-    return [*lines, Line((f"{rest} more", "", "processes on the same device"))] if rest > 0 else lines
+    return [*lines, TableRow((f"{rest} more", "", "processes on the same device"))] if rest > 0 else lines

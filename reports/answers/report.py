@@ -7,22 +7,22 @@ from dataclasses import replace
 
 from memprof.reports.answers.advice import advice_sections
 from memprof.reports.document.blocks import (
+    BarPart,
     Bars,
     Block,
     Code,
     Column,
-    Facts,
-    Line,
+    FactsBlock,
     Notes,
     Paragraph,
-    Part,
     ReportLayout,
-    Table,
+    TableBlock,
+    TableRow,
     TextCell,
     table,
 )  # fmt: skip
 from memprof.reports.document.build import growth_words, has_trend, oom_sentence
-from memprof.reports.document.model import AllocationRow, Document, RankRow, Ranks, Room
+from memprof.reports.document.model import AllocationRow, Document, RankRow, RanksView, Room
 from memprof.reports.document.outside_torch import outside_facts
 from memprof.reports.document.page_title import subtitle_of
 from memprof.reports.document.prediction import lengths_table, needs_table
@@ -89,12 +89,12 @@ def _summary(document: Document, facts: bool = True) -> tuple[Section, ...]:
         lead = f"{summary.peak_word}: {gib(summary.peak_bytes)} GiB"
         blocks.append(Paragraph(f" in {summary.where}{share}", lead=lead))
     blocks.append(Bars((("", parts, ""),), summary.scale_bytes, figures=True))
-    blocks.append(Facts(guessed, on="t") if guessed else None)
+    blocks.append(FactsBlock(guessed, on="t") if guessed else None)
     if room is not None:
         blocks.append(Paragraph(room.sentence, lead="How far from out of memory: "))
         blocks.append(_room_bar(room) if facts or failed else None)
     if facts:
-        blocks += [Facts(summary.facts, on="t"), Facts((*summary.facts, *guessed), on="m")]
+        blocks += [FactsBlock(summary.facts, on="t"), FactsBlock((*summary.facts, *guessed), on="m")]
     oom = Paragraph(oom_sentence(failed), tone="quote") if failed else None
     if document.ranks is None:
         return ((oom, *blocks),)
@@ -114,7 +114,7 @@ def _prediction(report: Report) -> tuple[Section, ...]:
     return (needs_table(fit),), (*said, Paragraph(error.sentence, on="m") if error else None)
 
 
-def _ranks(ranks: Ranks) -> Section:
+def _ranks(ranks: RanksView) -> Section:
     scale = max((r.peak_bytes for r in ranks.rows), default=0)
     most = _MOST_RANKS if len(ranks.rows) <= _MOST_RANKS else _FULLEST
     columns = [Column("Rank", whole=True), *([Column("Node", on="t", wide=True)] if ranks.several_nodes else [])]
@@ -127,7 +127,7 @@ def _ranks(ranks: Ranks) -> Section:
     found = f"{ranks.finding[:1].upper()}{ranks.finding[1:]}. " if ranks.finding else ""
     missing = Paragraph(ranks.missing, tone="bad") if ranks.missing else None
     blocks: list[Block | None] = [Paragraph(ranks.sentence, lead=found), missing]
-    blocks.append(Table(tuple(columns), tuple(lines), scale=scale or 1, units=False))
+    blocks.append(TableBlock(tuple(columns), tuple(lines), scale=scale or 1, units=False))
     if rest := ranks.rows[most:]:
         low, high = gib(min(r.peak_bytes for r in rest)), gib(max(r.peak_bytes for r in rest))
         words = f"{thousands(len(rest))} more, from {high} down to {low} GiB"
@@ -135,15 +135,15 @@ def _ranks(ranks: Ranks) -> Section:
     return (*blocks, *(Paragraph(sentence) for sentence in ranks.differences))
 
 
-def _rank(ranks: Ranks, row: RankRow, on: str) -> Line:
+def _rank(ranks: RanksView, row: RankRow, on: str) -> TableRow:
     named = zip(ranks.columns, row.cells, strict=True)
-    bar = tuple(Part(c, label, cell.bytes) for (c, label), cell in named if cell.bytes)
+    bar = tuple(BarPart(c, label, cell.bytes) for (c, label), cell in named if cell.bytes)
     name = TextCell(str(row.rank), badges=("out of memory",) if row.oom else ())
     node = (row.node,) if ranks.several_nodes else ()
-    return Line((name, *node, row.where, row.peak_bytes, bar, *(c.bytes for c in row.cells)), row.shown, on=on)
+    return TableRow((name, *node, row.where, row.peak_bytes, bar, *(c.bytes for c in row.cells)), row.shown, on=on)
 
 
-def _strip(ranks: Ranks) -> list[Block]:
+def _strip(ranks: RanksView) -> list[Block]:
     """Show a digit for each rank's peak, in the order of their numbers."""
     shades = {row.rank: str(row.shade) for row in ranks.rows}
     digits = "".join(shades.get(rank, ".") for rank in range(ranks.world_size))
@@ -156,7 +156,7 @@ def _strip(ranks: Ranks) -> list[Block]:
     ]
 
 
-def _recordings(dumps: Table | None) -> Section:
+def _recordings(dumps: TableBlock | None) -> Section:
     """Show the dumps of the folder; of many the first, and how many there are."""
     if dumps is None:
         return ()
@@ -166,7 +166,7 @@ def _recordings(dumps: Table | None) -> Section:
     return first, Paragraph(more, tone="muted", on="t") if rest > 0 else None, replace(dumps, on="m")
 
 
-def largest(allocations: Sequence[AllocationRow], moment: str = "peak") -> Table | None:
+def largest(allocations: Sequence[AllocationRow], moment: str = "peak") -> TableBlock | None:
     """Show the largest allocations: sizes, evidence and line numbers are never cut, names give way."""
     shown = allocations[:_MOST_ALLOCATIONS]
     sited = any(row.site for row in shown)
@@ -180,12 +180,12 @@ def largest(allocations: Sequence[AllocationRow], moment: str = "peak") -> Table
     return table(columns, [_allocation(row, sited) for row in shown])
 
 
-def _allocation(a: AllocationRow, sited: bool) -> Line:
+def _allocation(a: AllocationRow, sited: bool) -> TableRow:
     badges = ((f"×{thousands(a.count)}",) if a.count > 1 else ()) + (("?",) if a.guessed else ())
     name = TextCell(a.name or a.shape or a.detail or a.label.lower(), "code", badges, a.category)
     place = (short_path(a.site, 1),) if sited else ()
     made = TextCell(a.site, "code") if a.site else ""
-    return Line((name, a.label, a.bytes, a.group.evidence, a.why, *place, made))
+    return TableRow((name, a.label, a.bytes, a.group.evidence, a.why, *place, made))
 
 
 def _closing(document: Document) -> Section:
@@ -204,6 +204,6 @@ def _closing(document: Document) -> Section:
         Paragraph(f"How it is known: {known}") if known else None,
         sums,
         Paragraph(growth_words(growth)) if growth and has_trend(growth) else None,
-        Facts(outside) if outside else None,
+        FactsBlock(outside) if outside else None,
         Notes(document.notes) if document.notes else None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.blocks import Column, Line, Notes, ReportLayout, TextCell, table
+from memprof.reports.document.blocks import Column, Notes, ReportLayout, TableRow, TextCell, table
 from memprof.reports.document.text import thousands
 
 from memprof.report.plan import Serving
@@ -24,7 +24,7 @@ def serving(plan: Serving) -> ReportLayout:
         ("trainer", format_bytes(plan.trainer_bytes), "what it uses when the engine starts"),
         ("card", format_bytes(plan.total_bytes), plan.gpu),
     ]
-    lines = [Line((TextCell(name, "code"), value, meaning)) for name, value, meaning in rows]
+    lines = [TableRow((TextCell(name, "code"), value, meaning)) for name, value, meaning in rows]
     columns = Column("Setting or part", whole=True), Column("Value", right=True, whole=True), Column("What", wraps=True)
     title = f"{plan.model}: vLLM next to the trainer (modelled)"
     return ReportLayout(((), (table(columns, lines),), (Notes(plan.notes),)), title)

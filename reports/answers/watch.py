@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import (
+    BarPart,
     Block,
     Column,
     Curve,
-    Line,
     Paragraph,
-    Part,
     ReportLayout,
-    Table,
+    TableBlock,
+    TableRow,
     TextCell,
     table,
 )
@@ -79,26 +79,28 @@ def _pace(run: Counters) -> float:
     return (last - begun) / len(run.steps) if begun is not None and last is not None and run.steps else 0.0
 
 
-def _levels(run: Counters) -> Table | None:
+def _levels(run: Counters) -> TableBlock | None:
     lines = []
     for name, label in _LEVELS:
         values = tuple(row.size(name) for row in run.steps)
         if sizes := [v for v in values if v is not None]:
-            lines.append(Line((label, values[-1], max(sizes), Curve(values))))
+            lines.append(TableRow((label, values[-1], max(sizes), Curve(values))))
     return table(("GiB", Column("Newest", right=True), Column("Highest", right=True), "Of the run"), lines)
 
 
-def _ranks(ranks: Sequence[Counters]) -> Table | None:
+def _ranks(ranks: Sequence[Counters]) -> TableBlock | None:
     names = ("peak_reserved", "peak_allocated", "host_rss")
     rows = [(run.rank, run.newest) for run in ranks] if len(ranks) > 1 else []
     lines = [
-        Line((str(n), "–" if row is None else str(row.step), *(None if row is None else row.size(k) for k in names)))
+        TableRow(
+            (str(n), "–" if row is None else str(row.step), *(None if row is None else row.size(k) for k in names))
+        )
         for n, row in rows
     ]
     return table(_OF_RANKS, lines)
 
 
-def _phases(run: Counters) -> Table | None:
+def _phases(run: Counters) -> TableBlock | None:
     """Show the last step that says what its phases peaked at: with no allocator, only recorded steps do."""
     rows = [(row.step, phases) for row in run.steps if (phases := known(row.phases))]
     highest: dict[str, int] = {}
@@ -107,27 +109,28 @@ def _phases(run: Counters) -> Table | None:
             highest[phase] = max(peak, highest.get(phase, 0))
     step, newest = rows[-1] if rows else ("", {})
     lines = [
-        Line((phase_label(phase), peak, highest[phase], (Part("total", "", peak),)))
+        TableRow((phase_label(phase), peak, highest[phase], (BarPart("total", "", peak),)))
         for phase, peak in newest.items()
     ]
     columns = f"Phase, step {step}", Column("Peak", right=True), Column("Highest", right=True), Column("", wide=True)
     return table(columns, lines, scale=max(highest.values(), default=0))
 
 
-def _categories(run: Counters) -> Table | None:
+def _categories(run: Counters) -> TableBlock | None:
     row = run.recorded
     sizes = {} if row is None else {category: n for category, n in row.categories.items() if n}
     step = None if row is None else known(row.step)
     total = sum(sizes.values())
     lines = [
-        Line(
-            (TextCell(category_label(c), category=c), n, percent(n, total), (Part(c, category_label(c), n),)), path=(c,)
+        TableRow(
+            (TextCell(category_label(c), category=c), n, percent(n, total), (BarPart(c, category_label(c), n),)),
+            path=(c,),
         )
         for c, n in sorted(sizes.items(), key=lambda item: -item[1])
     ]
     head = f"Category at the peak, step {'–' if step is None else step}"
     columns = head, Column("GiB", right=True), Column("Share", right=True), Column("", wide=True)
-    return table(columns, [*lines, Line(("Total", total, "", ()), strong=True)], scale=total) if lines else None
+    return table(columns, [*lines, TableRow(("Total", total, "", ()), strong=True)], scale=total) if lines else None
 
 
 def _time(run: Counters) -> float | None:

@@ -15,7 +15,7 @@ GUESS = " ?"
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour; ``guessed`` of the bytes are."""
 
     id: str
@@ -56,7 +56,7 @@ class Figure:
     """Bytes with, on a page, a bar beside them, and ``small`` words below; ``capped``: the bar shows the card's end."""
 
     bytes: int | None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BarPart, ...] = ()
     small: str = ""
     capped: bool = False
 
@@ -69,7 +69,7 @@ class Curve:
 
 
 #: Words, bytes (``None``: not known), a bar of parts on the table's scale, or a curve.
-Cell = Union[str, int, None, TextCell, Figure, Curve, "tuple[Part, ...]"]
+Cell = Union[str, int, None, TextCell, Figure, Curve, "tuple[BarPart, ...]"]
 
 
 # ---- blocks: ``on`` are the kinds of screens one is for: ``t``, ``m`` and ``p`` for terminal, Markdown and page ------
@@ -104,7 +104,7 @@ class Column(NamedTuple):
     sums: bool = False
 
 
-class Line(NamedTuple):
+class TableRow(NamedTuple):
     """A row; the one that matters most is ``strong``.
 
     Of rows within rows ``path`` holds the ids, outermost first, ``parts`` those of the rows right below, ``hint`` what
@@ -121,7 +121,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """Rows under headings.
 
     ``scale`` is the bytes of a full bar, ``capacity`` the card's; a page calls the table ``kind`` in its styles.
@@ -130,7 +130,7 @@ class Table:
     """
 
     columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableRow, ...]
     kind: str = "plain"
     scale: int = field(default=1, kw_only=True)
     capacity: int | None = field(default=None, kw_only=True)
@@ -139,18 +139,18 @@ class Table:
     folded: str = field(default="", kw_only=True)
     on: str = field(default="tmp", kw_only=True)
 
-    def seen(self, kind: str, wide: bool = True) -> Table:
+    def seen(self, kind: str, wide: bool = True) -> TableBlock:
         """Return what a kind of screen shows of it."""
         shown = [i for i, column in enumerate(self.columns) if kind in column.on and (wide or not column.wide)]
         lines = tuple(line for line in self.lines if kind in line.on)
         return replace(self, lines=lines).only(shown)
 
-    def only(self, columns: Sequence[int]) -> Table:
+    def only(self, columns: Sequence[int]) -> TableBlock:
         """Return some of its columns."""
         lines = tuple(line._replace(cells=tuple(line.cells[i] for i in columns)) for line in self.lines)
         return replace(self, columns=tuple(self.columns[i] for i in columns), lines=lines)
 
-    def part(self, first: int, end: int | None = None) -> Table:
+    def part(self, first: int, end: int | None = None) -> TableBlock:
         """Return some of its rows."""
         return replace(self, lines=self.lines[first:end])
 
@@ -166,11 +166,11 @@ class Table:
 
 
 def table(
-    columns: Sequence[Column | str], lines: Sequence[Line], kind: str = "plain", scale: int = 1, on: str = "tmp"
-) -> Table | None:
+    columns: Sequence[Column | str], lines: Sequence[TableRow], kind: str = "plain", scale: int = 1, on: str = "tmp"
+) -> TableBlock | None:
     """Make a table; None without rows. A heading alone is a column of words."""
     heads = tuple(Column(column) if isinstance(column, str) else column for column in columns)
-    return Table(heads, tuple(lines), kind, scale=scale or 1, on=on) if lines else None
+    return TableBlock(heads, tuple(lines), kind, scale=scale or 1, on=on) if lines else None
 
 
 class Fact(NamedTuple):
@@ -182,7 +182,7 @@ class Fact(NamedTuple):
     bytes: int | None = None
 
 
-class Facts(NamedTuple):
+class FactsBlock(NamedTuple):
     """Labelled figures, one a line."""
 
     facts: tuple[Fact, ...]
@@ -210,7 +210,7 @@ class Bars(NamedTuple):
     A mark stands where the card of ``capacity`` bytes ends; where each has a card of its own, at the bar's of ``ends``.
     """
 
-    lines: tuple[tuple[str, tuple[Part, ...], str], ...]
+    lines: tuple[tuple[str, tuple[BarPart, ...], str], ...]
     scale: int
     capacity: int | None = None
     ends: tuple[int | None, ...] = ()
@@ -239,7 +239,7 @@ class Notes(NamedTuple):
     on: str = "tmp"
 
 
-class Headline(NamedTuple):
+class HeadlineBlock(NamedTuple):
     """The answer in sentences, as the JSON's ``headline`` has them; ``bad`` where memory ran out or does not suffice.
 
     Renderers draw them as they are; a part may be empty.
@@ -253,7 +253,7 @@ class Headline(NamedTuple):
     on: str = "tmp"
 
     @classmethod
-    def of(cls, found: FoundHeadline, *, bad: bool = False) -> Headline:
+    def of(cls, found: FoundHeadline, *, bad: bool = False) -> HeadlineBlock:
         """Take a report's ``headline``."""
         assumed = f"Assumed: {'; '.join(found.assumed)}." if found.assumed else ""
         return cls(found.verdict, found.cause, found.action, assumed, bad)
@@ -265,7 +265,7 @@ class Headline(NamedTuple):
         return " ".join(part for part in (verdict, self.cause, self.action, self.assumed) if part)
 
 
-Block = Headline | Paragraph | Facts | Bars | Table | Code | Notes
+Block = HeadlineBlock | Paragraph | FactsBlock | Bars | TableBlock | Code | Notes
 
 
 class ReportLayout(NamedTuple):
@@ -277,4 +277,4 @@ class ReportLayout(NamedTuple):
     sections: tuple[tuple[Block | None, ...], ...]
     title: str = ""
     subtitle: tuple[str, ...] = ()
-    headline: Headline | None = None
+    headline: HeadlineBlock | None = None

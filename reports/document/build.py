@@ -9,9 +9,9 @@ from itertools import accumulate
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.blocks import Column, Fact, Headline, Line, Table, table
+from memprof.reports.document.blocks import Column, Fact, HeadlineBlock, TableBlock, TableRow, table
 from memprof.reports.document.checks import checks_of
-from memprof.reports.document.model import Document, FailedRequest, Individuals, Span, Timeline
+from memprof.reports.document.model import Document, FailedRequest, Individuals, TimelineSeries, TimelineSpan
 from memprof.reports.document.page_title import base_name, title_of
 from memprof.reports.document.ranks import ranks_of
 from memprof.reports.document.summary import capacity_of, room_of, summary_of
@@ -92,7 +92,7 @@ def document_of(
     return document._replace(segments=analysis.segment_maps, individuals=individuals)
 
 
-def timeline_of(analysis: Analysis) -> Timeline | None:
+def timeline_of(analysis: Analysis) -> TimelineSeries | None:
     """Return the timeline that the document of an analysis has; None for a dump without history."""
     return _timeline(_series(analysis), analysis.report)
 
@@ -128,7 +128,7 @@ def build_document(
     return Document(
         report=report,
         title=label or title_of(report),
-        headline=Headline.of(report.headline or headline_of(report), bad=bad),
+        headline=HeadlineBlock.of(report.headline or headline_of(report), bad=bad),
         summary=shown,
         rows=group_rows(report),
         allocations=rows[:_MAX_ROWS],
@@ -208,13 +208,13 @@ def has_trend(growth: StepGrowth | None) -> bool:
     return growth is not None and (len(growth.steps) >= 3 or bool(growth.left_behind))
 
 
-def steps_table(growth: StepGrowth) -> Table | None:
+def steps_table(growth: StepGrowth) -> TableBlock | None:
     """List each step's peak and what its end leaves."""
     counted = any(step.tokens is not None for step in growth.steps)
     lines = []
     for step in growth.steps:
         seen = ("–" if step.tokens is None else thousands(step.tokens),) if counted else ()
-        lines.append(Line((str(step.step), step.peak_bytes, step.end_bytes, *seen)))
+        lines.append(TableRow((str(step.step), step.peak_bytes, step.end_bytes, *seen)))
     tokens = (Column("Tokens", right=True),) if counted else ()
     columns = ("Step", Column("Peak", right=True), Column("Left at its end", right=True), *tokens)
     return table(columns, lines, "steps")
@@ -280,7 +280,7 @@ def reproduce_facts(source: Source) -> tuple[Fact, ...]:
 # ---- over time: categories in stacking order, and the phases' spans over them ----------------------------------------
 
 
-def _timeline(series: Series, report: Report) -> Timeline | None:
+def _timeline(series: Series, report: Report) -> TimelineSeries | None:
     """Fill the timeline from a series; None for a dump: its one moment would be a flat line that is labelled a peak."""
     source = report.source
     if not series.time_us or is_dump(source):
@@ -289,11 +289,11 @@ def _timeline(series: Series, report: Report) -> Timeline | None:
     used = {str(c): tuple(values) for c in STACK_ORDER if any(values := series.categories.get(c, []))}
     total = tuple(map(sum, zip(*used.values(), strict=True))) if used else (0,) * n_points
     spans = tuple(
-        Span(span.phase, span.step, span.start_point, span.end_point)
+        TimelineSpan(span.phase, span.step, span.start_point, span.end_point)
         for span in series.spans
         if span.end_point > span.start_point
     )
-    found = Timeline(
+    found = TimelineSeries(
         clock_us=start,
         time_us=tuple(time - start for time in series.time_us),
         phase_x=_phase_axis(n_points, spans),
@@ -329,7 +329,7 @@ def _failed_request(oom: OutOfMemory | None, series: Series, total: Sequence[int
 _NARROW = {"other": 0.3}
 
 
-def _phase_axis(n_points: int, spans: Sequence[Span]) -> tuple[float, ...]:
+def _phase_axis(n_points: int, spans: Sequence[TimelineSpan]) -> tuple[float, ...]:
     """Place each point on an axis where every phase is one unit wide, its points spread evenly over it.
 
     Without spans the whole recording is one unit.

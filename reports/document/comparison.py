@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-from memprof.reports.document.blocks import Cell, Column, Fact, Figure, Headline, Line, Part, Table, TextCell, table
+from memprof.reports.document.blocks import (
+    BarPart,
+    Cell,
+    Column,
+    Fact,
+    Figure,
+    HeadlineBlock,
+    TableBlock,
+    TableRow,
+    TextCell,
+    table,
+)
 from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document, Room
 from memprof.reports.document.page_title import base_name, subtitle_of
@@ -58,7 +69,7 @@ class RunColumn:
     run: ComparedRun
     document: Document | None
     facts: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     room: Room | None = None
 
     @property
@@ -72,7 +83,7 @@ class ChangedStacks:
 
     title: str
     note: str
-    stacks: Table
+    stacks: TableBlock
 
 
 @dataclass(frozen=True)
@@ -87,19 +98,19 @@ class ComparisonDocument:
 
     comparison: Comparison
     title: str
-    headline: Headline
+    headline: HeadlineBlock
     unchanged: str
     columns: tuple[RunColumn, ...]
     totals: tuple[int | None, ...]
-    rows: Table
+    rows: TableBlock
     capacity_bytes: int | None
     device: str
     verdicts: tuple[tuple[bool, str], ...]
     scale_bytes: int
-    settings: Table | None
-    others: Table | None
+    settings: TableBlock | None
+    others: TableBlock | None
     changed: tuple[ChangedStacks, ...]
-    legend: tuple[Part, ...]
+    legend: tuple[BarPart, ...]
     reproduce: tuple[Fact, ...]
     notes: tuple[str, ...]
 
@@ -133,7 +144,7 @@ def build_comparison(comparison: Comparison, documents: Sequence[Document | None
     return ComparisonDocument(
         comparison=comparison,
         title=_title(comparison),
-        headline=Headline.of(comparison.headline or headline_of_comparison(comparison)),
+        headline=HeadlineBlock.of(comparison.headline or headline_of_comparison(comparison)),
         unchanged=_unchanged(comparison.unchanged),
         columns=columns,
         totals=totals,
@@ -170,7 +181,7 @@ def _column(run: ComparedRun, document: Document | None, capacity: ComparedCapac
     if run.report is None:
         published = run.published
         sizes = published.groups if published else {}
-        parts = tuple(Part(colour, group_label(g), n) for g, colour in _COLOUR_OF.items() if (n := sizes.get(g, 0)))
+        parts = tuple(BarPart(colour, group_label(g), n) for g, colour in _COLOUR_OF.items() if (n := sizes.get(g, 0)))
         return RunColumn(run, None, (published.setting, published.source) if published else (), parts)
     made, report, others = document or build_document(run.report, label=run.label), run.report, False
     if capacity is not None:  # the GPU that runs are measured against may be another run's
@@ -192,16 +203,16 @@ def _as_judged(room: Room | None, capacity: ComparedCapacity | None, index: int)
     assumed = need - sum(part.bytes for part in used)
     if assumed < 0:
         return room
-    added = (Part("non_torch", "CUDA context, assumed", assumed),) if assumed else ()
-    free = (Part("free", "Free", total - need),) if need < total else ()
+    added = (BarPart("non_torch", "CUDA context, assumed", assumed),) if assumed else ()
+    free = (BarPart("free", "Free", total - need),) if need < total else ()
     context = f", {amount(assumed)} of it for a CUDA context, which was not measured" if assumed else ""
     sentence = f"needs {gib(need)} of {gib(total)} GiB{context}: {fit_words(capacity, index)}."
     return Room((*used, *added, *free), max(need, total, 1), total, sentence)
 
 
-def _legend(columns: Sequence[RunColumn]) -> tuple[Part, ...]:
+def _legend(columns: Sequence[RunColumn]) -> tuple[BarPart, ...]:
     """List every colour once, under the name it has in the first run that shows it."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, BarPart] = {}
     for column in columns:
         for part in column.parts:
             if part.bytes:
@@ -277,13 +288,13 @@ class _Rows:
         capacity = self.capacity.bytes if self.capacity else 0
         return max(self.highest, capacity if capacity <= 4 * self.highest else 0)
 
-    def table(self, rows: Sequence[ComparedGroup], beside: Sequence[ComparedLine]) -> Table:
+    def table(self, rows: Sequence[ComparedGroup], beside: Sequence[ComparedLine]) -> TableBlock:
         lines = [line for row in rows if row not in _unused(rows) for line in self._lines(row, GROUP_WORDS, ())]
         lines += [line for row in beside for line in self._lines(row, {}, (), "beside")]
         lines += [self._fits()] if self.capacity else []
         limit = self.capacity.bytes if self.capacity else None
         columns = tuple(self._columns())
-        return Table(columns, tuple(lines), "components compared", scale=self.scale, capacity=limit, units=False)
+        return TableBlock(columns, tuple(lines), "components compared", scale=self.scale, capacity=limit, units=False)
 
     def _columns(self) -> Iterator[Column]:
         two = len(self.runs) == 2
@@ -300,7 +311,7 @@ class _Rows:
             yield Column("Change", rank=1, whole=True, on="tm", group=i, note=note)
             yield Column("Change", on="p" if two else "", group=i, note=note)
 
-    def _lines(self, row: _Row, words: Mapping[str, str], above: tuple[str, ...], kind: str = "") -> Iterator[Line]:
+    def _lines(self, row: _Row, words: Mapping[str, str], above: tuple[str, ...], kind: str = "") -> Iterator[TableRow]:
         figures = row.values if isinstance(row, ComparedLine) else row.at_peak
         own = row.own_peak if isinstance(row, (ComparedGroup, ComparedCategory)) else (None,) * len(self.runs)
         path, below = (*above, row.id), _below(row)
@@ -318,7 +329,7 @@ class _Rows:
         kind = "total" if path == ("total",) else kind or ("" if any(figures) or any(own) else "zero")
         alone = len(path) > 2 or (len(path) == 2 and path[0] in _ALONE)
         parts, hint = tuple(child.id for child in below), words.get(path[-1], "")
-        yield Line(tuple(cells), path=path, parts=parts, kind=kind, hint=hint, on="p" if alone else "tmp")
+        yield TableRow(tuple(cells), path=path, parts=parts, kind=kind, hint=hint, on="p" if alone else "tmp")
         for child in below:
             yield from self._lines(child, CATEGORY_WORDS, path)
 
@@ -329,26 +340,26 @@ class _Rows:
         n: int | None,
         below: Sequence[ComparedCategory | ComparedDetail],
         run: int,
-    ) -> tuple[Part, ...]:
+    ) -> tuple[BarPart, ...]:
         """Draw a figure: a group's bar is made of its categories, the total's and the device's are plain."""
         if not n or path[-1].endswith("_bytes"):
             return ()
         if path[-1] in _PLAIN or path[-1].startswith("phase:"):
-            return (Part("total", label, n),)
+            return (BarPart("total", label, n),)
         if len(path) == 1 and any(child.at_peak[run] for child in below):
-            return tuple(Part(child.id, child.label, child.at_peak[run] or 0) for child in below)
+            return tuple(BarPart(child.id, child.label, child.at_peak[run] or 0) for child in below)
         if len(path) == 1 and self.runs[run].document is None:
             return tuple(part for part in self.runs[run].parts if part.label == label)
-        return (Part(path[1] if len(path) > 2 else path[-1], label, n),)
+        return (BarPart(path[1] if len(path) > 2 else path[-1], label, n),)
 
-    def _fits(self) -> Line:
+    def _fits(self) -> TableRow:
         limit = self.capacity.bytes if self.capacity else 0
         small = "the dashed line" if limit <= self.scale else ""
         cells: list[Cell] = [TextCell(f"Fits in {self.device}", small=small, short=f"Fits {gib(limit)}")]
         for column, (fits, words) in zip(self.runs, self.verdicts, strict=True):
             tone, short = ("ok", "yes") if fits else ("bad", "no")
             cells += [TextCell(words, tone, short=short), *([""] if column.document else [])]
-        return Line((*cells, *[""] * (5 * (len(self.runs) - 1))), kind="fits")
+        return TableRow((*cells, *[""] * (5 * (len(self.runs) - 1))), kind="fits")
 
 
 def _difference(figures: Sequence[int | None], run: int) -> str:
@@ -396,15 +407,15 @@ def _verdicts(capacity: ComparedCapacity | None) -> tuple[tuple[bool, str], ...]
     return tuple((fits, fit_words(capacity, i)) for i, fits in enumerate(capacity.fits)) if capacity else ()
 
 
-def _settings(title: str, labels: Sequence[str], lines: Sequence[ChangedSetting]) -> Table | None:
+def _settings(title: str, labels: Sequence[str], lines: Sequence[ChangedSetting]) -> TableBlock | None:
     """List settings that differ, a column a run."""
     return table((title, *map(Column, labels)), [_setting(line) for line in lines], "settings")
 
 
-def _setting(line: ChangedSetting) -> Line:
+def _setting(line: ChangedSetting) -> TableRow:
     name = line.setting if line.of == "config" else f"{line.setting} ({line.of})"
     values = [TextCell("–") if value is None else TextCell(str(value), "code") for value in line.values]
-    return Line((TextCell(name, "code"), *values))
+    return TableRow((TextCell(name, "code"), *values))
 
 
 # ---- allocations -----------------------------------------------------------------------------------------------------
@@ -441,7 +452,7 @@ def _stacks(lost: OnlyIn, gained: OnlyIn, first: str, other: str) -> ChangedStac
     return ChangedStacks(f"{first} → {other}, by stack", note, dataclasses.replace(found, units=False))
 
 
-def _stack(change: StackDifference) -> Line:
+def _stack(change: StackDifference) -> TableRow:
     largest, n = change.largest, change.difference
     words = "new" if not change.before else "gone" if not change.after else "grew" if n > 0 else "shrank"
     if change.before and change.after and not n:
@@ -455,7 +466,7 @@ def _stack(change: StackDifference) -> Line:
     made = TextCell(site, "code", folded=shown_stack(largest.stack))
     signed = TextCell(f"{'+' if n > 0 else '−' if n < 0 else ''}{amount(abs(n))}", bytes=n)
     blocks = (_blocks(change.before), _blocks(change.after))
-    return Line((signed, words, *blocks, category, category, short_path(site, 1), made))
+    return TableRow((signed, words, *blocks, category, category, short_path(site, 1), made))
 
 
 # So many sizes of one stack are listed.

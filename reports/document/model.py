@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from memprof.reports.document.blocks import Fact, Headline, Part, Table
+from memprof.reports.document.blocks import BarPart, Fact, HeadlineBlock, TableBlock
 from memprof.reports.document.text import category_label, humanise, phase_label
 
 from memprof.analysis.source_files import SourceText
@@ -42,8 +42,8 @@ class Summary(NamedTuple):
     capacity_bytes: int | None
     scale_bytes: int
     facts: tuple[Fact, ...]
-    bar: tuple[Part, ...]
-    rest: tuple[Part, ...]
+    bar: tuple[BarPart, ...]
+    rest: tuple[BarPart, ...]
     guessed: Fact | None = None
 
     @property
@@ -59,7 +59,7 @@ class Room(NamedTuple):
     failed or free memory. ``capacity_bytes`` is ``None`` if no GPU is known.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     scale_bytes: int
     capacity_bytes: int | None
     sentence: str
@@ -99,7 +99,7 @@ class RankRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RanksView:
     """Everything shown of the ranks in addition to the one that the report is about.
 
     ``columns`` are ``(category id, label)``, the last with the id "" for all that is nowhere worth a column of its own;
@@ -117,15 +117,15 @@ class Ranks:
     world_size: int
     columns: tuple[tuple[str, str], ...]
     rows: tuple[RankRow, ...]
-    phases: Table | None
-    nodes: Table | None
+    phases: TableBlock | None
+    nodes: TableBlock | None
     several_nodes: bool
 
 
 # ---- what the peak is made of ----------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
+class PublishedRow(NamedTuple):
     """One row of the published table, one of its categories, or one of a category's details.
 
     ``own_peak`` is the highest over the run, ``None`` if that is not known (a group's categories peak at different
@@ -137,13 +137,13 @@ class Row(NamedTuple):
     words: str
     at_peak: int
     own_peak: int | None
-    children: tuple[Row, ...] = ()
+    children: tuple[PublishedRow, ...] = ()
     guessed: int = 0
 
     @property
     def marked(self) -> str:
-        """The label, with the mark of its :class:`Part`."""
-        return Part(self.id, self.label, self.at_peak, self.guessed).marked
+        """The label, with the mark of its :class:`BarPart`."""
+        return BarPart(self.id, self.label, self.at_peak, self.guessed).marked
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Node(NamedTuple):
 # ---- over time -------------------------------------------------------------------------------------------------------
 
 
-class Span(NamedTuple):
+class TimelineSpan(NamedTuple):
     """One phase's stretch of the timeline; ``start_point``/``end_point`` index the timeline's points."""
 
     phase: str
@@ -241,7 +241,7 @@ class FailedRequest(NamedTuple):
         return f"{amount(self.bytes)} failed"
 
 
-class Timeline(NamedTuple):
+class TimelineSeries(NamedTuple):
     """The thinned series: the same instants for every category, the peak and every phase's peak among them.
 
     ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps
@@ -253,7 +253,7 @@ class Timeline(NamedTuple):
     clock_us: int
     time_us: tuple[int, ...]
     phase_x: tuple[float, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[TimelineSpan, ...]
     categories: dict[str, tuple[int, ...]]
     reserved: tuple[int, ...] | None
     total: tuple[int, ...]
@@ -305,18 +305,18 @@ class Document(NamedTuple):
 
     report: Report
     title: str
-    headline: Headline
+    headline: HeadlineBlock
     summary: Summary
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
     allocations: tuple[AllocationRow, ...]
     openable: tuple[AllocationRow, ...]
     elsewhere: tuple[AllocationRow, ...]
     icicle: Node
-    timeline: Timeline | None
+    timeline: TimelineSeries | None
     grown_by: tuple[Growth, ...]
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
-    ranks: Ranks | None
+    ranks: RanksView | None
     room: Room | None
     segments: tuple[SegmentMap, ...] = ()
     individuals: Individuals | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Column, Fact, Line, Table, TextCell, table
+from memprof.reports.document.blocks import Column, Fact, TableBlock, TableRow, TextCell, table
 from memprof.reports.document.text import phase_label, sentence_list, size
 
 from memprof.report.run import NonTorchMemory, Switch
@@ -59,13 +59,13 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def switches_table(switches: Sequence[Switch]) -> Table | None:
+def switches_table(switches: Sequence[Switch]) -> TableBlock | None:
     """List what torch counts and what is resident after the newest switches between rollout and training, in order."""
     return table(_COLUMNS, [_switch(switch) for switch in switches[-_MOST_SWITCHES:]], "switches")
 
 
-def _switch(switch: Switch) -> Line:
+def _switch(switch: Switch) -> TableRow:
     name = TextCell(phase_label(switch.phase), phase=switch.phase)
     counted = switch.allocated_bytes if switch.reserved_bytes is None else switch.reserved_bytes
     step = "–" if switch.step is None else str(switch.step)
-    return Line((name, step, counted, switch.unmapped_bytes, switch.resident_bytes, switch.device_used_bytes))
+    return TableRow((name, step, counted, switch.unmapped_bytes, switch.resident_bytes, switch.device_used_bytes))

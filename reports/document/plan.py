@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from memprof.reports.document.blocks import Cell, Column, Headline, Line, Part, Table, TextCell
+from memprof.reports.document.blocks import BarPart, Cell, Column, HeadlineBlock, TableBlock, TableRow, TextCell
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import category_label, phase_label, sentence_list, thousands, time_taken
 
@@ -52,9 +52,9 @@ class PlanDocument:
         return f"{self.plan.model} on {self.plan.gpu}"
 
     @property
-    def headline(self) -> Headline:
+    def headline(self) -> HeadlineBlock:
         found = self.plan.headline or FoundHeadline(verdict=self.title, cause="", places=(), action="", assumed=())
-        return Headline.of(found, bad=not any(row.fits for row in self.plan.rows))
+        return HeadlineBlock.of(found, bad=not any(row.fits for row in self.plan.rows))
 
     @property
     def scale_bytes(self) -> int:
@@ -127,7 +127,7 @@ class PlanDocument:
         return len({_tokens(row) for row in self.plan.rows}) > 1
 
     @property
-    def table(self) -> Table:
+    def table(self) -> TableBlock:
         """The rows as a table."""
         searched = self.largest_title
         more = (
@@ -141,9 +141,9 @@ class PlanDocument:
             Column("Highest in", whole=True, rank=4, folds=True), Column("Largest", whole=True, rank=3),
         )  # fmt: skip
         lines = tuple(self._line(row) for row in self.plan.rows)
-        return Table(columns, lines, "", elsewhere="a wider terminal, the page and the JSON have them")
+        return TableBlock(columns, lines, "", elsewhere="a wider terminal, the page and the JSON have them")
 
-    def _line(self, row: PlanRow) -> Line:
+    def _line(self, row: PlanRow) -> TableRow:
         searched, best = self.largest_title, row.method == self.best
         name = TextCell(row.method, badges=("best",) if searched and best else (), short=row.method)
         verdict = TextCell(verdict_of(row), "ok" if row.fits else "bad", short="fits" if row.fits else "OOM")
@@ -154,7 +154,7 @@ class PlanDocument:
         where = phase_label(row.phase), category_label(row.largest_category)
         sizes = (row.peak_bytes, row.host_bytes)
         cells = (name, verdict, row.device_peak_bytes, *largest, *sizes, *(times if self.timed else ()), *where)
-        return Line(cells, best)
+        return TableRow(cells, best)
 
     # -- time, as a cost -----------------------------------------------------------------------------------------------
 
@@ -207,11 +207,11 @@ def verdict_of(row: PlanRow) -> str:
     return "fits" if row.fits else "does not fit"
 
 
-def parts_of(row: PlanRow) -> tuple[Part, ...]:
+def parts_of(row: PlanRow) -> tuple[BarPart, ...]:
     """List the categories at a row's peak, and then what the device needs beyond them."""
     held = category_parts(row.categories)
     beyond = row.device_peak_bytes - sum(part.bytes for part in held)
-    return (*held, Part("cached", "Reserved beyond, and non-PyTorch", beyond)) if beyond > 0 else held
+    return (*held, BarPart("cached", "Reserved beyond, and non-PyTorch", beyond)) if beyond > 0 else held
 
 
 # Times that differ by less are called a tie (as ``memprof.plan.pareto_front`` chooses).

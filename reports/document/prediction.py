@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Column, Fact, Line, Table, TextCell, table
+from memprof.reports.document.blocks import Column, Fact, TableBlock, TableRow, TextCell, table
 from memprof.reports.document.text import duration, phase_label, thousands
 
 from memprof.report import Report
@@ -14,7 +14,7 @@ from memprof.units import gib, percent
 _FITS = {True: TextCell("fits", "ok"), False: TextCell("does not fit", "bad"), None: TextCell("–", "muted")}
 
 
-def needs_table(fit: Fit | None) -> Table | None:
+def needs_table(fit: Fit | None) -> TableBlock | None:
     """Judge each phase; what it reserves and does not use is cached, often by a phase before it."""
     lines = []
     for need in fit.phases if fit else ():
@@ -22,15 +22,15 @@ def needs_table(fit: Fit | None) -> Table | None:
         cached = fit and not need.fits and need.allocated_bytes <= fit.limit_bytes - fit.non_torch_bytes
         verdict = "It fits only if cached memory is released." if cached else _FITS[need.fits]
         name = TextCell(phase_label(need.phase), badges=decides)
-        lines.append(Line((name, need.allocated_bytes, need.needed_bytes, verdict)))
+        lines.append(TableRow((name, need.allocated_bytes, need.needed_bytes, verdict)))
     sizes = (Column("Allocated", right=True), Column("Needed", right=True))
     return table(("Does it fit?", *sizes, Column("Alone", wraps=True)), lines)
 
 
-def lengths_table(points: Sequence[LengthPoint]) -> Table | None:
+def lengths_table(points: Sequence[LengthPoint]) -> TableBlock | None:
     """List the runs with other longest completions."""
     lines = [
-        Line((
+        TableRow((
             ", ".join(x.names), thousands(x.length), percent(round(1e6 * x.share_below), 1_000_000), x.peak_bytes,
             x.needed_bytes, _FITS[x.fits], TextCell("simulated" if x.executed else "interpolated", "muted"),
         ))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from memprof.reports.document.blocks import Column, Line, Table, TextCell, table
-from memprof.reports.document.model import RankCell, RankRow, Ranks
+from memprof.reports.document.blocks import Column, TableBlock, TableRow, TextCell, table
+from memprof.reports.document.model import RankCell, RankRow, RanksView
 from memprof.reports.document.text import STACK_ORDER, category_label, phase_label, size, where_words
 
 from memprof.report import Report
@@ -36,7 +36,7 @@ _ALIKE = 0.005
 _SPREAD = "rank-spread"
 
 
-def ranks_of(report: Report) -> Ranks | None:
+def ranks_of(report: Report) -> RanksView | None:
     """Fill the ranks of a report; ``None`` if it is of one process alone."""
     ranks, across = report.ranks, report.across_ranks
     if not ranks or across is None:
@@ -50,7 +50,7 @@ def ranks_of(report: Report) -> Ranks | None:
     rows = sorted((_row(r, shown, scale, peak) for r in ranks), key=lambda r: (not r.oom, -r.peak_bytes, r.rank))
     nodes = sorted(across.nodes, key=lambda node: -node.highest_bytes)
     rest = [("", "Everything else")] if len(columns) < len(spreads) else []
-    return Ranks(
+    return RanksView(
         finding=_finding(across),
         sentence=_sentence(across, len(ranks), shown, rows),
         in_full=_in_full(shown, peak, rows),
@@ -71,7 +71,7 @@ _OF_PHASES = (
     Column("Lowest", right=True), Column("by rank", right=True), Column("Above the mean", right=True),
 )  # fmt: skip
 _OF_NODES = (
-    "Node", "Ranks", Column("Highest rank", right=True), Column("by rank", right=True), Column("Mean", right=True),
+    "Node", "RanksView", Column("Highest rank", right=True), Column("by rank", right=True), Column("Mean", right=True),
     Column("Together", right=True),
 )  # fmt: skip
 _OF_RECORDINGS = (
@@ -80,13 +80,13 @@ _OF_RECORDINGS = (
 )  # fmt: skip
 
 
-def recordings_table(report: Report) -> Table | None:
+def recordings_table(report: Report) -> TableBlock | None:
     """List every recording of a folder if not all of them are shown, those that are first."""
     rows = sorted(report.recordings or (), key=lambda row: not row.shown)
     return table(_OF_RECORDINGS, [_recording(row) for row in rows], "ranks")
 
 
-def _recording(row: Recording) -> Line:
+def _recording(row: Recording) -> TableRow:
     role = row.role or "role not known"
     if row.role_from == "content":
         role += " (by its contents)"
@@ -96,7 +96,7 @@ def _recording(row: Recording) -> Line:
     who, when = ", ".join(filter(None, (role, process, row.label))), ", ".join(filter(None, (step, row.time)))
     rank = "–" if row.rank is None else str(row.rank)
     because = "shown" if row.shown else row.because or ""
-    return Line((file, rank, who, when or "–", row.peak_bytes, because), row.shown)
+    return TableRow((file, rank, who, when or "–", row.peak_bytes, because), row.shown)
 
 
 @dataclass(frozen=True)
@@ -191,14 +191,14 @@ def _difference(found: Difference) -> str:
     return f"Rank {found.rank} uses {size(found.bytes)} more {what.lower()} than the median rank{phase}{reason}."
 
 
-def _phase(spread: PhaseSpread) -> Line:
+def _phase(spread: PhaseSpread) -> TableRow:
     alike = spread.highest_bytes == spread.lowest_bytes
     high, low = ("all" if alike else str(rank) for rank in (spread.highest_rank, spread.lowest_rank))
     name = TextCell(phase_label(spread.phase), phase=spread.phase)
     figures = (spread.highest_bytes, high, spread.median_bytes, spread.lowest_bytes, low)
-    return Line((name, *figures, f"{100 * spread.imbalance:.1f}%"))
+    return TableRow((name, *figures, f"{100 * spread.imbalance:.1f}%"))
 
 
-def _node(spread: NodeSpread) -> Line:
+def _node(spread: NodeSpread) -> TableRow:
     figures = (spread.highest_bytes, str(spread.highest_rank), spread.mean_bytes, spread.total_bytes)
-    return Line((spread.node or "not known", ", ".join(number_ranges(spread.ranks)), *figures))
+    return TableRow((spread.node or "not known", ", ".join(number_ranges(spread.ranks)), *figures))

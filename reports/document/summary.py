@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from memprof.reports.document.blocks import GUESS, Fact, Part
+from memprof.reports.document.blocks import GUESS, BarPart, Fact
 from memprof.reports.document.model import AllocationRow, Room, Summary
 from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import category_parts
@@ -64,16 +64,16 @@ def _guessed(peak: Peak, allocations: Sequence[AllocationRow]) -> Fact | None:
     return Fact(f"Inferred (rows marked{GUESS})", f"{gib(n_bytes)} GiB", note, n_bytes)
 
 
-def _rest_of_device(peak: Peak, capacity: int | None) -> tuple[Part, ...]:
+def _rest_of_device(peak: Peak, capacity: int | None) -> tuple[BarPart, ...]:
     outside = peak.non_torch_bytes or 0
     parts = [
-        Part("cached", "Cached, free", peak.cached_bytes),
-        Part("inactive_split", "Split, free", peak.inactive_split_bytes),
-        Part("private_pools", "Private pools, free", peak.private_pool_bytes),
-        Part("non_torch", "Non-PyTorch memory", outside),
+        BarPart("cached", "Cached, free", peak.cached_bytes),
+        BarPart("inactive_split", "Split, free", peak.inactive_split_bytes),
+        BarPart("private_pools", "Private pools, free", peak.private_pool_bytes),
+        BarPart("non_torch", "Non-PyTorch memory", outside),
     ]
     if capacity:
-        parts.append(Part("free", "Free", capacity - (peak.reserved_bytes or 0) - outside))
+        parts.append(BarPart("free", "Free", capacity - (peak.reserved_bytes or 0) - outside))
     return tuple(part for part in parts if part.bytes > 0)
 
 
@@ -155,11 +155,11 @@ def room_of(report: Report, others: bool = False) -> Room | None:
     request = oom.requested_bytes if oom else 0
     needed = held + cached + outside + request
     parts = [
-        Part("held", "Allocated", held),
-        Part("cached", "Cached by the allocator", cached),
-        Part("non_torch", "Non-PyTorch memory", outside),
-        Part("request", "The request that failed", request),
-        Part("free", "Free", max(0, card.bytes - needed) if card and not request else 0),
+        BarPart("held", "Allocated", held),
+        BarPart("cached", "Cached by the allocator", cached),
+        BarPart("non_torch", "Non-PyTorch memory", outside),
+        BarPart("request", "The request that failed", request),
+        BarPart("free", "Free", max(0, card.bytes - needed) if card and not request else 0),
     ]
     capacity = card.bytes if card else None
     return Room(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from memprof.reports.document.blocks import Column, Line, Part, Table, TextCell, table
-from memprof.reports.document.model import AllocationRow, Node, Row
+from memprof.reports.document.blocks import BarPart, Column, TableBlock, TableRow, TextCell, table
+from memprof.reports.document.model import AllocationRow, Node, PublishedRow
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
     EVIDENCE_WORDS,
@@ -55,60 +55,62 @@ _INSTALLED = re.compile(r"^\S*[/\\](?:site-packages|dist-packages)[/\\]")
 
 def category_parts(
     categories: Mapping[Category, int], guessed: Mapping[Category, int] | None = None
-) -> tuple[Part, ...]:
+) -> tuple[BarPart, ...]:
     """List the non-empty categories in the order they are stacked; ``guessed`` of each is inferred."""
     doubt = guessed or {}
     sizes = ((c, n) for c in STACK_ORDER if (n := categories.get(c, 0)))
-    return tuple(Part(c, category_label(c), n, min(doubt.get(c, 0), n)) for c, n in sizes)
+    return tuple(BarPart(c, category_label(c), n, min(doubt.get(c, 0), n)) for c, n in sizes)
 
 
-def group_rows(report: Report) -> tuple[Row, ...]:
+def group_rows(report: Report) -> tuple[PublishedRow, ...]:
     """Fill the published table's rows, the total last; ``unattributed`` has no categories below it."""
     return tuple(_group_row(group, report) for group in Group)
 
 
-def _group_row(group: Group, report: Report) -> Row:
+def _group_row(group: Group, report: Report) -> PublishedRow:
     label, words, peaks = group_label(group), GROUP_WORDS[group], report.group_own_peaks
     if group == Group.TOTAL:
-        return Row(group, label, words, report.peak.active_bytes, peaks.get(group))
+        return PublishedRow(group, label, words, report.peak.active_bytes, peaks.get(group))
     children = _category_rows(group, report)
     if group == Group.UNATTRIBUTED:
-        return children[0] if children else Row(group, label, words, 0, 0)
+        return children[0] if children else PublishedRow(group, label, words, 0, 0)
     own = peaks.get(group, _only_own_peak(children))
-    return Row(group, label, words, report.peak.groups.get(group, 0), own, children)
+    return PublishedRow(group, label, words, report.peak.groups.get(group, 0), own, children)
 
 
-def _only_own_peak(children: Sequence[Row]) -> int | None:
+def _only_own_peak(children: Sequence[PublishedRow]) -> int | None:
     """Return a group's own peak if it follows from its categories': at most one of them ever had any bytes."""
     if not children:
         return 0
     return children[0].own_peak if len(children) == 1 else None
 
 
-def _category_rows(group: Group, report: Report) -> tuple[Row, ...]:
+def _category_rows(group: Group, report: Report) -> tuple[PublishedRow, ...]:
     peak, rows = report.peak, []
     for category in (c for c, of in GROUP_OF.items() if of == group):
         now, own = peak.categories.get(category, 0), report.own_peaks.get(category, 0)
         if now or own:
             parts, doubt = _details(category, peak), peak.guessed.get(category, 0)
-            rows.append(Row(category, category_label(category), CATEGORY_WORDS[category], now, own, parts, doubt))
+            rows.append(
+                PublishedRow(category, category_label(category), CATEGORY_WORDS[category], now, own, parts, doubt)
+            )
     return tuple(sorted(rows, key=lambda row: -row.at_peak))
 
 
-def _details(category: Category, peak: Peak) -> tuple[Row, ...]:
-    rows = [Row(d, humanise(d), "", n, None) for d, n in peak.details.get(category, {}).items() if n]
+def _details(category: Category, peak: Peak) -> tuple[PublishedRow, ...]:
+    rows = [PublishedRow(d, humanise(d), "", n, None) for d, n in peak.details.get(category, {}).items() if n]
     rest = peak.categories.get(category, 0) - sum(row.at_peak for row in rows)
     if rows and rest:
-        rows.append(Row("", "not broken down", "", rest, None))
+        rows.append(PublishedRow("", "not broken down", "", rest, None))
     return tuple(sorted(rows, key=lambda row: -row.at_peak))
 
 
-def is_unused(row: Row) -> bool:
+def is_unused(row: PublishedRow) -> bool:
     """Tell whether a row was empty all the time; what is unattributed is shown even so."""
     return not (row.at_peak or row.own_peak or row.children) and row.id not in (Group.UNATTRIBUTED, Group.TOTAL)
 
 
-def unused_words(rows: Sequence[Row]) -> str:
+def unused_words(rows: Sequence[PublishedRow]) -> str:
     """Name the rows that a table leaves out because they were empty all the time; "" where there are none."""
     return nothing_in([row.label for row in rows if is_unused(row)])
 
@@ -119,7 +121,7 @@ def nothing_in(labels: Sequence[str]) -> str:
     return f"Not shown, because always zero: {sentence_list(inside)}." if inside else ""
 
 
-def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
+def component_table(rows: Sequence[PublishedRow], moment: str = "peak") -> TableBlock:
     """Draw up the published table's rows, their categories, and for pages their details; the total last.
 
     Rows that were empty all the time are left out (see :func:`unused_words`).
@@ -135,24 +137,24 @@ def component_table(rows: Sequence[Row], moment: str = "peak") -> Table:
     lines = tuple(line for row in rows if not is_unused(row) for line in _component(row, (), whole))
     if moment != "peak":
         columns, lines = columns[:-1], tuple(line._replace(cells=line.cells[:-1]) for line in lines)
-    return Table(columns, lines, "components", scale=whole or 1, units=False)
+    return TableBlock(columns, lines, "components", scale=whole or 1, units=False)
 
 
-def _component(row: Row, above: tuple[str, ...], whole: int) -> Iterator[Line]:
+def _component(row: PublishedRow, above: tuple[str, ...], whole: int) -> Iterator[TableRow]:
     path = (*above, row.id)
     colour = path[1] if len(path) > 2 else row.id
-    bar: tuple[Part, ...] = (Part(colour, row.label, row.at_peak, row.guessed),)
-    made = tuple(Part(c.id, c.label, c.at_peak, c.guessed) for c in row.children) if len(path) == 1 else ()
+    bar: tuple[BarPart, ...] = (BarPart(colour, row.label, row.at_peak, row.guessed),)
+    made = tuple(BarPart(c.id, c.label, c.at_peak, c.guessed) for c in row.children) if len(path) == 1 else ()
     name = TextCell(row.marked, "" if above else "strong", category=row.id if len(path) == 2 else "")
     drawn = bar if above or row.id == Group.UNATTRIBUTED else ()
     cells = (name, row.at_peak, drawn, made or bar, percent(row.at_peak, whole), row.own_peak)
     kind, parts = "total" if row.id == Group.TOTAL else "", tuple(child.id for child in row.children)
-    yield Line(cells, path=path, parts=parts, kind=kind, hint=row.words, on="p" if len(path) > 2 else "tmp")
+    yield TableRow(cells, path=path, parts=parts, kind=kind, hint=row.words, on="p" if len(path) > 2 else "tmp")
     for child in row.children:
         yield from _component(child, path, whole)
 
 
-def phase_table(report: Report) -> Table | None:
+def phase_table(report: Report) -> TableBlock | None:
     """List the phases in order of first appearance: how long, how high, and what was alive then.
 
     Repeats share a row with the highest peak. Without a clock there is no time; if no phase is known, no table.
@@ -184,7 +186,7 @@ def _phase_times(report: Report, runs: Mapping[str, Sequence[PhasePeak]]) -> Map
     return {name: round(seconds * 1e6) for name, seconds in estimated.items()}
 
 
-def _phase_line(name: str, runs: Sequence[PhasePeak], times: Mapping[str, int] | None, report: Report) -> Line:
+def _phase_line(name: str, runs: Sequence[PhasePeak], times: Mapping[str, int] | None, report: Report) -> TableRow:
     worst, peak = max(runs, key=lambda p: p.peak_bytes), report.peak
     holds_peak = any(name == peak.phase and p.start_us <= peak.time_us <= p.end_us for p in runs)
     badges = ([f"×{len(runs)}"] if len(runs) > 1 else []) + (["peak"] if holds_peak else [])
@@ -196,7 +198,7 @@ def _phase_line(name: str, runs: Sequence[PhasePeak], times: Mapping[str, int] |
         took = (time_taken(us, report.source.kind == Kind.SIMULATED), share)
     title = TextCell(phase_label(name), badges=tuple(badges), phase=name)
     cells = (title, *took, low if amount(low) != amount(high) else "", high, category_parts(worst.categories))
-    return Line(cells, holds_peak)
+    return TableRow(cells, holds_peak)
 
 
 def evidence_bytes(peak: Peak) -> list[tuple[Evidence, int]]:
@@ -346,7 +348,7 @@ def icicle(peak: Peak, allocations: Sequence[AllocationRow], moment: str = "peak
 _FRAMES = 3
 
 
-def _places(part: Part, allocations: Sequence[AllocationRow]) -> tuple[Node, ...]:
+def _places(part: BarPart, allocations: Sequence[AllocationRow]) -> tuple[Node, ...]:
     """Nest a category's allocations by where they were made; the rest, which is not listed, comes last."""
     nodes = _nested(part.id, [(_path(a), a) for a in allocations])
     rest = part.bytes - sum(n.bytes for n in nodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.model import Document, Node, Timeline
+from memprof.reports.document.model import Document, Node, TimelineSeries
 from memprof.reports.document.tables import SMALLEST_BOX
 from memprof.reports.document.text import duration
 from memprof.reports.html.elements import Markup, colour_class, el, section, swatch, what
@@ -33,7 +33,7 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
         by_allocation = _choice("by", (("category", "By category"), ("allocation", "By allocation")))
     tools = el(
         "div.tools needs-js",
-        {"role": "toolbar", "aria-label": "Timeline"},
+        {"role": "toolbar", "aria-label": "TimelineSeries"},
         switch,
         by_allocation,
         _choice("axis", (*events, ("phase", "Phases"), ("time", "Time" if timed else "Events")), "phase"),
@@ -58,7 +58,7 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
     note = f"each pixel column shows its highest moment{'; dotted line is reserved memory' if dotted else ''}"
     return section(
         "timeline",
-        "Timeline",
+        "TimelineSeries",
         note + ("; one scale for all runs" if len(drawn) > 1 else ""),
         tools,
         el("div.split", plot, _panel(drawn[0][1], opened[0])),
@@ -66,12 +66,12 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
     )
 
 
-def _picture(label: str, timeline: Timeline, highest: int) -> Markup:
+def _picture(label: str, timeline: TimelineSeries, highest: int) -> Markup:
     caption = el("figcaption", label) if label else None
     return el("figure.picture", caption, timeline_svg(timeline, highest=highest))
 
 
-def _axis_note(timeline: Timeline | None) -> Markup:
+def _axis_note(timeline: TimelineSeries | None) -> Markup:
     """Explain the axis; the script writes the other note when the other axis is chosen."""
     long = f"; the recording is {duration(timeline.time_us[-1])} long" if timeline and timeline.timed else ""
     keys = "Drag to zoom, double-click to reset, click to fix the cursor."

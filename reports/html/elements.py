@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Union
 
-from memprof.reports.document.blocks import Cell, Column, Curve, Fact, Figure, Line, Part, Table, TextCell
+from memprof.reports.document.blocks import BarPart, Cell, Column, Curve, Fact, Figure, TableBlock, TableRow, TextCell
 from memprof.reports.document.model import AllocationRow
 from memprof.reports.document.text import CATEGORY_WORDS, plain, thousands
 from memprof.reports.palette import LOOKS, slug
@@ -79,7 +79,7 @@ def colour_class(identifier: str) -> str:
     return identifier if identifier in LOOKS["part"] else slug(identifier)
 
 
-def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: str = "") -> Markup:
+def bar(parts: Sequence[BarPart], scale: int, *, labels: bool = False, described: str = "") -> Markup:
     """Draw parts side by side, ``scale`` bytes wide; a screen reader is told their sizes, after ``described``."""
     described += ", ".join(f"{p.label} {amount(p.bytes)}" for p in parts)
     segments = []
@@ -98,7 +98,7 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
     return el("div", {"class": "bar big" if labels else "bar", "role": "img", "aria-label": described}, *segments)
 
 
-def legend(parts: Iterable[Part], figures: bool = False) -> Markup:
+def legend(parts: Iterable[BarPart], figures: bool = False) -> Markup:
     """Say what the colours are; those of categories can be hidden, where no ``figures`` stand with them."""
     entries = [
         el("li", swatch(p.id), p.label, " ", amount(p.bytes)) if figures else
@@ -152,7 +152,7 @@ def column(text: str, numeric: bool = False, extra: str = "", sums: bool = False
     return el("th", {"scope": "col", "class": kind, "data-sums": sums}, text)
 
 
-def draw_table(rows: Table | None, label: str = "") -> Markup | None:
+def draw_table(rows: TableBlock | None, label: str = "") -> Markup | None:
     """Draw a table, its first cells as headings of their rows; nothing where there is none."""
     if rows is None:
         return None
@@ -187,7 +187,7 @@ def _word(above: Column) -> str:
     return above.title.lower() if above.title in ("Difference", "Change") else ""
 
 
-def _line(line: Line, rows: Table) -> Markup:
+def _line(line: TableRow, rows: TableBlock) -> Markup:
     """Draw a row; one of rows within rows says where it belongs and which categories it is about, for the scripts."""
     path = line.path
     attributes: dict[str, object] = {"class": line.kind or ("chosen" if line.strong else None)}
@@ -202,7 +202,7 @@ def _line(line: Line, rows: Table) -> Markup:
     return el("tr", attributes, *[_cell(cell, line, i, rows) for i, cell in enumerate(line.cells)])
 
 
-def _cell(cell: Cell, line: Line, place: int, rows: Table) -> Markup:
+def _cell(cell: Cell, line: TableRow, place: int, rows: TableBlock) -> Markup:
     above = rows.columns[place]
     kind: dict[str, object] = {"class": f"{_kind(above)} {_word(above)}".strip() or None}
     tag = "td" if place else "th"
@@ -222,7 +222,7 @@ def _cell(cell: Cell, line: Line, place: int, rows: Table) -> Markup:
     return el(tag, kind, "–" if cell is None else cell)
 
 
-def _figure(figure: Figure, rows: Table) -> Markup:
+def _figure(figure: Figure, rows: TableBlock) -> Markup:
     """Draw a figure with its bar, the card's end in it where it is capped, and small words below."""
     shown = "–" if figure.bytes is None else amount(figure.bytes)
     cap = cap_mark(rows.capacity, rows.scale) if figure.capped and figure.bytes is not None else None
@@ -240,7 +240,7 @@ def cap_mark(capacity: int | None, scale: int) -> Markup | None:
     return el("i.cap", {"style": style, "title": f"{amount(capacity)}, the device", "aria-hidden": "true"})
 
 
-def _thin_bar(parts: Sequence[Part], scale: int, kind: str = "", cap: Markup | None = None) -> Markup:
+def _thin_bar(parts: Sequence[BarPart], scale: int, kind: str = "", cap: Markup | None = None) -> Markup:
     """Draw a bar beside its figure, which says what it shows."""
     segments = [
         el(f"span.seg c-{colour_class(part.id)}{mark}", {"style": f"width:{100 * share / scale:.4f}%"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Column, Fact, Line, TextCell, table
+from memprof.reports.document.blocks import Column, Fact, TableRow, TextCell, table
 from memprof.reports.document.build import host_facts, reproduce_facts
 from memprof.reports.document.model import Check, Document
 from memprof.reports.document.outside_torch import outside_facts, switches_table
@@ -37,7 +37,7 @@ _MARKS: dict[bool | None, TextCell | str] = {True: TextCell("✓", "ok"), False:
 
 
 def _adds_up(checks: Sequence[Check]) -> Markup:
-    lines = [Line((c.label, c.value, _MARKS[c.ok], TextCell(c.note, "muted"))) for c in checks]
+    lines = [TableRow((c.label, c.value, _MARKS[c.ok], TextCell(c.note, "muted"))) for c in checks]
     verdict = "no: see below" if any(check.ok is False for check in checks) else "yes, to the byte"
     return section("adds-up", "Does it add up?", verdict, draw_table(table(("", _NUMBER, "", ""), lines)))
 
@@ -46,7 +46,7 @@ def _evidence(peak: Peak) -> Markup:
     whole, lines = peak.active_bytes or 1, []
     for kind, n in evidence_bytes(peak):
         words = TextCell(EVIDENCE_WORDS[kind], "muted")
-        lines.append(Line((TextCell(kind, f"evidence e-{kind}"), n, f"{100 * n / whole:.1f}%", words)))
+        lines.append(TableRow((TextCell(kind, f"evidence e-{kind}"), n, f"{100 * n / whole:.1f}%", words)))
     note = "bytes by kind of evidence"
     return section("evidence", "How it is known", note, draw_table(table(("", _NUMBER, _NUMBER, ""), lines)))
 
@@ -55,7 +55,7 @@ def _reproduce(source: Source) -> Markup:
     known = {str(key): str(value) for key, value in (source.config or {}).items() if value is not None}
     config = None
     if known:
-        lines = [Line((key, TextCell(known[key], "code"))) for key in sorted(known)]
+        lines = [TableRow((key, TextCell(known[key], "code"))) for key in sorted(known)]
         summary = el("summary", f"Configuration, {len(lines)} settings")
         config = el("details.config", summary, draw_table(table(("", ""), lines)))
     return section("reproduce", "Reproduce", "", fact_list(reproduce_facts(source)), config)

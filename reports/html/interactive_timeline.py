@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
-from memprof.reports.document.model import AllocationRow, Document, Individuals, Timeline
+from memprof.reports.document.model import AllocationRow, Document, Individuals, TimelineSeries
 from memprof.reports.document.text import category_label, phase_label, phase_short, thousands
 from memprof.reports.figures import FigureJson, timeline_json
 from memprof.reports.html.opened import Opened
@@ -88,7 +88,7 @@ class TimelineData(msgspec.Struct, frozen=True, kw_only=True):
     individual: IndividualData | None
 
 
-def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened) -> TimelineData:
+def timeline_data(whole: TimelineSeries, document: Document, most: int, opened: Opened) -> TimelineData:
     """Collect what the script draws a timeline from, its points packed into ``most`` bytes or nearly so."""
     timeline, points = _fitted(whole, most)
     last = len(timeline.time_us) - 1
@@ -143,7 +143,7 @@ def _drawn(row: AllocationRow, at_peak: int, opened: Opened) -> _Drawn:
     return name, slug(row.category), row.group.each_bytes, row.lives, at_peak, opened(row), row.guessed
 
 
-def _columns(timeline: Timeline) -> dict[str, Sequence[int] | NDArray[np.int64]]:
+def _columns(timeline: TimelineSeries) -> dict[str, Sequence[int] | NDArray[np.int64]]:
     """Name everything drawn, in whole numbers: events, microseconds, parts of the phase axis, bytes."""
     columns: dict[str, Sequence[int] | NDArray[np.int64]] = {
         "event": timeline.instants or range(len(timeline.time_us)),
@@ -156,7 +156,7 @@ def _columns(timeline: Timeline) -> dict[str, Sequence[int] | NDArray[np.int64]]
     return columns
 
 
-def _fitted(timeline: Timeline, most: int) -> tuple[Timeline, str]:
+def _fitted(timeline: TimelineSeries, most: int) -> tuple[TimelineSeries, str]:
     """Pack the points, thinned where they would take more than ``most`` bytes; returns the thinned timeline too."""
     points = pack_columns(_columns(timeline).values())
     while len(points) > most and len(timeline.time_us) > 5000:

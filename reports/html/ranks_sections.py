@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Table
-from memprof.reports.document.model import RankCell, RankRow, Ranks
+from memprof.reports.document.blocks import TableBlock
+from memprof.reports.document.model import RankCell, RankRow, RanksView
 from memprof.reports.document.text import thousands
 from memprof.reports.html.elements import Child, Markup, column, draw_table, el, scrolling, section, swatch
 
@@ -20,7 +20,7 @@ _PICTURE_FROM = 12
 _PICTURE_WIDTH, _LINE = 1200, 16
 
 
-def ranks_section(ranks: Ranks | None) -> Markup | None:
+def ranks_section(ranks: RanksView | None) -> Markup | None:
     """Draw the ranks, the fullest first."""
     if ranks is None:
         return None
@@ -28,7 +28,7 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
     note = f"{worlds}; each rank at its peak; a stronger colour is more; ▲ is clearly above the median"
     return section(
         "ranks",
-        f"Ranks: {ranks.finding}" if ranks.finding else "Ranks",
+        f"Ranks: {ranks.finding}" if ranks.finding else "RanksView",
         note,
         el("p", ranks.sentence, " ", el("a", {"href": "#in-full"}, ranks.in_full)),
         el("p.bad", ranks.missing) if ranks.missing else None,
@@ -40,11 +40,11 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
     )
 
 
-def _at_once(ranks: Ranks) -> int:
+def _at_once(ranks: RanksView) -> int:
     return _ROWS_AT_ONCE if ranks.count <= _ROWS_AT_ONCE else _FULLEST
 
 
-def _matrix(ranks: Ranks, rows: Sequence[RankRow], heading: str = "") -> Markup:
+def _matrix(ranks: RanksView, rows: Sequence[RankRow], heading: str = "") -> Markup:
     nodes = ranks.several_nodes
     devices = any(r.held_bytes is not None for r in rows)
     head = [column("Rank"), column("Node", extra="wide") if nodes else None, column("Peak in", extra="wide")]
@@ -78,7 +78,7 @@ def _cell(cell: RankCell) -> Markup:
     return el(f"td.num heat-{cell.heat}", f"{mark}{amount(cell.bytes)}")
 
 
-def _others(ranks: Ranks) -> Markup | None:
+def _others(ranks: RanksView) -> Markup | None:
     rest = ranks.rows[_at_once(ranks) :]
     if not rest:
         return None
@@ -86,7 +86,7 @@ def _others(ranks: Ranks) -> Markup | None:
     return el("details.more-ranks", summary, _matrix(ranks, rest, "The other ranks by category"))
 
 
-def _picture(ranks: Ranks) -> Markup | None:
+def _picture(ranks: RanksView) -> Markup | None:
     """Draw every rank as a column, in the order of their numbers; neighbours of one shade are drawn as one."""
     rows = {row.rank: row for row in ranks.rows}
     lines = [("Peak", [rows[r].shade if r in rows else 0 for r in range(ranks.world_size)])]
@@ -128,7 +128,7 @@ def _stretch(line: int, first: int, last: int, heat: int, step: float) -> Markup
     return el(f"rect.fill-{heat}", {**place})
 
 
-def _nodes(nodes: Table | None) -> Markup | None:
+def _nodes(nodes: TableBlock | None) -> Markup | None:
     """List the fullest nodes; the others open below."""
     if nodes is None:
         return None
@@ -140,12 +140,12 @@ def _nodes(nodes: Table | None) -> Markup | None:
     return el("div", first, el("details", el("summary", f"The other {thousands(rest)} nodes"), others))
 
 
-def _titled(title: str, rows: Table | None) -> Markup | None:
+def _titled(title: str, rows: TableBlock | None) -> Markup | None:
     """Draw a table under its title; nothing where there is none."""
     return None if rows is None else el("div", el("h3", title), draw_table(rows, title))
 
 
-def recordings_section(dumps: Table | None) -> Markup | None:
+def recordings_section(dumps: TableBlock | None) -> Markup | None:
     """List every dump of the folder, those that are shown first; none where all of them are."""
     if dumps is None:
         return None

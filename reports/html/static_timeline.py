@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from memprof.reports.document.model import Timeline
+from memprof.reports.document.model import TimelineSeries
 from memprof.reports.document.text import phase_label, phase_short
 from memprof.reports.html.elements import Markup, el, join
 from memprof.reports.palette import slug
@@ -19,7 +19,7 @@ _HEADROOM = 1.06
 _LABEL = 14
 
 
-def timeline_svg(timeline: Timeline, highest: int = 0) -> Markup:
+def timeline_svg(timeline: TimelineSeries, highest: int = 0) -> Markup:
     """Draw an inline SVG with the stacked categories, phase ribbon, reserved line and the peak's label.
 
     ``highest`` bytes fit below its top, so that several pictures can share a scale.
@@ -83,7 +83,7 @@ def _grid(plot: _Plot) -> Markup:
     return join(*lines)
 
 
-def _areas(timeline: Timeline, held: list[tuple[float, int]], plot: _Plot) -> Markup:
+def _areas(timeline: TimelineSeries, held: list[tuple[float, int]], plot: _Plot) -> Markup:
     below = [0] * len(held)
     paths = []
     edges = [plot.x(start) for start, _ in held] + [plot.x(plot.high)]
@@ -108,7 +108,7 @@ def _stairs(edges: list[float], heights: list[float]) -> list[tuple[float, float
     return corners
 
 
-def _reserved(timeline: Timeline, held: list[tuple[float, int]], plot: _Plot) -> Markup | None:
+def _reserved(timeline: TimelineSeries, held: list[tuple[float, int]], plot: _Plot) -> Markup | None:
     if timeline.reserved is None:
         return None
     edges = [plot.x(start) for start, _ in held] + [plot.x(plot.high)]
@@ -116,7 +116,7 @@ def _reserved(timeline: Timeline, held: list[tuple[float, int]], plot: _Plot) ->
     return el("polyline", {"points": " ".join(f"{px:g},{py:g}" for px, py in corners), "class": "reserved"})
 
 
-def _ribbon(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
+def _ribbon(timeline: TimelineSeries, x: tuple[float, ...], plot: _Plot) -> Markup:
     parts = []
     for span in timeline.spans:
         left = plot.x(x[span.start_point])
@@ -132,7 +132,7 @@ def _ribbon(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
     return join(*parts, *_steps(timeline, x, plot))
 
 
-def step_extents(timeline: Timeline) -> list[tuple[int, int, int]]:
+def step_extents(timeline: TimelineSeries) -> list[tuple[int, int, int]]:
     """List ``(step, first point, last point)`` of each optimizer step, in order."""
     found: dict[int, tuple[int, int]] = {}
     last = len(timeline.time_us) - 1
@@ -143,7 +143,7 @@ def step_extents(timeline: Timeline) -> list[tuple[int, int, int]]:
     return [(step, first, end) for step, (first, end) in found.items()]
 
 
-def _steps(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> list[Markup]:
+def _steps(timeline: TimelineSeries, x: tuple[float, ...], plot: _Plot) -> list[Markup]:
     """Write the steps' numbers below the axis, each at the middle of its step."""
     marks = []
     for step, first, end in step_extents(timeline):
@@ -156,7 +156,7 @@ def _steps(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> list[Markup
     return marks
 
 
-def _peak_mark(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
+def _peak_mark(timeline: TimelineSeries, x: tuple[float, ...], plot: _Plot) -> Markup:
     px = plot.x(x[timeline.peak_point])
     peak = timeline.total[timeline.peak_point]
     side = "end" if px > _WIDTH / 2 else "start"
@@ -170,7 +170,7 @@ def _peak_mark(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
     )
 
 
-def _limit(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
+def _limit(timeline: TimelineSeries, x: tuple[float, ...], plot: _Plot) -> Markup:
     """Draw the GPU's memory as a line, and the request that failed on top of what was reserved then."""
     marks = []
     if (capacity := timeline.capacity_bytes) is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.blocks import Fact, Headline, Part
+from memprof.reports.document.blocks import BarPart, Fact, HeadlineBlock
 from memprof.reports.document.build import oom_sentence
-from memprof.reports.document.model import Room, Row, Summary
+from memprof.reports.document.model import PublishedRow, Room, Summary
 from memprof.reports.document.prediction import lengths_table, needs_table
 from memprof.reports.document.tables import shown_stack
 from memprof.reports.html.elements import (
@@ -36,13 +36,13 @@ def oom_banner(oom: OutOfMemory | None) -> Markup | None:
     )
 
 
-def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, ...] = ()) -> Markup:
+def summary(summary: Summary, badge: str, headline: HeadlineBlock, rows: tuple[PublishedRow, ...] = ()) -> Markup:
     """Draw the headline, the peak in large, the facts beside it, and one bar of the device.
 
     The legend ends with the categories of ``rows`` that the run had, though not at its peak.
     """
     shown = {part.id for part in summary.bar}
-    others = [Part(child.id, child.label, 0) for row in rows for child in row.children if child.id not in shown]
+    others = [BarPart(child.id, child.label, 0) for row in rows for child in row.children if child.id not in shown]
     guessed = [_fact_card(summary.guessed, guessed=True)] if summary.guessed else []
     cards = [*(_fact_card(fact) for fact in summary.facts), *guessed]
     number, _, unit = amount(summary.peak_bytes).partition(" ")
@@ -68,7 +68,7 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
     )
 
 
-def headline_lines(headline: Headline, changes: bool = True) -> list[Markup]:
+def headline_lines(headline: HeadlineBlock, changes: bool = True) -> list[Markup]:
     """Draw the answer: verdict and cause, then what to change, then what was assumed."""
     lines = [el("p", {"class": "verdict bad" if headline.bad else "verdict"}, headline.verdict)]
     if headline.cause:
@@ -101,7 +101,7 @@ def _bar_axis(summary: Summary) -> Markup:
     return el("div.bar-axis muted", el("span", "0"), el("span", words), el("span", ends))
 
 
-def _legend(part: Part) -> Markup:
+def _legend(part: BarPart) -> Markup:
     words = el("span.muted", amount(part.bytes) if part.bytes else "not at the peak")
     return el("li", {"data-category": colour_class(part.id)}, swatch(part.id), part.marked, " ", words)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.blocks import Column, Line, Table, TextCell, table
+from memprof.reports.document.blocks import Column, TableBlock, TableRow, TextCell, table
 from memprof.reports.document.build import growth_words, has_trend, steps_table
-from memprof.reports.document.model import AllocationRow, Document, Row
+from memprof.reports.document.model import AllocationRow, Document, PublishedRow
 from memprof.reports.document.tables import call_site, component_table, shown_stack, site_words, unused_words
 from memprof.reports.document.text import category_label, phase_label, size, thousands, where_words
 from memprof.reports.html.elements import (
@@ -29,7 +29,7 @@ from memprof.report.run import LeftBehind, StepGrowth
 from memprof.units import amount, percent
 
 
-def component_section(rows: Sequence[Row], moment: str) -> Markup:
+def component_section(rows: Sequence[PublishedRow], moment: str) -> Markup:
     """Draw the published table's rows, down to categories and details."""
     note = f"values at the {moment} add up"
     if moment == "peak":
@@ -58,9 +58,9 @@ def steps_section(growth: StepGrowth | None, opened: Opened) -> Markup | None:
     return section("steps", "From step to step", growth_words(growth), draw_table(steps_table(growth)), left)
 
 
-def _left_behind(entry: LeftBehind, opened: Opened) -> Line:
+def _left_behind(entry: LeftBehind, opened: Opened) -> TableRow:
     site = site_words(call_site(entry.stack), entry.stack)
-    return Line((
+    return TableRow((
         TextCell(site, folded=shown_stack(entry.stack), opens=opened(entry)),
         TextCell(category_label(entry.category), category=entry.category), str(entry.steps), entry.bytes,
         size(round(entry.bytes_per_step)), ", ".join(entry.held_by) or "not known",
@@ -141,7 +141,7 @@ def _allocation_row(allocation: AllocationRow, reference: str | None) -> Markup:
     )
 
 
-def phases_section(rows: Table | None) -> Markup | None:
+def phases_section(rows: TableBlock | None) -> Markup | None:
     """List every phase with its highest peak."""
     note = "repeats share a row, which shows the highest peak"
     return section("phases", "Phases", note, draw_table(rows)) if rows else None
@@ -157,7 +157,7 @@ def device_peak_table(document: Document, opened: Opened) -> Markup | None:
         site = site_words(call_site(grown.stack), grown.stack)
         name = TextCell(site, folded=shown_stack(grown.stack), opens=opened(grown))
         phase = phase_label(grown.phase) if grown.phase else ""
-        lines.append(Line((name, phase, grown.bytes, percent(grown.bytes, reserved))))
+        lines.append(TableRow((name, phase, grown.bytes, percent(grown.bytes, reserved))))
     outside = f" and {amount(peak.non_torch_bytes)} of non-PyTorch memory" if peak.non_torch_bytes else ""
     where = where_words(peak.phase, peak.step)
     return section(

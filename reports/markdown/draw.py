@@ -11,13 +11,13 @@ from memprof.reports.document.blocks import (
     Cell,
     Code,
     Curve,
-    Facts,
+    FactsBlock,
     Figure,
-    Headline,
-    Line,
+    HeadlineBlock,
     Paragraph,
     ReportLayout,
-    Table,
+    TableBlock,
+    TableRow,
     TextCell,
 )  # fmt: skip
 from memprof.reports.document.text import plain
@@ -51,15 +51,15 @@ def draw(sheet: ReportLayout) -> str:
 
 
 def _block(block: Block) -> str:
-    if isinstance(block, Headline):  # one of several answers
+    if isinstance(block, HeadlineBlock):  # one of several answers
         return "\n\n".join(part for part in (f"### {text(block.verdict)}", _rest(block)) if part)
     if isinstance(block, Paragraph):
         return _said(block)
-    if isinstance(block, Facts):
+    if isinstance(block, FactsBlock):
         return "\n".join(
             f"- {text(f.label)}: **{text(f.value)}**" + (f" ({text(f.note)})" if f.note else "") for f in block.facts
         )
-    if isinstance(block, Table):
+    if isinstance(block, TableBlock):
         drawn = _table(block.seen("m"))
         folded = f"<details><summary>{text(block.folded)}</summary>\n\n{drawn}\n\n</details>"
         return folded if block.folded else drawn
@@ -70,7 +70,7 @@ def _block(block: Block) -> str:
     return "\n".join(f"- {text(note)}" for note in block.notes)
 
 
-def _rest(found: Headline) -> str:
+def _rest(found: HeadlineBlock) -> str:
     return " ".join(text(part) for part in (found.cause, found.action, found.assumed) if part)
 
 
@@ -89,7 +89,7 @@ def _fence(lines: Iterable[str], language: str) -> str:
     return "\n".join([f"{ticks}{language}", *body, ticks])
 
 
-def _table(shown: Table) -> str:
+def _table(shown: TableBlock) -> str:
     notes = [f" ({text(column.note)})" if column.note else "" for column in shown.columns]
     heads = [text(head) + note for head, note in zip(shown.heads(), notes, strict=True)]
     rule = ["---:" if column.right else "---" for column in shown.columns]
@@ -97,7 +97,7 @@ def _table(shown: Table) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [heads, rule, *rows])
 
 
-def _cell(cell: Cell, line: Line, place: int) -> str:
+def _cell(cell: Cell, line: TableRow, place: int) -> str:
     if isinstance(cell, Figure):
         cell = cell.bytes
     if isinstance(cell, TextCell):

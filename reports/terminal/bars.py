@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.blocks import Bars, Part
+from memprof.reports.document.blocks import BarPart, Bars
 from memprof.reports.document.text import plain
 from memprof.reports.palette import FALLBACK, LETTERS, TERMINAL
 
@@ -22,7 +22,7 @@ def swatch(identifier: str, colour: bool) -> Text:
     return Text("■", style=TERMINAL.get(identifier, FALLBACK)) if colour else Text(LETTERS.get(identifier, "?"))
 
 
-def draw_bar(parts: Sequence[Part], scale: int, width: int, colour: bool) -> Text:
+def draw_bar(parts: Sequence[BarPart], scale: int, width: int, colour: bool) -> Text:
     """Draw parts side by side, ``scale`` bytes to ``width`` columns.
 
     Ends are rounded, not widths, so the bar never grows longer than its sum.
@@ -59,13 +59,13 @@ def bar_lines(bars: Bars, width: int, colour: bool) -> Iterator[Text]:
     yield from _legend(_in_order(bars, used), width - 1, colour, bars.figures)
 
 
-def _in_order(bars: Bars, used: dict[str, Part]) -> list[Part]:
+def _in_order(bars: Bars, used: dict[str, BarPart]) -> list[BarPart]:
     """List every colour once, under the name it has in the first bar that shows it."""
     order = dict.fromkeys(part.id for _, parts, _ in bars.lines for part in parts if part.id in used)
     return [used[identifier] for identifier in order]
 
 
-def _legend(parts: Sequence[Part], width: int, colour: bool, figures: bool) -> list[Text]:
+def _legend(parts: Sequence[BarPart], width: int, colour: bool, figures: bool) -> list[Text]:
     """Put the parts' names side by side, as many to a line as fit."""
     from rich.text import Text
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.blocks import Bars, Block, Code, Facts, Headline, Notes, Paragraph, ReportLayout, Table
+from memprof.reports.document.blocks import (
+    Bars,
+    Block,
+    Code,
+    FactsBlock,
+    HeadlineBlock,
+    Notes,
+    Paragraph,
+    ReportLayout,
+    TableBlock,
+)
 from memprof.reports.document.text import plain, short_path
 from memprof.reports.terminal.bars import bar_lines, swatch
 from memprof.reports.terminal.screen import console_of, text_of
@@ -45,7 +55,7 @@ def draw(sheet: ReportLayout, width: int = 100, colour: bool = False) -> str:
 def _block(block: Block, width: int, colour: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    if isinstance(block, Headline):
+    if isinstance(block, HeadlineBlock):
         yield Text(plain(block.verdict), style="bold red" if block.bad else "bold")
         # What to try is the third line at the latest: a cause of several lines comes after it.
         parts = [(block.cause, ""), (block.action, "bold"), (block.assumed, "dim")]
@@ -55,13 +65,13 @@ def _block(block: Block, width: int, colour: bool) -> Iterator[RenderableType]:
             yield from [Text(plain(words), style=style)] if words else []
     elif isinstance(block, Paragraph):
         yield _said(block, colour)
-    elif isinstance(block, Facts):
+    elif isinstance(block, FactsBlock):
         for fact in block.facts:
             note = f"  {plain(fact.note)}" if fact.note else ""
             yield Text.assemble(f"{plain(fact.label)}: ", (plain(fact.value), "bold"), (note, "dim"))
     elif isinstance(block, Bars):
         yield from bar_lines(block, width, colour)
-    elif isinstance(block, Table):
+    elif isinstance(block, TableBlock):
         yield from draw_table(block, width, colour)
     elif isinstance(block, Code):
         room = width - block.indent

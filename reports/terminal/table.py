@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.blocks import Cell, Column, Curve, Figure, Line, TextCell
-from memprof.reports.document.blocks import Table as Rows
+from memprof.reports.document.blocks import Cell, Column, Curve, Figure, TableRow, TextCell
+from memprof.reports.document.blocks import TableBlock as Rows
 from memprof.reports.document.text import plain, sentence_list
 from memprof.reports.terminal.bars import draw_bar, short_labels, swatch
 
@@ -169,7 +169,7 @@ def _drawn_cell(cell: Cell, laid: _Laid, row: int, place: int, space: int, colou
     return _fitted(laid.cells[row][place], cell, laid.rows.columns[place], laid.wide[place])
 
 
-def _cell(cell: Cell, line: Line, colour: bool) -> Text:
+def _cell(cell: Cell, line: TableRow, colour: bool) -> Text:
     from rich.text import Text
 
     if isinstance(cell, TextCell):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.candidate import Toll, change_texts
+from memprof.advice.candidate import CostRank, change_texts
 from memprof.advice.candidates import candidates_for
-from memprof.advice.recorded_run import Peak, Run
+from memprof.advice.recorded_run import AdvisedRun, RecordedPeak
 from memprof.config.settings import Settings
 
 # Together these are advised everything.
@@ -26,13 +26,16 @@ _RUNS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("name", change_texts())
 def test_a_row_has_what_the_head_of_the_file_says(name: str) -> None:
     row = change_texts()[name]
-    assert isinstance(getattr(Toll, row.toll), int)
+    assert isinstance(getattr(CostRank, row.cost_rank), int)
     assert not row.action.endswith(".")
     assert row.costs.endswith((".", "]]", "}"))
 
 
 def test_every_row_is_advised_to_some_run() -> None:
-    runs = [Run((Peak("forward", 1, {}),), Settings(model="m", **settings), idle_bytes=1) for settings in _RUNS]
+    runs = [
+        AdvisedRun((RecordedPeak("forward", 1, {}),), Settings(model="m", **settings), idle_bytes=1)
+        for settings in _RUNS
+    ]
     found = [candidate for run in runs for candidate in candidates_for(run)]
     names = {re.sub(r"micro_batch_\d+", "micro_batch", candidate.id) for candidate in found}
     names |= {"bf16_frozen_weights" for candidate in found if "(they are frozen)" in candidate.action}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from memprof.advice.candidates import candidates_for
 from memprof.advice.combine import combine
 from memprof.advice.evaluate import evaluate_advice, run_of_row
-from memprof.advice.recorded_run import Run
+from memprof.advice.recorded_run import AdvisedRun
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
@@ -71,7 +71,7 @@ class Reckoned:
 
 
 FULL = Settings(model="m", gradient_checkpointing=False, generation="none", prompt_length=256, completion_length=1792)
-LIKE = Run(peaks=(), settings=FULL, shape=SHAPE)
+LIKE = AdvisedRun(peaks=(), settings=FULL, shape=SHAPE)
 
 
 def _combined(gpu: str, settings: Settings = FULL, **more: Any) -> tuple[Any, Reckoned]:

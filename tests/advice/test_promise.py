@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memprof.advice.ranking import MARGIN, _simulating, simulated_is_enough
-from memprof.advice.recorded_run import Peak, Run
+from memprof.advice.recorded_run import AdvisedRun, RecordedPeak
 from memprof.config.settings import Settings
 from memprof.vocabulary import Category, Phase
 from tests.plan.rows import simulated_row
@@ -27,10 +27,15 @@ def failed(phase: str = "optimizer_step", **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(generation: int = 0) -> Run:
+def run(generation: int = 0) -> AdvisedRun:
     step = {Category.WEIGHTS: 4 * GIB, Category.GRADIENTS: 4 * GIB, Category.OPTIMIZER_STATE: 8 * GIB}
     cache = {Category.WEIGHTS: 4 * GIB, Category.KV_CACHE: generation}
-    return Run(peaks=(Peak(Phase.OPTIMIZER_STEP, 16 * GIB, step), Peak(Phase.GENERATE, 4 * GIB + generation, cache)))
+    return AdvisedRun(
+        peaks=(
+            RecordedPeak(Phase.OPTIMIZER_STEP, 16 * GIB, step),
+            RecordedPeak(Phase.GENERATE, 4 * GIB + generation, cache),
+        )
+    )
 
 
 def saving(**of: float) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from memprof.allocator.addresses import Addresses
-from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory, CachingAllocator
 from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
 from memprof.errors import UsageError
 from memprof.snapshot import Action, load_snapshot
@@ -103,7 +103,7 @@ def test_cached_segments_go_back_before_the_device_runs_out() -> None:
     allocator.free(address)
     allocator.malloc(40 * MIB)
     assert [e for e, _ in events][-3:] == ["segment_free", "segment_alloc", "alloc"]
-    with pytest.raises(OutOfMemory) as caught:
+    with pytest.raises(AllocatorOutOfMemory) as caught:
         allocator.malloc(20 * MIB)
     assert (caught.value.requested, caught.value.free, caught.value.exit_code) == (20 * MIB, 10 * MIB, 4)
     assert events[-1] == ("oom", 20 * MIB)
@@ -186,7 +186,7 @@ def test_a_memory_fraction_is_a_limit() -> None:
     for conf in ("per_process_memory_fraction:0.5", "per_process_memory_fraction:0.5,expandable_segments:True"):
         allocator = CachingAllocator(parse_settings(conf).on_device(200 * MIB), 1000 * MIB)
         allocator.malloc(90 * MIB)
-        with pytest.raises(OutOfMemory) as full:
+        with pytest.raises(AllocatorOutOfMemory) as full:
             allocator.malloc(11 * MIB)
         assert full.value.free == 1000 * MIB - allocator.reserved
 

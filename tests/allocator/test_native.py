@@ -22,7 +22,7 @@ from benchmarks.reading.fuzz_scan import sanitized
 from benchmarks.tabling import ROOT
 from memprof._native import replayer
 from memprof.allocator import native, replay
-from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory, CachingAllocator
 from memprof.allocator.replay import Program
 from memprof.allocator.settings import UNLIMITED, AllocatorSettings, parse_settings
 from memprof.errors import UsageError
@@ -68,7 +68,7 @@ class Watched:
     def call(self, what: str, one: int, stream: int, pool: int) -> None:
         try:
             self.answers.append(self._called(what, one, stream, pool))
-        except (OutOfMemory, UsageError) as error:
+        except (AllocatorOutOfMemory, UsageError) as error:
             self.answers.append((type(error), str(error), vars(error)))
         self.answers.append([getattr(self.heap, name) for name in _TOTALS + _HIGHEST])
 
@@ -154,7 +154,7 @@ def test_a_recorded_program_reserves_as_much(
     for within in (native.reserved_within, replay.reserved_within):
         try:
             answers.append(within(program, configuration, capacity))
-        except OutOfMemory as error:
+        except AllocatorOutOfMemory as error:
             answers.append((error.requested, error.free))
     assert answers[0] == answers[1]
 

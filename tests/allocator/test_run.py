@@ -8,7 +8,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from memprof.allocator import native
-from memprof.allocator.model import DROP, DROP_OLD, TAKE, CachingAllocator, OutOfMemory
+from memprof.allocator.model import DROP, DROP_OLD, TAKE, AllocatorOutOfMemory, CachingAllocator
 from memprof.allocator.settings import MIB, parse_settings
 
 _CHOICES = st.lists(st.tuples(st.sampled_from((TAKE, TAKE, DROP, DROP_OLD)), st.integers(0, 10**6)), max_size=80)
@@ -59,8 +59,8 @@ def test_run_as_one_by_one(
             else:
                 whole.free(at.pop(place) if kind == DROP else before[place])
         full = None
-    except OutOfMemory:
-        with pytest.raises(OutOfMemory):
+    except AllocatorOutOfMemory:
+        with pytest.raises(AllocatorOutOfMemory):
             heap.run(operations, [heap.pool_of(need) for need in needs], needs, sizes, own, blocks)
         assert heap.at == full
     else:

@@ -13,7 +13,7 @@ import pytest
 from memprof.analysis.allocations.differences import by_stack, stack_key, surplus
 from memprof.analysis.allocations.holdings import holdings_of_analysis
 from memprof.analysis.analysis import analyze
-from memprof.analysis.compare import Run, distinct, over_limit, short_names
+from memprof.analysis.compare import ComparisonColumn, distinct, over_limit, short_names
 from memprof.analysis.published_tables import published_columns, published_tables
 from memprof.config.fits import MARGIN, wide_margin
 from memprof.config.gpus import CONTEXT_BYTES
@@ -210,7 +210,7 @@ def test_only_in_adds_up_to_the_difference_of_the_totals(tmp_path: Path) -> None
     runs = []
     for name, sizes in (("a", (4 * MIB, MIB, MIB)), ("b", (MIB, 7 * MIB, 2 * MIB))):
         analysis = analyze(run_of(*sizes).save(tmp_path / f"{name}.pickle"))
-        runs.append(Run(name, "measured", analysis.report, held=holdings_of_analysis(analysis)))
+        runs.append(ComparisonColumn(name, "measured", analysis.report, held=holdings_of_analysis(analysis)))
     data = compare(runs)
     gained, lost = data["allocations_only_in"]
     assert (gained["in"], gained["not_in"], lost["in"], lost["not_in"]) == (1, 0, 0, 1)
@@ -313,7 +313,7 @@ def test_gate(more: int, percent: float, fails: bool) -> None:
 def test_gate_names_the_run_and_skips_published_columns() -> None:
     data = published_comparison()
     assert over_limit(from_builtins(data, Comparison), 0) == []
-    columns = [Run(p.label, "published", published=p) for p in published_columns("unsloth-2025")]
+    columns = [ComparisonColumn(p.label, "published", published=p) for p in published_columns("unsloth-2025")]
     with pytest.raises(UsageError, match="published"):
         over_limit(from_builtins(compare(columns), Comparison), 0)
 
@@ -342,7 +342,7 @@ def test_real_snapshots(shared: Path, pair: tuple[str, str]) -> None:
     runs = []
     for name in pair:
         analysis = analyze(shared / "snapshots" / f"{name}.pickle")
-        runs.append(Run(name, "measured", analysis.report, held=holdings_of_analysis(analysis)))
+        runs.append(ComparisonColumn(name, "measured", analysis.report, held=holdings_of_analysis(analysis)))
     data = json.loads(dumps(compare(runs)))
     validate(data)
     gained, lost = data["allocations_only_in"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.attribution.facts import Facts
+from memprof.attribution.facts import AllocationFacts
 from memprof.vocabulary import Category, Evidence
 from tests.attribution.runs import (
     EMBEDDING,
@@ -62,7 +62,7 @@ def check(run: Run, result: Result) -> None:
 def test_rows_freed_in_a_stretch(freed: list[int], start: int, length: int) -> None:
     timeline: Any = SimpleNamespace(free_event=np.array(freed, np.int64), n_events=6)
     nothing: Any = None
-    found = Facts(nothing, timeline, nothing, nothing, nothing).freed_in((start, start + length))
+    found = AllocationFacts(nothing, timeline, nothing, nothing, nothing).freed_in((start, start + length))
     rows = [row for row, event in enumerate(freed) if start <= event < start + length]
     assert found.tolist() == sorted(rows, key=lambda row: freed[row])
 

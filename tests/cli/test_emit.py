@@ -75,9 +75,9 @@ def test_characters_the_terminal_lacks_have_stand_ins(monkeypatch: pytest.Monkey
 def test_a_verdict_is_said_beside_the_result_and_a_bad_one_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     from memprof.simulate.evaluate import Outcome
-    from memprof.simulate.verdict import Verdict
+    from memprof.simulate.verdict import FitVerdict
 
-    verdict = Verdict(
+    verdict = FitVerdict(
         gpu="a card", total_bytes=24 * GIB, needed_bytes=20 * GIB, reserved_bytes=19 * GIB, non_torch_bytes=GIB,
         margin=0.03, kept="3% kept", fits=True, flushes=False, phase=Phase.BACKWARD,
     )  # fmt: skip

@@ -17,8 +17,8 @@ from memprof.config.settings import (
     DeviceSettings,
     GenerationSettings,
     ModelSettings,
-    Part,
     Settings,
+    SettingsPart,
     ShardingSettings,
     TrainerSettings,
     read_settings,
@@ -59,7 +59,7 @@ def test_contradictions_are_refused(values: dict[str, Any], words: str) -> None:
         (DeviceSettings, {"device": "tpu"}, "choose from cuda, cpu"),
     ],
 )
-def test_a_part_refuses_what_it_cannot_be(part: type[Part], values: dict[str, Any], words: str) -> None:
+def test_a_part_refuses_what_it_cannot_be(part: type[SettingsPart], values: dict[str, Any], words: str) -> None:
     whole = Settings(model="m")
     assert isinstance(whole, part)
     for kind in (part, Settings):

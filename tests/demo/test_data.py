@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memprof.demo import data
-from memprof.demo.data import Question, load_questions, synthetic_questions
+from memprof.demo.data import WordProblem, load_questions, synthetic_questions
 
 
 def test_synthetic_answers_are_the_sums() -> None:
@@ -20,7 +20,7 @@ def test_same_seed_same_questions() -> None:
 
 
 def test_row_is_a_conversation_with_its_answer() -> None:
-    row = Question("How many?", "3").as_row()
+    row = WordProblem("How many?", "3").as_row()
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]  # type: ignore[attr-defined]
     assert row["answer"] == "3"
 

@@ -15,7 +15,7 @@ from memprof import MemProfCallback, analyze, load_snapshot
 from memprof.demo import DemoResult, run, training
 from memprof.demo.data import load_questions
 from memprof.demo.model import Checkpoint, prepare_checkpoint
-from memprof.demo.training import FULL, LORA, Recipe, Scale, Trained, train
+from memprof.demo.training import FULL, LORA, Recipe, Scale, TrainedRun, train
 from memprof.errors import InputError, MemprofError
 from memprof.report.codec import to_builtins
 from tests.closed_forms import checks, facts_of
@@ -118,7 +118,7 @@ def test_the_runs_trained(demo: DemoResult) -> None:
 
 @pytest.mark.parametrize("recipe", [FULL, LORA], ids=["full", "lora"])
 def test_watched_and_unwatched_runs_are_bit_equal(checkpoint: Checkpoint, tmp_path: Path, recipe: Recipe) -> None:
-    def trained(*callbacks: object) -> Trained:
+    def trained(*callbacks: object) -> TrainedRun:
         return train(recipe, QUICK, checkpoint, load_questions(8).items, tmp_path, callbacks)
 
     plain = trained()

@@ -25,7 +25,7 @@ from memprof.executors.choice import ExecutorChoice
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, card_of, settings_of
 from memprof.plan.budget_search import Choice
-from memprof.plan.simulations import Question
+from memprof.plan.simulations import SimulationRequest
 from tests.grpo.trainers import build, run_step, saved_llama, tiny_llama
 from tests.plan.rows import simulated_row
 
@@ -65,8 +65,10 @@ def test_the_card_is_the_one_the_run_is_on(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: ada)
     card = card_of(torch.device("cuda"), 20 * 10**9)
     assert card == Gpu("NVIDIA GeForce RTX 4090", 20 * 10**9, (8, 9), multiprocessors=128)
-    asked = Question(settings={}, gpu=card)
-    assert msgspec.json.decode(msgspec.json.encode(asked), type=Question).gpu == card, "as another process gets it"
+    asked = SimulationRequest(settings={}, gpu=card)
+    assert msgspec.json.decode(msgspec.json.encode(asked), type=SimulationRequest).gpu == card, (
+        "as another process gets it"
+    )
     assert card_of(torch.device("cpu"), 20 * 10**9) is None
 
 

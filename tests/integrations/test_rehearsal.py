@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from memprof.integrations.callback.callback import MemProfCallback
-from memprof.integrations.run_recorder.state_backup import Kept
+from memprof.integrations.run_recorder.state_backup import StateBackup
 
 from memprof import analyze, load_snapshot
 from memprof.snapshot.recorded_run import PhaseMark
@@ -178,7 +178,7 @@ def test_what_is_kept_comes_back_whatever_was_done() -> None:
     moments = {p: s["exp_avg"].clone() for p, s in optimizer.state.items()}
     gradients = [p.grad for p in layer.parameters()]
     numbers = owner.numbers  # type: ignore[attr-defined]
-    kept = Kept(layer, optimizer, [owner])
+    kept = StateBackup(layer, optimizer, [owner])
     draws = (torch.rand(3), random.random(), np.random.rand())
     layer.eval()
     optimizer.param_groups[0]["lr"] = 5.0

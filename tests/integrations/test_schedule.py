@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from memprof.integrations.callback.schedule import Cycle, Schedule
+from memprof.integrations.callback.schedule import Cycle, RecordingSchedule
 
 from memprof.errors import UsageError
 
 
-def recorded(schedule: Schedule, last: int, cycle: Cycle, first: int = 1) -> list[list[int]]:
+def recorded(schedule: RecordingSchedule, last: int, cycle: Cycle, first: int = 1) -> list[list[int]]:
     """Recordings, each a list of its steps, of a train() from ``first`` to ``last`` (the trainer is new)."""
     found: list[list[int]] = []
     going = False
@@ -39,30 +39,30 @@ def cases() -> Iterator[tuple[Cycle, int, list[list[int]]]]:
 
 @pytest.mark.parametrize(("cycle", "last", "expected"), list(cases()))
 def test_by_default_one_cycle_after_the_first_step(cycle: Cycle, last: int, expected: list[list[int]]) -> None:
-    assert recorded(Schedule(), last, cycle) == expected
+    assert recorded(RecordingSchedule(), last, cycle) == expected
 
 
 def test_a_resumed_run_counts_from_its_own_first_step() -> None:
-    assert recorded(Schedule(), 9, ALIKE, first=6) == [[7]]
+    assert recorded(RecordingSchedule(), 9, ALIKE, first=6) == [[7]]
 
 
 def test_chosen_steps() -> None:
-    assert recorded(Schedule([2, 3, 7]), 9, ALIKE) == [[2], [3], [7]]
-    assert recorded(Schedule(4), 9, Cycle(8, 2)) == [[4]]
-    assert recorded(Schedule([99]), 9, ALIKE) == []
+    assert recorded(RecordingSchedule([2, 3, 7]), 9, ALIKE) == [[2], [3], [7]]
+    assert recorded(RecordingSchedule(4), 9, Cycle(8, 2)) == [[4]]
+    assert recorded(RecordingSchedule([99]), 9, ALIKE) == []
 
 
 def test_every_records_whole_cycles() -> None:
-    assert recorded(Schedule(every=4), 9, ALIKE) == [[4], [8]]
-    assert recorded(Schedule(every=4), 12, Cycle(4, 2)) == [[4, 5], [8, 9], [12]]
+    assert recorded(RecordingSchedule(every=4), 9, ALIKE) == [[4], [8]]
+    assert recorded(RecordingSchedule(every=4), 12, Cycle(4, 2)) == [[4, 5], [8, 9], [12]]
 
 
 @pytest.mark.parametrize("steps", [0, [1, -2], ["2"]])
 def test_steps_that_are_none(steps: object) -> None:
     with pytest.raises(UsageError, match="counted from 1"):
-        Schedule(steps)  # type: ignore[arg-type]
+        RecordingSchedule(steps)  # type: ignore[arg-type]
 
 
 def test_every_that_is_none() -> None:
     with pytest.raises(UsageError, match="at least 1"):
-        Schedule(every=0)
+        RecordingSchedule(every=0)

@@ -19,7 +19,7 @@ from memprof.oom import explain, find_failures, stack
 from memprof.oom import facts as facts_module
 from memprof.oom.arithmetic import parts_of
 from memprof.oom.derived import BY_NUMBERS, VALUES
-from memprof.oom.facts import Facts, facts_of
+from memprof.oom.facts import FailureFacts, facts_of
 from memprof.oom.failure import Failure
 from memprof.oom.framework_settings import PLAIN, frameworks, names_in
 from memprof.oom.knowledge_files import (
@@ -101,17 +101,17 @@ def test_a_framework_is_known_by_its_own_files() -> None:
 
 
 def test_an_unknown_number_makes_no_fact_hold() -> None:
-    facts = Facts({"asked": 2**30, "total": None})
+    facts = FailureFacts({"asked": 2**30, "total": None})
     assert facts.has("asked")
     assert facts.has("!total")
     assert not facts.has("asked_above_total")
     assert not facts.has("asked_quarter_of_device")
     assert facts.value("asked_percent") is None
-    assert Facts({"asked": 2**31, "total": 2**30}).has("asked_above_total")
+    assert FailureFacts({"asked": 2**31, "total": 2**30}).has("asked_above_total")
 
 
 def test_a_rule_holds_with_all_of_when_one_of_any_and_none_of_unless() -> None:
-    facts = Facts({"backend": "HIP", "asked": 1})
+    facts = FailureFacts({"backend": "HIP", "asked": 1})
     assert facts.holds(Remedy(do="", when=("backend:HIP",), any=("total", "asked"), unless=("backend:CUDA",)))
     assert not facts.holds(Remedy(do="", when=("backend:HIP", "total")))
     assert not facts.holds(Remedy(do="", any=("total", "free")))
@@ -124,7 +124,7 @@ def test_a_key_that_no_rule_has_is_refused() -> None:
 
 
 def test_templates_drop_what_is_not_known() -> None:
-    scope = Facts({"asked": 2**30, "x": 1.25, "n": 3})
+    scope = FailureFacts({"asked": 2**30, "x": 1.25, "n": 3})
     assert fill("{asked}[[ of {total}]] at {x:.1f}{n:size|}", scope) == "1.00 GiB at 1.23 B"
     assert fill("{total}", scope) is None
     assert choose(("{total}", "{n} left", "none"), scope) == "3 left"

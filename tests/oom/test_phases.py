@@ -9,8 +9,8 @@ import pytest
 
 from memprof.attribution.rules import load_rules
 from memprof.oom.explain import explain_log
-from memprof.oom.facts import Facts
-from memprof.oom.failure import Failure, Frame
+from memprof.oom.facts import FailureFacts
+from memprof.oom.failure import Failure, TracebackFrame
 from memprof.oom.known_messages import DEVICE_FORMS
 from memprof.oom.stack import phase_of
 
@@ -279,25 +279,25 @@ def test_the_table_of_attribution_is_the_one_that_is_read() -> None:
         for entry in reversed(rule.example):
             place, _, function = entry.rpartition(" ")
             path, _, line = place.rpartition(":")
-            frames.append(Frame(path, int(line), function))
+            frames.append(TracebackFrame(path, int(line), function))
         expected = {"logprobs": "old_logprobs"}.get(rule.phase, rule.phase)
         assert phase_of(frames) == expected, rule.name
 
 
-def logits(frames: list[Frame]) -> bool:
+def logits(frames: list[TracebackFrame]) -> bool:
     failure = Failure(DEVICE_FORMS[0], "device", "CUDA", 1, OOM, frames=tuple(frames))
-    return Facts({}, failure).has("logits")
+    return FailureFacts({}, failure).has("logits")
 
 
 def test_logits_are_known_by_names_and_code() -> None:
-    assert logits([Frame("a.py", 1, "selective_log_softmax")])
-    assert logits([Frame("a.py", 1, "f", "x = compute(logits.clone())")])
-    assert not logits([Frame("a.py", 1, "forward", "return F.linear(x, w)")])
+    assert logits([TracebackFrame("a.py", 1, "selective_log_softmax")])
+    assert logits([TracebackFrame("a.py", 1, "f", "x = compute(logits.clone())")])
+    assert not logits([TracebackFrame("a.py", 1, "forward", "return F.linear(x, w)")])
     assert not logits([])
 
 
 def test_a_lone_log_prob_frame_does_not_say_whose_pass_it_is() -> None:
-    assert phase_of([Frame("/slime/utils/ppo_utils.py", 672, "calculate_log_probs_and_entropy")]) is None
+    assert phase_of([TracebackFrame("/slime/utils/ppo_utils.py", 672, "calculate_log_probs_and_entropy")]) is None
 
 
 def test_the_innermost_frame_of_ones_own_is_named() -> None:

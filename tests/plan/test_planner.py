@@ -23,7 +23,7 @@ from memprof.errors import UsageError
 from memprof.plan import cache, make_plan, planner, search, sizes
 from memprof.plan.methods import METHODS, methods_for
 from memprof.plan.pareto_front import fastest_of, front_of
-from memprof.plan.planner import Plan
+from memprof.plan.planner import MethodPlan
 from memprof.plan.simulations import Changes, SimulatedRow, SizeChoices
 from memprof.report.codec import to_builtins
 from tests.plan.rows import simulated_row
@@ -454,7 +454,7 @@ def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: py
     assert cache.load(key) is None
 
 
-def _document(plan: Plan) -> PlanDocument:
+def _document(plan: MethodPlan) -> PlanDocument:
     code = as_python(plan.best.settings) if plan.best else None
     return PlanDocument(msgspec.structs.replace(plan.answer(), code=code))
 
@@ -481,10 +481,10 @@ def test_a_plan_is_drawn(known: list[_Known]) -> None:
     assert "If these settings are what runs" in draw("plan", document)
 
 
-def _timed(method: str, gib: float, seconds: float | None, fits: bool = True, **changes: Any) -> search.Row:
+def _timed(method: str, gib: float, seconds: float | None, fits: bool = True, **changes: Any) -> search.SearchRow:
     need = int(gib * 2**30)
     settings = _base(**changes)
-    return search.Row(method, settings, fits, need, need, 0, "weights", "backward", step_s=seconds)
+    return search.SearchRow(method, settings, fits, need, need, 0, "weights", "backward", step_s=seconds)
 
 
 def test_the_largest_value_that_fits_is_no_smaller_one_that_needs_more() -> None:
@@ -492,7 +492,7 @@ def test_the_largest_value_that_fits_is_no_smaller_one_that_needs_more() -> None
     rows = [_timed(f"{steps}={n}", gib, None, **{steps: n}) for n, gib in ((2, 12), (4, 11))]
     rows.append(_timed(f"{steps}=8", 30, None, fits=False, **{steps: 8}))
     assert planner._largest_value(rows, steps) is rows[1]
-    plan = Plan("model", "24GB", rows, rows[1], "context", 3, [])
+    plan = MethodPlan("model", "24GB", rows, rows[1], "context", 3, [])
     assert plan.answer().headline.action.startswith(f"Largest value that fits ({steps}=4): ")
     words = [_timed(f"attn={name}", gib, None, attn=name) for name, gib in (("math", 12), ("flash", 11))]
     assert planner._largest_value(words, "attn") is words[0]
@@ -572,7 +572,7 @@ def test_without_a_search_stock_trl_that_trains_the_most_is_recommended(
     monkeypatch.setattr(
         _Known, "_one", lambda self, s: msgspec.structs.replace(one(self, s), step_s=9.0 if s.load_in_4bit else 12.0)
     )
-    rows: list[search.Row] = []
+    rows: list[search.SearchRow] = []
     plan = make_plan(_base(), "4090", maximize=None, on_row=rows.append)
     fitting = [row for row in plan.rows if row.fits and not row.settings.lean]
     assert plan.best is not None

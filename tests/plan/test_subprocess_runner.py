@@ -17,7 +17,7 @@ import pytest
 from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
-from memprof.plan.simulations import Question
+from memprof.plan.simulations import SimulationRequest
 from memprof.plan.subprocess_runner import Runner, runner
 from tests.plan.rows import simulated_row
 from tests.simulate.conftest import settings_for, tiny  # noqa: F401
@@ -54,9 +54,9 @@ def test_rows_come_in_order_and_are_remembered(settings_for: Callable[..., Setti
         refused: dict[int, str] = {}
         some = machine.run_each([wrong, settings_for(completion_length=9)], refused)
     assert rows[0].peak_bytes > rows[1].peak_bytes
-    here = run_row(Question(settings=wanted[1].to_dict(), gpu=older))
+    here = run_row(SimulationRequest(settings=wanted[1].to_dict(), gpu=older))
     assert rows[1] == here, "a worker's row is the one this process gets"
-    other = run_row(Question(settings=wanted[1].to_dict(), gpu=newer))
+    other = run_row(SimulationRequest(settings=wanted[1].to_dict(), gpu=newer))
     assert other.peak_bytes - rows[1].peak_bytes in {n * (32 * 2**20 - 8_519_680) for n in (1, 2)}
     assert some[0] is None
     assert "no_such_layer" in refused[0]
@@ -80,7 +80,7 @@ def test_no_worker_starts_after_the_end(settings_for: Callable[..., Settings]) -
     machine._submit(machine._question(settings_for(), None)).cancel()
     machine.close()
     with pytest.raises(InputError, match="ended before"):
-        machine._all[0].ask(Question(settings={}, gpu=None))
+        machine._all[0].ask(SimulationRequest(settings={}, gpu=None))
 
 
 @pytest.mark.parametrize("text", ["{}", '{"fits": true}', "[1]", "{", "\xff"])

@@ -21,7 +21,7 @@ from memprof.recording.cuda.backend import TorchCuda
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.cuda.ring import AllocationCount
 from memprof.recording.phases import phase
-from memprof.recording.recorder import DeviceInfo, Recorder, Tags
+from memprof.recording.recorder import AllocationTags, DeviceInfo, Recorder
 from memprof.recording.session import Session
 from memprof.recording.trace.tensor_trace import TensorTrace
 from memprof.snapshot import load_snapshot, snapshot_from_raw
@@ -97,7 +97,7 @@ def test_a_users_own_history_is_read_and_left_alone() -> None:
     allocator.malloc(640)
     allocator.calls.clear()
     recorder = started(allocator)
-    recorder.set_tags(Tags("generate", 1))
+    recorder.set_tags(AllocationTags("generate", 1))
     for _ in range(40):
         recorder.on_token(1)
     recorder.stop()
@@ -110,7 +110,7 @@ def test_a_users_own_history_is_read_and_left_alone() -> None:
 def test_tags_follow_phases_and_a_users_tag_is_respected() -> None:
     allocator = Allocator()
     recorder = started(allocator)
-    recorder.set_tags(Tags("optimizer_step", 3))
+    recorder.set_tags(AllocationTags("optimizer_step", 3))
     assert allocator.text == "memprof:phase=optimizer_step;step=3;region=optimizer"
     recorder.stop()
     assert allocator.text == ""
@@ -118,7 +118,7 @@ def test_tags_follow_phases_and_a_users_tag_is_respected() -> None:
     allocator = Allocator()
     allocator.text = "the user's"
     recorder = started(allocator)
-    recorder.set_tags(Tags("forward", 1))
+    recorder.set_tags(AllocationTags("forward", 1))
     recorder.stop()
     assert allocator.text == "the user's"
 
@@ -190,7 +190,7 @@ def test_without_resetting_only_a_raised_peak_is_known() -> None:
 
 def decode(allocator: Allocator, recorder: CudaHistory, tokens: int) -> list[int]:
     """A decode loop with a cache of one block that grows, and scratch; live bytes after each token."""
-    recorder.set_tags(Tags("generate", 1))
+    recorder.set_tags(AllocationTags("generate", 1))
     recorder.on_token(16)
     cache = allocator.malloc(512 * 16)
     totals = []
@@ -202,7 +202,7 @@ def decode(allocator: Allocator, recorder: CudaHistory, tokens: int) -> list[int
         allocator.free(cache)
         cache = longer
         totals.append(allocator.current)
-    recorder.set_tags(Tags("other", 1))
+    recorder.set_tags(AllocationTags("other", 1))
     allocator.free(cache)
     return totals
 
@@ -236,7 +236,7 @@ def test_thinning_ends_with_generation_and_begins_anew() -> None:
     decode(allocator, recorder, 30)
     assert allocator.recording is not None
     assert allocator.recording["skip"] == []
-    recorder.set_tags(Tags("forward", 1))
+    recorder.set_tags(AllocationTags("forward", 1))
     for _ in range(50):
         recorder.on_token(1)
     assert allocator.recording["skip"] == []
@@ -372,12 +372,12 @@ def test_a_second_write_equals_the_first() -> None:
     """The gaps of a thinned history, once filled, made it longer than the ring, so a second write lost them."""
     allocator = Allocator()
     session = started_session(allocator, max_entries=3000)
-    session.recorder.set_tags(Tags("generate", 1))
+    session.recorder.set_tags(AllocationTags("generate", 1))
     for _ in range(200):
         session.recorder.on_token(1)  # type: ignore[attr-defined]
         for _ in range(20):
             allocator.malloc(1024)
-    session.recorder.set_tags(Tags("other", 1))
+    session.recorder.set_tags(AllocationTags("other", 1))
     session.stop()
     first, second, changed = session.to_raw(), session.to_raw(), session.to_raw()
     assert first["memprof"]["recorded"]["thinned"]
@@ -587,7 +587,7 @@ def test_what_the_program_records_meanwhile_is_left_to_it() -> None:
     allocator.malloc(512)
     allocator.record("all", "all", 5000, [], False)
     assert allocator.recording is not None
-    session.recorder.set_tags(Tags("generate", 1))
+    session.recorder.set_tags(AllocationTags("generate", 1))
     for _ in range(100):
         session.recorder.on_token(1)  # type: ignore[attr-defined]
     allocator.malloc(512)
@@ -641,7 +641,7 @@ def test_a_failed_last_look_leaves_nothing_on(monkeypatch: pytest.MonkeyPatch) -
     cuda = _Fractions()
     allocator = _Limited(cuda)
     recorder = started(allocator, capacity=6 * 10**9)
-    recorder.set_tags(Tags("forward", 1))
+    recorder.set_tags(AllocationTags("forward", 1))
 
     def full() -> None:
         raise MemoryError
@@ -717,9 +717,9 @@ def test_no_limit_is_set_that_could_not_be_restored() -> None:
 def test_a_tag_that_the_program_sets_meanwhile_stays() -> None:
     allocator = Allocator()
     recorder = started(allocator)
-    recorder.set_tags(Tags("forward", 1))
+    recorder.set_tags(AllocationTags("forward", 1))
     allocator.text = "the user's"
-    recorder.set_tags(Tags("backward", 1))
+    recorder.set_tags(AllocationTags("backward", 1))
     recorder.stop()
     assert allocator.text == "the user's"
 
@@ -812,7 +812,7 @@ def test_blocks_that_wait_for_a_stream_across_a_gap_contradict_nothing(tmp_path:
     allocator = Allocator()
     session = Session(recorder := CudaHistory(torch.device("cuda", 0), backend=allocator))
     session.start()
-    recorder.set_tags(Tags("generate", 1))
+    recorder.set_tags(AllocationTags("generate", 1))
     before, across, inside, late = (allocator.malloc(512 * n) for n in (1, 2, 3, 4))
     allocator.free(before, pending=True)
     allocator.free(late, pending=True)

@@ -64,11 +64,11 @@ def as_run(
     report: Plain | None = None,
     published: Published | None = None,
     held: differences.Holdings | None = None,
-) -> comparing.Run:
-    return comparing.Run(label, badge, None if report is None else as_report(report), published, held)
+) -> comparing.ComparisonColumn:
+    return comparing.ComparisonColumn(label, badge, None if report is None else as_report(report), published, held)
 
 
-def compare(runs: Sequence[comparing.Run], capacity: int | None = None) -> Plain:
+def compare(runs: Sequence[comparing.ComparisonColumn], capacity: int | None = None) -> Plain:
     return to_builtins(comparing.compare(runs, capacity))
 
 
@@ -99,7 +99,7 @@ def _summaries(ranks: Iterable[Plain]) -> list[RankSummary]:
 # ---- advice ----------------------------------------------------------------------------------------------------------
 
 
-def run_of(report: Plain) -> recorded_run.Run:
+def run_of(report: Plain) -> recorded_run.AdvisedRun:
     return recorded_run.run_of(as_report(report))
 
 
@@ -124,11 +124,11 @@ def with_words(entries: Sequence[Plain], oom: Plain | None = None) -> list[str |
     return [row.enough_words for row in ranking.with_words([_advice(entry) for entry in entries], _failed(oom))]
 
 
-def is_enough(effect: Effect, run: recorded_run.Run, oom: Plain | None) -> bool | None:
+def is_enough(effect: Effect, run: recorded_run.AdvisedRun, oom: Plain | None) -> bool | None:
     return ranking.is_enough(effect, run, as_oom(oom))
 
 
-def enough_together(first: Effect, second: Effect, run: recorded_run.Run, oom: Plain | None) -> bool | None:
+def enough_together(first: Effect, second: Effect, run: recorded_run.AdvisedRun, oom: Plain | None) -> bool | None:
     return ranking.enough_together(first, second, run, as_oom(oom))
 
 

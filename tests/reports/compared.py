@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.reports.document.model import Document
 
-from memprof.analysis.compare import Run
+from memprof.analysis.compare import ComparisonColumn
 from memprof.analysis.published_tables import published_columns
 from memprof.vocabulary import GROUP_OF, Category, Group
 from tests.report.plain import as_run as plain_run
@@ -18,7 +18,7 @@ from tests.reports.typed import build_document
 CAPACITY = 7 * 2**30
 
 
-def as_run(report: dict[str, Any], label: str) -> Run:
+def as_run(report: dict[str, Any], label: str) -> ComparisonColumn:
     badge = "simulated" if report["source"]["kind"] == "simulated" else "measured"
     return plain_run(label, badge, report, held=holdings_of_report(report))
 
@@ -64,7 +64,7 @@ def sample_comparison(capacity: int | None = CAPACITY) -> tuple[dict[str, Any], 
 
 def published_comparison() -> dict[str, Any]:
     """One run beside the published table."""
-    columns = [Run(p.label, "published", published=p) for p in published_columns("unsloth-2025")]
+    columns = [ComparisonColumn(p.label, "published", published=p) for p in published_columns("unsloth-2025")]
     return compare([as_run(sample()[0], "mine"), *columns], 80 * 10**9)
 
 

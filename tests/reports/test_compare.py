@@ -15,7 +15,7 @@ from memprof.reports.html.compare import render_comparison as render_page
 from memprof.reports.renderers import draw
 from memprof.reports.terminal.screen import write_to
 
-from memprof.analysis.compare import Run
+from memprof.analysis.compare import ComparisonColumn
 from memprof.analysis.headline import change_words
 from memprof.analysis.published_tables import published_columns
 from memprof.report.codec import to_json
@@ -93,7 +93,7 @@ def test_runs_that_peak_in_different_phases_are_compared_in_both() -> None:
 
 def test_published_rows_say_in_the_title_what_was_measured() -> None:
     runs = [as_run(sample()[0], "mine")]
-    runs += [Run(c.label, "published", published=c) for c in published_columns("unsloth-2025")]
+    runs += [ComparisonColumn(c.label, "published", published=c) for c in published_columns("unsloth-2025")]
     found = build_comparison(compare(runs))
     assert found.title == ("mine and 2 others (published for Llama-3.1-8B, 20480 tokens of context, 8 generations)")
 

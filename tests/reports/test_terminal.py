@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from memprof.reports.document.blocks import Code, Column, Line, ReportLayout, table
+from memprof.reports.document.blocks import Code, Column, ReportLayout, TableRow, table
 from memprof.reports.palette import LETTERS
 from memprof.reports.renderers import draw
 from memprof.reports.terminal.draw import draw as draw_sheet
@@ -99,7 +99,7 @@ def test_letters_tell_categories_apart() -> None:
 
 def test_the_widest_column_of_words_gives_way_first() -> None:
     columns = ("Name", "Value", Column("Blocks", whole=True), Column("GiB", right=True))
-    lines = [Line(("a" * 90, "short", "2 × 152.50 MiB", 3 * 2**29)), Line(("b", "–", "1", None))]
+    lines = [TableRow(("a" * 90, "short", "2 × 152.50 MiB", 3 * 2**29)), TableRow(("b", "–", "1", None))]
     found = table(columns, lines)
     assert found is not None
     console = console_of(50, colour=False)
@@ -111,7 +111,7 @@ def test_the_widest_column_of_words_gives_way_first() -> None:
 def test_headings_and_names_stay_one_whole_line() -> None:
     """Headings are words, whatever they end in; a name with a line break or a terminal's order takes one line."""
     columns = ("Run of step 12>", Column("2 > 1|0", right=True), Column("H100 !", wide=True))
-    found = table(columns, [Line(("a\nb\x1b[31mc", 2**30, "x\ty"))])
+    found = table(columns, [TableRow(("a\nb\x1b[31mc", 2**30, "x\ty"))])
     assert found is not None
     console = console_of(80, colour=False)
     console.print(*draw_table(found, 80, colour=False))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from memprof.reports.document.prediction import prediction_facts
 
-from memprof.allocator.model import OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory
 from memprof.config.fits import MARGIN
 
 MIB = 2**20
@@ -55,7 +55,7 @@ def test_a_replay_reserves_what_the_simulation_did(analysis: Any, simulated: Cal
     # Where the card is full, both run out of memory.
     room = int(analysis.timeline.active.max()) + 4 * MIB
     assert simulated(capacity=room).snapshot.run.oom
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(AllocatorOutOfMemory):
         _reserved(own, room)
 
 

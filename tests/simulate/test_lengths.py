@@ -12,7 +12,7 @@ import pytest
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
 from memprof.plan.simulations import SimulatedRow
-from memprof.simulate.lengths import Lengths, read_lengths, study
+from memprof.simulate.lengths import CompletionLengths, read_lengths, study
 from tests.plan.rows import simulated_row
 
 MIB = 2**20
@@ -48,7 +48,7 @@ def _known(limit: int, asked: list[int]) -> Any:
 @pytest.mark.parametrize("limit", [150, 400, 700, 2000, 50])
 def test_the_longest_that_fits_is_found_and_executed(limit: int) -> None:
     asked: list[int] = []
-    lengths = Lengths("given", tuple(range(50, 1000)), 1000)
+    lengths = CompletionLengths("given", tuple(range(50, 1000)), 1000)
     found = study(SETTINGS, lengths, _known(limit * MIB, asked), {})
     truth = max((n for n in range(1, 1001) if 100 * MIB + n * MIB + n * n * 100 <= limit * MIB), default=0)
     if truth < 50:
@@ -67,7 +67,7 @@ def test_the_longest_that_fits_is_found_and_executed(limit: int) -> None:
 def test_the_share_of_steps_is_that_of_batches_drawn() -> None:
     draw = random.Random(7)
     values = sorted(draw.randint(10, 500) for _ in range(300))
-    lengths = Lengths("given", tuple(values), 500)
+    lengths = CompletionLengths("given", tuple(values), 500)
     batches = [max(draw.choice(values) for _ in range(4)) for _ in range(20_000)]
     for length in (100, 300, 450):
         drawn = sum(longest <= length for longest in batches) / len(batches)

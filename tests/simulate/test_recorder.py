@@ -15,14 +15,14 @@ torch = pytest.importorskip("torch")
 def _recording(cuda: bool = True) -> Iterator[Any]:
     from memprof.allocator.model import CachingAllocator
     from memprof.recording.recorder import DeviceInfo
-    from memprof.simulate.fake_cuda.dispatch import Tracking
+    from memprof.simulate.fake_cuda.dispatch import OperationTracking
     from memprof.simulate.fake_cuda.fakes import fake_world
     from memprof.simulate.recorder.plain_heap import PlainHeap
     from memprof.simulate.recorder.recorder import FakeRecorder
 
     heap = CachingAllocator() if cuda else PlainHeap()
     recorder = FakeRecorder(heap, DeviceInfo(0, "cuda", "test", None), cuda=cuda, stacks=None)
-    with fake_world(cuda=cuda), Tracking(recorder, True, lambda shape: 3):
+    with fake_world(cuda=cuda), OperationTracking(recorder, True, lambda shape: 3):
         recorder.start()
         try:
             yield recorder

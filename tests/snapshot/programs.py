@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory, CachingAllocator
 from memprof.allocator.settings import AllocatorSettings
 
 MIB = 2**20
@@ -50,7 +50,7 @@ class Program:
             if what == "malloc":
                 try:
                     address, size = self.allocator.malloc(number, stream, pool)
-                except OutOfMemory:
+                except AllocatorOutOfMemory:
                     continue
                 self.live.append(address)
                 self.block_size[len(self.events) - 1] = size

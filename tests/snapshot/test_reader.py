@@ -28,8 +28,8 @@ from memprof.snapshot.recorded_run import (
     OutsideTorch,
     Owner,
     PhaseMark,
+    RecordedHistory,
     RecordedRun,
-    Recording,
     StepMark,
 )
 from memprof.snapshot.unpickle import plain_from_bytes
@@ -182,7 +182,7 @@ def test_version_by_its_keys(raw: dict[str, Any], keys: list[str], event_keys: l
         (
             "recorded",
             {"dropped_events": -1, "thinned": [[1, 2, 3], [4]]},
-            Recording(thinned=(Interval(1, 2),)),
+            RecordedHistory(thinned=(Interval(1, 2),)),
             "'recorded.dropped_events' is",
         ),
         ("oom", {"requested_bytes": -1}, None, "'oom' has no usable 'requested_bytes'"),
@@ -248,7 +248,7 @@ def test_entries_of_the_memprof_key(raw: dict[str, Any]) -> None:
         steps=(StepMark(1, 2, 3), StepMark(1, 2, 3, 4096)),
         owners=(Owner(1, 2, Category.WEIGHTS), Owner(1, 2, Category.WEIGHTS, None, "w")),
         samples=(MemorySample(1, 2),),
-        recorded=Recording(start_us=1),
+        recorded=RecordedHistory(start_us=1),
         versions={"trl": "1.16"},
         notes=("a",),
         buckets=(512,),

@@ -22,7 +22,7 @@ _DEEPEST = 5
 
 
 @dataclass(frozen=True)
-class Recording(DumpName):
+class RecordingFile(DumpName):
     """Hold one recording of one process: a snapshot, its report's JSON, or both, and what the path says of it.
 
     A ``rank`` of None is in the file.
@@ -39,7 +39,7 @@ class Recording(DumpName):
         return path
 
 
-def find_recordings(place: Path) -> list[Recording]:
+def find_recordings(place: Path) -> list[RecordingFile]:
     """Find the recordings in ``place``, or in the newest ``_memprof`` below it that has any, else in all folders below.
 
     Of folders that are numbered by run (``actor``, ``actor-2``) the newest run's is taken.
@@ -61,7 +61,7 @@ def find_recordings(place: Path) -> list[Recording]:
         return found
     strangers = [path for path in files if path.name.endswith(_PICKLES)]
     if len(strangers) == 1:
-        return [Recording(snapshot=strangers[0])]
+        return [RecordingFile(snapshot=strangers[0])]
     there = (
         f"; the {len(strangers)} pickles there say no rank in their names: give them one by one" if strangers else ""
     )
@@ -71,7 +71,7 @@ def find_recordings(place: Path) -> list[Recording]:
     )
 
 
-def not_read(place: Path, found: Iterable[Recording]) -> tuple[list[Path], list[Path]]:
+def not_read(place: Path, found: Iterable[RecordingFile]) -> tuple[list[Path], list[Path]]:
     """List the pickles below ``place`` that are not read, relative to it: those not known as snapshots, and links."""
     known = {path for r in found for path in (r.snapshot, r.report)}
     strangers: list[Path] = []
@@ -94,7 +94,7 @@ def _entries_below(place: Path) -> Iterator[Path]:
         yield from (folder / name for name in sorted(names))
 
 
-def _ours(files: Iterable[Path], place: Path) -> list[Recording]:
+def _ours(files: Iterable[Path], place: Path) -> list[RecordingFile]:
     """Return memprof's own recordings by step and rank; a snapshot and its report are one recording."""
     files = [path for path in files if _OURS.fullmatch(path.name)]
     earlier = earlier_runs({path.parent for path in files if path.parent != place})
@@ -106,11 +106,11 @@ def _ours(files: Iterable[Path], place: Path) -> list[Recording]:
     recordings = []
     for (folder, step, rank), kinds in found.items():
         named = dump_name(folder.relative_to(place) / "rank0") or DumpName()
-        recordings.append(Recording(rank, step, named.role, snapshot=kinds.get("pickle"), report=kinds.get("json")))
+        recordings.append(RecordingFile(rank, step, named.role, snapshot=kinds.get("pickle"), report=kinds.get("json")))
     return sorted(recordings, key=lambda r: (r.step or 0, r.rank or 0, r.role or ""))
 
 
-def _theirs(files: Iterable[Path], place: Path) -> list[Recording]:
+def _theirs(files: Iterable[Path], place: Path) -> list[RecordingFile]:
     """Return the snapshots that other tools and frameworks wrote, by what their paths say; with reports beside them."""
     there = [path for path in files if path.name.endswith(_SUFFIXES)]
     known = set(there)
@@ -133,27 +133,31 @@ def report_beside(snapshot: Path) -> Path:
     return snapshot.with_name(f"{name.rpartition('.')[0] or name}.json")
 
 
-def _order(recording: Recording) -> tuple[object, ...]:
+def _order(recording: RecordingFile) -> tuple[object, ...]:
     r = recording
     return (
         r.step or 0, r.out_of_memory, r.role or "", r.rank or 0, r.time or "", r.count or 0, r.pid or 0, str(r.path),
     )  # fmt: skip
 
 
-def _named(path: Path, said: DumpName, report: Path | None = None) -> Recording:
-    return Recording(**vars(said), snapshot=path, report=report)
+def _named(path: Path, said: DumpName, report: Path | None = None) -> RecordingFile:
+    return RecordingFile(**vars(said), snapshot=path, report=report)
 
 
-def recording_of(path: Path) -> Recording:
+def recording_of(path: Path) -> RecordingFile:
     """Return the recording of one file named on the command line."""
     if match := _OURS.fullmatch(path.name):
         rank, step = int(match.group(2)), int(match.group(1))
-        return Recording(rank, step, report=path) if match.group(3) == "json" else Recording(rank, step, snapshot=path)
+        return (
+            RecordingFile(rank, step, report=path)
+            if match.group(3) == "json"
+            else RecordingFile(rank, step, snapshot=path)
+        )
     named = dump_name(Path(*path.parts[-2:])) or DumpName()
     return _named(path, replace(named, step=None, out_of_memory=False))
 
 
-def choose(recordings: Iterable[Recording], step: int | None = None) -> list[Recording]:
+def choose(recordings: Iterable[RecordingFile], step: int | None = None) -> list[RecordingFile]:
     """Choose the recordings of one step: ``step``, else the newest that most ranks recorded.
 
     Of a framework's dumps, those written when memory ran out come first. There can be several of one rank: of other
@@ -163,7 +167,7 @@ def choose(recordings: Iterable[Recording], step: int | None = None) -> list[Rec
     Raises:
         UsageError: there is no recording of the requested step.
     """
-    by_step: dict[tuple[int | None, bool], list[Recording]] = {}
+    by_step: dict[tuple[int | None, bool], list[RecordingFile]] = {}
     for recording in recordings:
         by_step.setdefault((recording.step, recording.out_of_memory), []).append(recording)
     if step is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from memprof.analysis.ranks.dump_names import ROLES
-from memprof.analysis.ranks.files import Recording, not_read
+from memprof.analysis.ranks.files import RecordingFile, not_read
 from memprof.errors import UsageError
 from memprof.report import Report
 from memprof.report.ranks import Recording as ListedRecording
@@ -34,7 +34,7 @@ class DumpGroup:
         notes: what the reader should know.
     """
 
-    def __init__(self, shown: Sequence[Recording]) -> None:
+    def __init__(self, shown: Sequence[RecordingFile]) -> None:
         self.shown = list(shown)
         self.roles: dict[Path, _Role] = {}
         self.reports: dict[Path, Report] = {}
@@ -42,7 +42,7 @@ class DumpGroup:
         self.from_json: set[Path] = set()
         self.notes: list[str] = []
 
-    def add(self, recording: Recording, report: Report | None, why: str) -> None:
+    def add(self, recording: RecordingFile, report: Report | None, why: str) -> None:
         """Add a recording that was read: its report, or why there is none."""
         if report is None:
             self.refused[recording.path] = why
@@ -51,7 +51,9 @@ class DumpGroup:
             self.roles[recording.path] = _role_of(recording, report)
 
 
-def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Recording]], None], role: str | None) -> None:
+def sort_dumps(
+    group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[RecordingFile]], None], role: str | None
+) -> None:
     """Keep one recording of each rank in ``group.shown``, all of one role, and read those.
 
     All of the step are read only where their paths do not name their roles.
@@ -90,7 +92,7 @@ def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Record
 # ---- of one step by role, and of one role the newest of each rank ----------------------------------------------------
 
 
-def _role_of(recording: Recording, report: Report) -> _Role:
+def _role_of(recording: RecordingFile, report: Report) -> _Role:
     """Return what a process was for and how that is known: ``name``, ``recording`` or ``content``; None where it isn't.
 
     A dump with gradients or optimizer state trains; one that computes reference log-probabilities and does not is the
@@ -111,7 +113,7 @@ def _role_of(recording: Recording, report: Report) -> _Role:
     return None, None
 
 
-def _several_of_a_rank(recordings: Sequence[Recording]) -> bool:
+def _several_of_a_rank(recordings: Sequence[RecordingFile]) -> bool:
     """Tell whether two recordings are of one rank, or paths name several roles."""
     ranks = [recording.rank for recording in recordings]
     return len(set(ranks)) < len(ranks) or len({recording.role for recording in recordings}) > 1
@@ -133,9 +135,9 @@ def _pick_role(roles: Iterable[str | None], wanted: str | None) -> str | None:
     return min(there, key=lambda role: (_FIRST.index(role) if role in _FIRST else len(_FIRST), role), default=None)
 
 
-def _newest_of_each_rank(recordings: Iterable[Recording]) -> list[Recording]:
+def _newest_of_each_rank(recordings: Iterable[RecordingFile]) -> list[RecordingFile]:
     """Return the newest recording of each rank by the time or count in its path, else the time of its file."""
-    newest: dict[int | None, Recording] = {}
+    newest: dict[int | None, RecordingFile] = {}
     for recording in recordings:
         known = newest.get(recording.rank)
         if known is None or _age(recording) > _age(known):
@@ -143,7 +145,7 @@ def _newest_of_each_rank(recordings: Iterable[Recording]) -> list[Recording]:
     return sorted(newest.values(), key=lambda r: r.rank or 0)
 
 
-def _age(recording: Recording) -> tuple[str, int, int, int, str]:
+def _age(recording: RecordingFile) -> tuple[str, int, int, int, str]:
     written = recording.path.stat().st_mtime_ns
     return recording.time or "", recording.count or 0, written, recording.pid or 0, str(recording.path)
 
@@ -151,7 +153,7 @@ def _age(recording: Recording) -> tuple[str, int, int, int, str]:
 # ---- rows of the report ----------------------------------------------------------------------------------------------
 
 
-def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[ListedRecording]:
+def dump_rows(folder: Path, found: Sequence[RecordingFile], group: DumpGroup) -> list[ListedRecording]:
     """Return a row for every recording in the folder: what its path says, its peak if read, why it is not shown."""
     shown = {recording.path for recording in group.shown}
     strangers, links = not_read(folder, found)
@@ -189,11 +191,11 @@ def _first_of(paths: Sequence[Path]) -> str:
     return f"{', '.join(map(str, paths[:_MOST_STRANGERS]))}{more}"
 
 
-def _named(recording: Recording) -> _Role:
+def _named(recording: RecordingFile) -> _Role:
     return recording.role, "name" if recording.role else None
 
 
-def _because(recording: Recording, role: str | None, steps: set[int | None], group: DumpGroup) -> str:
+def _because(recording: RecordingFile, role: str | None, steps: set[int | None], group: DumpGroup) -> str:
     """Say why a recording is not shown, and how to show it."""
     if (why := group.refused.get(recording.path)) is not None:
         why = why.removeprefix(f"{recording.path}: ")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from memprof.analysis.ranks.files import Recording, choose, find_recordings, recording_of, report_beside
+from memprof.analysis.ranks.files import RecordingFile, choose, find_recordings, recording_of, report_beside
 from memprof.analysis.ranks.groups import DumpGroup, dump_rows, sort_dumps
 from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
 from memprof.analysis.ranks.run_folders import other_runs, places_of_run
@@ -69,7 +69,7 @@ class RanksReader:
     as_usual: bool = True
     keep: Keeper | None = None
 
-    def __call__(self, recording: Recording) -> ReadRank:
+    def __call__(self, recording: RecordingFile) -> ReadRank:
         """Read one recording; never raises for a file that cannot be used."""
         try:
             known, note = self.ready(recording)
@@ -79,7 +79,7 @@ class RanksReader:
         except OSError as error:
             return ReadRank(None, f"{recording.path}: cannot be read ({error.strerror or error}).")
 
-    def ready(self, recording: Recording) -> tuple[ReadRank | None, str]:
+    def ready(self, recording: RecordingFile) -> tuple[ReadRank | None, str]:
         """Return the report from a recording's JSON, else None and why the JSON cannot replace the snapshot.
 
         Raises:
@@ -92,7 +92,7 @@ class RanksReader:
         report, note = _standing_for(recording.snapshot, recording.report)
         return (None if report is None else ReadRank(report, from_json=True)), note
 
-    def _made(self, recording: Recording, note: str) -> ReadRank:
+    def _made(self, recording: RecordingFile, note: str) -> ReadRank:
         snapshot = recording.path
         own = _report_or_none(snapshot)
         if own is not None:
@@ -160,7 +160,7 @@ class RanksRead:
     """
 
     report: Report
-    shown: Recording
+    shown: RecordingFile
     from_json: bool
 
 
@@ -213,7 +213,7 @@ class _Files:
     reader: RanksReader
     executor: Executor | ExecutorChoice | None
 
-    def read_into(self, group: DumpGroup, recordings: Sequence[Recording]) -> None:
+    def read_into(self, group: DumpGroup, recordings: Sequence[RecordingFile]) -> None:
         """Read what is not yet known of ``recordings``."""
         unread = [r for r in recordings if r.path not in group.reports and r.path not in group.refused]
         reads: dict[Path, ReadRank] = {}
@@ -228,12 +228,12 @@ class _Files:
             group.from_json |= {recording.path} if read.from_json else set()
         group.notes += _few([note for r in unread if (note := reads[r.path].note)])
 
-    def _ready(self, recording: Recording) -> ReadRank | None:
+    def _ready(self, recording: RecordingFile) -> ReadRank | None:
         with suppress(InputError, OSError):
             return self.reader.ready(recording)[0]
         return None
 
-    def _opened(self, todo: Sequence[Recording]) -> AbstractContextManager[Executor | None]:
+    def _opened(self, todo: Sequence[RecordingFile]) -> AbstractContextManager[Executor | None]:
         if not isinstance(self.executor, ExecutorChoice):
             return nullcontext(self.executor)
         sizes = [_size(r.path) for r in todo]
@@ -245,7 +245,7 @@ class _Files:
 
 def _of_folder(
     folder: Path, files: _Files, step: int | None, role: str | None
-) -> tuple[list[Recording], DumpGroup, list[ListedRecording]]:
+) -> tuple[list[RecordingFile], DumpGroup, list[ListedRecording]]:
     """Choose and read the recordings of a folder; where all of the chosen are damaged, the next best ones."""
     found = left = find_recordings(folder)
     refused: dict[Path, str] = {}
@@ -267,12 +267,12 @@ def _of_folder(
     return found, group, dump_rows(folder, found, group)
 
 
-def _with_failures(found: Sequence[Recording], group: DumpGroup, step: int | None) -> None:
+def _with_failures(found: Sequence[RecordingFile], group: DumpGroup, step: int | None) -> None:
     """Show a rank that later ran out of memory as it was then; name other newer recordings of few ranks."""
     chosen = group.shown
     at, roles = chosen[0].step, {r.role for r in chosen}
     newer = [r for r in found if step is None and at is not None and (r.step or 0) > at and r.role in roles]
-    failed: list[Recording] = []
+    failed: list[RecordingFile] = []
     for recording in newer:
         report = _readable(recording.report) if recording.report is not None else None
         if report is not None and report.oom is not None:
@@ -294,7 +294,7 @@ def _few(notes: list[str]) -> list[str]:
     return notes if more <= 0 else [*notes[:_MOST_NAMED], f"And {more} more notes like these, of other recordings."]
 
 
-def _ranks_and_steps(recordings: Sequence[Recording]) -> tuple[str, str, bool]:
+def _ranks_and_steps(recordings: Sequence[RecordingFile]) -> tuple[str, str, bool]:
     """Name the ranks and the steps of recordings, and tell whether there are several ranks."""
     ranks = {r.rank for r in recordings if r.rank is not None}
     steps = {r.step for r in recordings if r.step is not None}
@@ -302,7 +302,7 @@ def _ranks_and_steps(recordings: Sequence[Recording]) -> tuple[str, str, bool]:
 
 
 def _merged(
-    folder: Path | None, found: Sequence[Recording], group: DumpGroup, rows: Sequence[ListedRecording]
+    folder: Path | None, found: Sequence[RecordingFile], group: DumpGroup, rows: Sequence[ListedRecording]
 ) -> RanksRead:
     notes = group.notes
     here: list[_Rank] = []
@@ -344,12 +344,12 @@ def _merged(
 class _Rank:
     """A rank to show: its recording, its own report, and that in short."""
 
-    recording: Recording
+    recording: RecordingFile
     report: Report
     summary: RankSummary
 
 
-def _rank(recording: Recording, report: Report, number: int, notes: list[str]) -> int:
+def _rank(recording: RecordingFile, report: Report, number: int, notes: list[str]) -> int:
     """Number a rank by what the recording says, else by the file's name, else by its place on the command line."""
     source = report.source
     if source.rank is not None and (source.world_size or 1) > 1:

@@ -16,7 +16,7 @@ from memprof.cli.options import RECORDING, device_option, redact_option, rules_o
 from memprof.errors import AboveLimit, InputError, UsageError
 
 if TYPE_CHECKING:
-    from memprof.analysis.compare import Run
+    from memprof.analysis.compare import ComparisonColumn
     from memprof.report import Report
     from memprof.report.comparison import Comparison
     from memprof.reports.document.model import Document
@@ -28,7 +28,7 @@ class _Column:
 
     path: Path
     label: str
-    run: Run
+    run: ComparisonColumn
     document: Document | None
 
 
@@ -111,29 +111,31 @@ def _read(path: Path, device: int | None, rules: Path | None, redact: bool, page
 
 def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> _Column:
     from memprof.analysis.allocations.holdings import holdings_of_analysis
-    from memprof.analysis.compare import Run, badge_of
+    from memprof.analysis.compare import ComparisonColumn, badge_of
 
     analysis = analysed(path, device, rules)
     report = redacted(analysis.report, redact, analysis)
     document = compared_document(analysis, page, redact)
-    return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
+    return _Column(
+        path, "", ComparisonColumn("", badge_of(report), report, held=holdings_of_analysis(analysis)), document
+    )
 
 
 def _report(path: Path, label: str, report: Report, redact: bool) -> _Column:
     from memprof.analysis.allocations.differences import holdings_of_report
-    from memprof.analysis.compare import Run, badge_of
+    from memprof.analysis.compare import ComparisonColumn, badge_of
 
     report = redacted(report, redact)
-    return _Column(path, label, Run("", badge_of(report), report, held=holdings_of_report(report)), None)
+    return _Column(path, label, ComparisonColumn("", badge_of(report), report, held=holdings_of_report(report)), None)
 
 
 def _comparison(path: Path, comparison: Comparison, redact: bool) -> list[_Column]:
-    from memprof.analysis.compare import Run
+    from memprof.analysis.compare import ComparisonColumn
 
     return [
         _report(path, run.label, run.report, redact)
         if run.report is not None
-        else _Column(path, run.label, Run("", run.badge, published=run.published), None)
+        else _Column(path, run.label, ComparisonColumn("", run.badge, published=run.published), None)
         for run in comparison.runs
     ]
 
@@ -141,15 +143,16 @@ def _comparison(path: Path, comparison: Comparison, redact: bool) -> list[_Colum
 def _published(name: str | None) -> list[_Column]:
     if name is None:
         return []
-    from memprof.analysis.compare import Run
+    from memprof.analysis.compare import ComparisonColumn
     from memprof.analysis.published_tables import published_columns
 
     return [
-        _Column(Path(), rows.label, Run("", "published", published=rows), None) for rows in published_columns(name)
+        _Column(Path(), rows.label, ComparisonColumn("", "published", published=rows), None)
+        for rows in published_columns(name)
     ]
 
 
-def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> list[Run]:
+def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> list[ComparisonColumn]:
     """Label the runs: by the user's words, the file's own, or the part in which their paths differ."""
     from memprof.analysis.compare import distinct, short_names
 

@@ -30,7 +30,7 @@ from memprof.reports.renderers import Answer
 if TYPE_CHECKING:
     from memprof.config.settings import Settings, Value
     from memprof.executors import ExecutorChoice
-    from memprof.plan.planner import Plan, Row
+    from memprof.plan.planner import MethodPlan, SearchRow
 
 SEARCH = "maximize vary no_search workers executor executor_timeout no_cache serve_beside max_model_len max_num_seqs"
 _SHOWN = {"Required": "model gpu", **GROUPS, "Search": SEARCH}
@@ -173,7 +173,7 @@ def _serve(
     emit(Answer("serving", plan, lambda: plan), output, fits=plan.fits)
 
 
-def _row_line(row: Row) -> None:
+def _row_line(row: SearchRow) -> None:
     """Print a row on standard error when it is simulated."""
     from memprof.units import gib
 
@@ -199,7 +199,7 @@ def _most_gpus(varied: tuple[str, list[Value]] | None) -> dict[str, int]:
     return {"gpus": max((n for n in varied[1] if isinstance(n, int)), default=1)}
 
 
-def _answer(plan: Plan, with_yaml: bool) -> Answer:
+def _answer(plan: MethodPlan, with_yaml: bool) -> Answer:
     from memprof.config.to_trl_config import as_python, as_yaml
     from memprof.reports.document.plan import PlanDocument
 

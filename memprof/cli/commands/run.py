@@ -76,7 +76,7 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
     """
     options = _options(given)
     from memprof.instrument.child_processes import Children
-    from memprof.instrument.run import Attachment
+    from memprof.instrument.run import ImportWatcher
     from memprof.instrument.script import Script
     from memprof.recording.api import switched_off
 
@@ -86,7 +86,7 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
         check_folder(given["out"])
     if switched_off():
         return lambda: target.run(lambda: None, lambda _: None)
-    attachment = Attachment(options, Children())
+    attachment = ImportWatcher(options, Children())
 
     def end(error: BaseException | None) -> None:
         attachment.end(error)

@@ -15,7 +15,7 @@ from memprof.cli.group import OWN_PROCESS
 from memprof.cli.option_groups import grouped
 from memprof.cli.options import RECORDING, executor_option
 from memprof.cli.progress import working
-from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
+from memprof.cli.simulating import SettingsRun, SimulatedScript, emit_simulated, need_torch
 from memprof.cli.simulation_options import (
     GROUPS,
     INSTEAD,
@@ -128,7 +128,7 @@ def command(
     if script is not None:
         changes = _changes_of(given_settings(config_file, given))
         _refuse_unused_of_script(changes, device)
-        run = ScriptRun(script, script_arguments, changes, device, gpu, bool(given.get("allow_unsimulated")))
+        run = SimulatedScript(script, script_arguments, changes, device, gpu, bool(given.get("allow_unsimulated")))
     else:
         settings = settings_of(config_file, given, device=device)
         if memory_budget is not None:

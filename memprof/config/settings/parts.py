@@ -62,7 +62,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 
 @dataclass(frozen=True)
-class Part:
+class SettingsPart:
     """Settings that are checked when they are made: each value by itself, then what they say together."""
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class ModelSettings(Part):
+class ModelSettings(SettingsPart):
     """The policy's weights, its adapter and its attention.
 
     ``dtype`` is the parameters': TRL loads a model given by name in float32. ``bnb_4bit_compute_dtype`` ``auto`` is
@@ -166,7 +166,7 @@ class ModelSettings(Part):
 
 
 @dataclass(frozen=True)
-class TrainerSettings(Part):
+class TrainerSettings(SettingsPart):
     """The trainer, its rows and its loss. Lengths are tokens, one sequence's.
 
     ``trainer`` is ``grpo`` or ``rloo``; or ``sft`` or ``dpo``, which generate nothing: ``per_device_train_batch_size``
@@ -308,7 +308,7 @@ class TrainerSettings(Part):
 
 
 @dataclass(frozen=True)
-class GenerationSettings(Part):
+class GenerationSettings(SettingsPart):
     """What generates completions, its cache, and what makes room for it.
 
     ``vllm_enable_sleep_mode``: None is the trainer's own default (:attr:`Settings.engine_sleeps`).
@@ -334,7 +334,7 @@ class GenerationSettings(Part):
 
 
 @dataclass(frozen=True)
-class ShardingSettings(Part):
+class ShardingSettings(SettingsPart):
     """How many GPUs train, and how they divide the run.
 
     The ``stage3_`` limits and ``reduce_bucket_size`` are DeepSpeed's, in elements, with its own defaults.
@@ -377,7 +377,7 @@ class ShardingSettings(Part):
 
 
 @dataclass(frozen=True)
-class DeviceSettings(Part):
+class DeviceSettings(SettingsPart):
     """The card and its host. ``host_memory`` is a node's, such as ``256GB``."""
 
     device: str = "cuda"

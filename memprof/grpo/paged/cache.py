@@ -36,7 +36,7 @@ class SlotPool:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenPlaces:
     """Say where the tokens of one forward stand.
 
     ``write``: slots of the new tokens, ``[rows * new]``, row by row. ``read``: slots of all tokens each row attends to,
@@ -59,7 +59,7 @@ class PooledCache(Cache):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, size: int, gathered: int, alike: int = 0) -> None:
         self.size, self.gathered, self._alike = size, gathered, alike
-        self.rows: Rows | None = None
+        self.rows: TokenPlaces | None = None
         super().__init__(layers=[])
 
     def update(

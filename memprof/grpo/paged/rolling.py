@@ -9,13 +9,22 @@ from typing import Any
 import torch
 
 from memprof.config.model_shape import ModelShape
-from memprof.grpo.paged.cache import PooledCache, Rows, SlotPool
+from memprof.grpo.paged.cache import PooledCache, SlotPool, TokenPlaces
 from memprof.grpo.paged.sampling import Sampling
-from memprof.grpo.paged.schedule import Compute, Leave, PoolSize, Progress, Prompt, Schedule, Work, chunks_of
+from memprof.grpo.paged.schedule import (
+    CachedPrompt,
+    Compute,
+    DecodingSchedule,
+    GenerationCounts,
+    Leave,
+    PoolSize,
+    SequenceProgress,
+    chunks_of,
+)
 
 
 @dataclass(eq=False)
-class _Prompt(Prompt):
+class _Prompt(CachedPrompt):
     """A prompt, its slots while any of its users decodes, and the logits ``[1, vocabulary]`` that follow it."""
 
     ids: list[int] = field(default_factory=list)
@@ -24,7 +33,7 @@ class _Prompt(Prompt):
 
 
 @dataclass(eq=False)
-class Row(Progress):
+class DecodingSequence(SequenceProgress):
     """A sequence: the tokens it has, and the slots of all but the last."""
 
     prompt: _Prompt
@@ -44,7 +53,7 @@ class RollingBatch:
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
         size: PoolSize,
-        work: Work,
+        work: GenerationCounts,
         free: Callable[[], None] | None = None,
     ) -> None:
         self._model, self._sampling, self.work, self._free = model, sampling, work, free
@@ -53,7 +62,7 @@ class RollingBatch:
         self._begin(size.with_room_for(*self._shape))
         known: dict[tuple[int, ...], _Prompt] = {}
         found = [known.setdefault(tuple(ids), _Prompt(len(ids), ids=list(ids))) for ids in prompts]
-        self._rows = [Row(i, prompt) for i, prompt in enumerate(found)]
+        self._rows = [DecodingSequence(i, prompt) for i, prompt in enumerate(found)]
 
     def _begin(self, size: PoolSize) -> None:
         """Take an empty pool; its memory comes with the first forward."""
@@ -74,7 +83,7 @@ class RollingBatch:
         """Decode until every sequence has ended; where memory runs out before, return what the allocator said."""
         try:
             rows = [row for row in self._rows if not row.ended]
-            for action in Schedule(rows, self._size, self._sampling.longest).actions():
+            for action in DecodingSchedule(rows, self._size, self._sampling.longest).actions():
                 if isinstance(action, Compute):
                     self._compute(action.row)
                 elif isinstance(action, Leave):
@@ -111,7 +120,7 @@ class RollingBatch:
             self._pool.give_back(row.prompt.slots)
             row.prompt.slots = []
 
-    def _add(self, row: Row, token: int) -> None:
+    def _add(self, row: DecodingSequence, token: int) -> None:
         row.tokens.append(token)
         row.made += 1
         row.ended = token in self._sampling.stop or row.made >= self._sampling.longest
@@ -143,7 +152,7 @@ class RollingBatch:
             assert prompt.logits is not None  # the first of a prompt's rows has left them
             self._add(row, *self._choose(prompt.logits, [row]))
 
-    def _forward_one(self, row: Row, ids: list[int], begin: int) -> torch.Tensor:
+    def _forward_one(self, row: DecodingSequence, ids: list[int], begin: int) -> torch.Tensor:
         end = begin + len(ids)
         read = self._table[row.index : row.index + 1, :end]
         positions = torch.arange(begin, end, device=self._device)[None]
@@ -182,7 +191,7 @@ class RollingBatch:
     ) -> torch.Tensor:
         """Run new tokens ``[rows, new]``; return the last one's logits ``[rows, vocabulary]``."""
         new = ids.shape[1]
-        self._cache.rows = Rows(write=read[:, -new:].flatten(), read=read, new=new)
+        self._cache.rows = TokenPlaces(write=read[:, -new:].flatten(), read=read, new=new)
         found = self._model(
             input_ids=ids,
             attention_mask=mask,
@@ -194,13 +203,13 @@ class RollingBatch:
         last: torch.Tensor = found.logits[:, -1]
         return last
 
-    def _choose(self, logits: torch.Tensor, rows: list[Row]) -> list[int]:
+    def _choose(self, logits: torch.Tensor, rows: list[DecodingSequence]) -> list[int]:
         found: list[int] = self._chosen(logits, rows).tolist()
         if max(found) >= logits.shape[-1]:  # no sum of such probabilities passes a draw
             raise RuntimeError("The next token's probabilities contain inf or nan: the model's weights have diverged.")
         return found
 
-    def _chosen(self, logits: torch.Tensor, rows: list[Row]) -> torch.Tensor:
+    def _chosen(self, logits: torch.Tensor, rows: list[DecodingSequence]) -> torch.Tensor:
         """Choose each row's next token ``[rows]``, on the device."""
         ids = None
         if self._sampling.reads_tokens:

@@ -32,7 +32,7 @@ class PoolSize:
 
 
 @dataclass
-class Work:
+class GenerationCounts:
     """Count what a generation ran: ``steps`` decode steps of ``rows`` rows in all, ``forwards`` over ``again`` tokens
     that were computed before. ``shrunk``: the pool it went on with after memory had run out."""
 
@@ -44,7 +44,7 @@ class Work:
 
 
 @dataclass(eq=False)
-class Prompt:
+class CachedPrompt:
     """A prompt's tokens, and how many sequences that hold slots read it."""
 
     length: int
@@ -52,12 +52,12 @@ class Prompt:
 
 
 @dataclass(eq=False)
-class Progress:
+class SequenceProgress:
     """How far a sequence is: ``made`` tokens, of which all but the last have slots while it decodes. Whoever follows
     the actions keeps ``made`` and ``ended``."""
 
     index: int
-    prompt: Prompt
+    prompt: CachedPrompt
     made: int = 0
     ended: bool = False
 
@@ -75,35 +75,35 @@ class Progress:
 class Compute(NamedTuple):
     """Fill the pool with a row's prompt, unless it is there, and with the tokens it had; choose its first token."""
 
-    row: Progress
+    row: SequenceProgress
 
 
 class Leave(NamedTuple):
     """Give a row's slots back: it has ended, or waits."""
 
-    row: Progress
+    row: SequenceProgress
 
 
 class Decode(NamedTuple):
     """Choose one more token for every row, ``steps`` times or until one of them ends."""
 
-    rows: list[Progress]
+    rows: list[SequenceProgress]
     steps: int
 
 
 Action = Compute | Leave | Decode
 
 
-class Schedule:
+class DecodingSchedule:
     """Say what to do next until every sequence has ended.
 
     ``rows`` are in the order in which they are wanted; ``size`` has room for the longest; no completion has more than
     ``longest`` tokens.
     """
 
-    def __init__(self, rows: Sequence[Progress], size: PoolSize, longest: int) -> None:
+    def __init__(self, rows: Sequence[SequenceProgress], size: PoolSize, longest: int) -> None:
         self._size, self._longest = size, longest
-        self._waiting, self._active = list(rows), list[Progress]()
+        self._waiting, self._active = list(rows), list[SequenceProgress]()
         self._free = size.slots
 
     def actions(self) -> Iterator[Action]:
@@ -129,7 +129,7 @@ class Schedule:
             if row.ended:
                 yield self._leave(row)
 
-    def _has_room_for(self, row: Progress) -> bool:
+    def _has_room_for(self, row: SequenceProgress) -> bool:
         """Tell whether a row can join and all can run on for long enough to be worth what is computed again."""
         together = [*self._active, row]
         left = self._longest - max(one.made for one in together)
@@ -138,7 +138,7 @@ class Schedule:
         free = self._free - prompt - row.made
         return free >= run_on * len(together) and self._gathers(together, run_on)
 
-    def _gathers(self, rows: Sequence[Progress], more: int = 0) -> bool:
+    def _gathers(self, rows: Sequence[SequenceProgress], more: int = 0) -> bool:
         return len(rows) * (max(row.held for row in rows) + more) <= self._size.gathered
 
     def _make_room(self) -> Iterator[Action]:
@@ -157,16 +157,16 @@ class Schedule:
             steps = min(steps, self._size.gathered // len(rows) - max(row.held for row in rows) + 1)
         return steps
 
-    def _leave(self, row: Progress) -> Leave:
+    def _leave(self, row: SequenceProgress) -> Leave:
         self._active.remove(row)
         row.prompt.users -= 1
         self._free += row.slots + (0 if row.prompt.users else row.prompt.length)
         return Leave(row)
 
 
-def actions_at_full_length(rows: Sequence[Progress], size: PoolSize, longest: int) -> Iterator[Action]:
+def actions_at_full_length(rows: Sequence[SequenceProgress], size: PoolSize, longest: int) -> Iterator[Action]:
     """Yield the actions of sequences none of which ends before its last token, as each row is before the action."""
-    for action in Schedule(rows, size, longest).actions():
+    for action in DecodingSchedule(rows, size, longest).actions():
         yield action
         if isinstance(action, Compute):
             action.row.made = max(1, action.row.made)
@@ -177,7 +177,7 @@ def actions_at_full_length(rows: Sequence[Progress], size: PoolSize, longest: in
                 row.ended = row.made >= longest
 
 
-def chunks_of(row: Progress, *, shared: bool) -> list[range]:
+def chunks_of(row: SequenceProgress, *, shared: bool) -> list[range]:
     """Return the tokens of the forwards that compute a row's prompt, unless it is ``shared``, and what it had."""
     start, end = row.prompt.length if shared else 0, row.prompt.length + row.slots
     return [range(begin, min(begin + CHUNK, end)) for begin in range(start, end, CHUNK)]

@@ -9,7 +9,7 @@ import torch
 
 from memprof.grpo.paged.rolling import RollingBatch
 from memprof.grpo.paged.sampling import Sampling
-from memprof.grpo.paged.schedule import PoolSize, Work
+from memprof.grpo.paged.schedule import GenerationCounts, PoolSize
 
 
 def decode_in_pool(
@@ -20,7 +20,7 @@ def decode_in_pool(
     stopping_criteria: Any,
     generation_config: Any,
     size: PoolSize,
-    work: Work,
+    work: GenerationCounts,
     free: Callable[[], None] | None = None,
     **inputs: Any,
 ) -> torch.Tensor:

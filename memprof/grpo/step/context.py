@@ -9,7 +9,7 @@ from memprof.config.piece_size import MOST_TOKENS
 from memprof.grpo.loss.head import Head
 from memprof.grpo.loss.load_balancing import LoadBalancing
 from memprof.grpo.once_log import OnceLog
-from memprof.grpo.step.ranks import Ranks
+from memprof.grpo.step.ranks import RankGroup
 from memprof.grpo.step.schemes import LossTerms
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class StepContext:
     policy: Any
     head: Head
     loss: LossTerms
-    ranks: Ranks
+    ranks: RankGroup
     log: OnceLog
     pad_id: int
     counts_padding: bool

@@ -40,7 +40,7 @@ def pieces_of(rows: Sequence[Row], limit: int) -> list[list[Row]]:
 
 
 @dataclass
-class Prompt:
+class SharedPrompt:
     """The prompt that ``rows`` share, run through the model once. ``begun``, ``ran``: the random state before that and
     after it, for what runs out of memory and is repeated."""
 
@@ -90,7 +90,7 @@ class Piece:
     neither keeps a rank company that has nothing left to do."""
 
     rows: Sequence[Row] = field(default_factory=tuple)
-    prompt: Prompt | None = None
+    prompt: SharedPrompt | None = None
     closes: bool = False
 
 
@@ -175,7 +175,7 @@ def _groups(step: StepContext, inputs: MicroBatch, rows: Sequence[Row]) -> Itera
 
 
 def _pieces_of_group(group: Sequence[Row], limit: int) -> list[Piece]:
-    prompt = Prompt(group)
+    prompt = SharedPrompt(group)
     completions = [Row(row.index, row.offset, 0, row.completion) for row in group]
     by_index = {row.index: row for row in group}
     parts = [[by_index[row.index] for row in part] for part in pieces_of(completions, limit)]

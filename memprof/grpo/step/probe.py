@@ -30,7 +30,7 @@ _TF32 = 2e-2
 _SMALL_BYTES = 1 << 20  # a buffer above this is a table or a weight, which no forward writes to
 
 
-class Answer(NamedTuple):
+class ModelTraits(NamedTuple):
     """What a model was found to do.
 
     ``counts_padding``: positions that are not given count from the row's left edge, padding included. ``why``: why its
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 @torch.no_grad()
-def ask(step: StepContext, tokens: torch.Tensor) -> Answer:
+def ask(step: StepContext, tokens: torch.Tensor) -> ModelTraits:
     """Run a few forwards of 34 tokens and compare. Random state, buffers and modes are as before.
 
     ``tokens``: ids ``[N]`` to make the two rows of; equal ones serve, the padding's are left out.
@@ -66,10 +66,10 @@ def ask(step: StepContext, tokens: torch.Tensor) -> Answer:
             raise
         except Exception as error:  # whatever the model's own code makes of being called so
             said = " ".join(str(error).split())
-            return Answer(True, f"the model cannot be run without padding ({type(error).__name__}: {said[:200]})")
+            return ModelTraits(True, f"the model cannot be run without padding ({type(error).__name__}: {said[:200]})")
 
 
-def _compared(step: StepContext, model: nn.Module, inputs: MicroBatch) -> Answer:
+def _compared(step: StepContext, model: nn.Module, inputs: MicroBatch) -> ModelTraits:
     body = step.base_model(model).base_model
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
@@ -85,7 +85,7 @@ def _compared(step: StepContext, model: nn.Module, inputs: MicroBatch) -> Answer
     tolerance = _tolerance(step, whole)
     otherwise, _ = _as_trl(model, body, torch.where(mask.bool(), ids, ids[1, 0]), mask)
     if _apart([otherwise[rows[0].index, _PADDED : _PADDED + rows[0].length]], meant[:1]) > tolerance:
-        return Answer(True, f"{_name(step)} reads the padding that TRL's rows begin with")
+        return ModelTraits(True, f"{_name(step)} reads the padding that TRL's rows begin with")
     inside = True
     if not step.ranks.forward_together:
         inside = _apart([body(input_ids=ids[1:]).last_hidden_state[0]], meant[1:2]) <= tolerance
@@ -95,9 +95,9 @@ def _compared(step: StepContext, model: nn.Module, inputs: MicroBatch) -> Answer
             found = [_in_pieces(step, model, inputs, cut, counts) for cut in ([rows], [[row] for row in rows])]
         apart = max(_apart(one, meant) for one in found)
         if apart <= tolerance:
-            return Answer(counts, adapter_inside=inside, draws=draws)
+            return ModelTraits(counts, adapter_inside=inside, draws=draws)
     told = f"{100 * apart:.2g}% of their norm apart"
-    return Answer(True, f"{_name(step)}'s results for a row depend on its padding or on longer rows: {told}")
+    return ModelTraits(True, f"{_name(step)}'s results for a row depend on its padding or on longer rows: {told}")
 
 
 def _rows_like_trls(tokens: torch.Tensor, pad_id: int) -> MicroBatch:

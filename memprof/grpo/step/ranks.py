@@ -11,14 +11,14 @@ from memprof.grpo.rows import Row
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankGroup:
     """The ranks of a run. ``forward_together``: a forward talks to other ranks, because weights are sharded."""
 
     accelerator: Any
     forward_together: bool
 
     @classmethod
-    def of(cls, accelerator: Any, model: Any) -> Ranks:
+    def of(cls, accelerator: Any, model: Any) -> RankGroup:
         """Find out how ``model`` is spread: sharded by accelerate, or by transformers while it was loaded."""
         if accelerator.num_processes == 1:
             return cls(accelerator, False)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memprof.foreign import Kwargs
-from memprof.grpo.techniques.segment_attention import Segments, install_segment_attention
+from memprof.grpo.techniques.segment_attention import PackedSequences, install_segment_attention
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
 #: A transformers model without its head: keyword arguments in, something with ``last_hidden_state [1, S, H]`` out.
@@ -37,7 +37,7 @@ def packed_arguments(
         # A mask of four dimensions is passed on as it is: none is built from the positions, and this one is not used.
         "attention_mask": torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=device),
         "use_cache": False,
-        "memprof_segments": Segments(lengths, prefix, becomes),
+        "memprof_segments": PackedSequences(lengths, prefix, becomes),
     }
 
 

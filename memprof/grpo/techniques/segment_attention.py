@@ -32,7 +32,7 @@ _MARK = "_memprof_segments"
 
 
 @dataclass(frozen=True)
-class Segments:
+class PackedSequences:
     """The sequences in a row, of ``lengths`` in tokens. ``prefix``: what they attend to beside themselves; ``becomes``:
     the prefix that the row is to become; ``reached``: layers whose attention was given this."""
 
@@ -104,7 +104,7 @@ def _in_front_of(own: Any) -> Any:
     return attention
 
 
-def _segmented(module: Any, query: Any, key: Any, value: Any, segments: Segments, kwargs: Kwargs) -> Any:
+def _segmented(module: Any, query: Any, key: Any, value: Any, segments: PackedSequences, kwargs: Kwargs) -> Any:
     """Attend within each segment: ``[1, heads, tokens, width]`` in, ``[1, tokens, heads, width]`` out."""
     _check(module, segments, kwargs)
     segments.reached.add(module.layer_idx)
@@ -125,7 +125,7 @@ def _segmented(module: Any, query: Any, key: Any, value: Any, segments: Segments
     return out.transpose(1, 2).contiguous()
 
 
-def _check(module: Any, segments: Segments, kwargs: Kwargs) -> None:
+def _check(module: Any, segments: PackedSequences, kwargs: Kwargs) -> None:
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise UsageError(f"Sequences in one row: {type(module).__name__} has {name}, which is not supported there.")

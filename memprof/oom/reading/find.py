@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memprof.oom.failure import Failure, Frame
+from memprof.oom.failure import Failure, TracebackFrame
 from memprof.oom.known_messages import FORMS, NOT_MEMORY
 from memprof.oom.message_form import Form
 from memprof.oom.reading.events import events_of
@@ -27,7 +27,7 @@ _ASKED = [(re.compile(form.asked_by), form) for form in FORMS if form.asked_by]
 
 
 @dataclass
-class Reading:
+class LogReading:
     """Hold what a text says: failures, notes for the reader, and its subject where memory did not run out."""
 
     failures: list[Failure]
@@ -40,7 +40,7 @@ def find_failures(log: str) -> list[Failure]:
     return read_log(log).failures
 
 
-def read_log(log: str) -> Reading:
+def read_log(log: str) -> LogReading:
     """Read a text of any length: failures, each once, and what else the reader should know."""
     text = log.replace("\r\n", "\n").replace("\r", "\n")
     notes: list[str] = []
@@ -56,7 +56,7 @@ def read_log(log: str) -> Reading:
                 if form_.pattern.search(stream.squeezed):
                     elsewhere.setdefault(form_.id, form_)
     found.sort(key=lambda failure: failure.line)
-    return Reading(_once(found), notes, list(elsewhere.values()))
+    return LogReading(_once(found), notes, list(elsewhere.values()))
 
 
 def _of_stream(stream: Stream, notes: list[str]) -> list[Failure]:
@@ -130,7 +130,7 @@ def _fits_frames(failure: Failure) -> bool:
     return not pattern or any(re.search(pattern, place) for place in _places(failure.frames))
 
 
-def _places(frames: Sequence[Frame]) -> list[str]:
+def _places(frames: Sequence[TracebackFrame]) -> list[str]:
     return [f"{frame.path.replace(chr(92), '/')}:{frame.function} {frame.code}" for frame in frames[-_INNERMOST:]]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memprof.oom.failure import Frame
+from memprof.oom.failure import TracebackFrame
 from memprof.oom.knowledge_files import typed
-from memprof.oom.reading.normalize import Line
+from memprof.oom.reading.normalize import LogLine
 
 _HEAD = "Traceback (most recent call last"
 _MOST_LINES = 500
@@ -20,7 +20,7 @@ _PYTHON, *_OTHERS = (re.compile(pattern) for pattern in typed("log_lines", "fram
 _MARKS = re.compile(r"^[\s^~❱❯|>-]{0,2000}$")
 
 
-def frames_around(lines: Sequence[Line], at: int, floor: int, ceiling: int) -> tuple[Frame, ...]:
+def frames_around(lines: Sequence[LogLine], at: int, floor: int, ceiling: int) -> tuple[TracebackFrame, ...]:
     """Return the frames of the traceback that the message in line ``at`` belongs to, outermost first.
 
     Lines from ``floor`` (after the failure before) to ``ceiling`` can belong to it.
@@ -40,13 +40,13 @@ def frames_around(lines: Sequence[Line], at: int, floor: int, ceiling: int) -> t
     return tuple(frames[-_MOST_FRAMES:])
 
 
-def _last_code(above: Sequence[Line]) -> tuple[Frame, ...]:
+def _last_code(above: Sequence[LogLine]) -> tuple[TracebackFrame, ...]:
     """Return the line of code that stands right above a message whose traceback is cut off, as a frame of no file."""
     code = [line.text.strip() for line in above if _CODE.match(line.text)]
-    return (Frame("", 0, "", code[-1].strip("`")[:200]),) if code else ()
+    return (TracebackFrame("", 0, "", code[-1].strip("`")[:200]),) if code else ()
 
 
-def _block_above(lines: Sequence[Line], at: int, floor: int) -> list[str]:
+def _block_above(lines: Sequence[LogLine], at: int, floor: int) -> list[str]:
     """Return the lines from the last traceback's head, or from ``floor``, to the message."""
     for i in range(at, floor - 1, -1):
         if _HEAD in lines[i].text:
@@ -54,7 +54,7 @@ def _block_above(lines: Sequence[Line], at: int, floor: int) -> list[str]:
     return [line.text for line in lines[floor : at + 1]]
 
 
-def _read(block: Sequence[str]) -> list[Frame]:
+def _read(block: Sequence[str]) -> list[TracebackFrame]:
     """Return the frames of ``block`` in the first notation that it has any of."""
     plain, unwrapped = _matched(block), _matched(_unwrapped(block))
     if len(plain) != len(unwrapped):
@@ -62,7 +62,7 @@ def _read(block: Sequence[str]) -> list[Frame]:
     return [whole if whole.function.isidentifier() else cut for cut, whole in zip(plain, unwrapped, strict=True)]
 
 
-def _matched(block: Sequence[str]) -> list[Frame]:
+def _matched(block: Sequence[str]) -> list[TracebackFrame]:
     text = "\n".join(line.strip() for line in block)
     for pattern in (_PYTHON, *_OTHERS):
         found = list(pattern.finditer(text))
@@ -92,14 +92,16 @@ def _unwrapped(block: Sequence[str]) -> list[str]:
     return joined
 
 
-def _frame(match: re.Match[str], text: str, stop: int) -> Frame:
+def _frame(match: re.Match[str], text: str, stop: int) -> TracebackFrame:
     groups = match.groups()
     path = "".join((groups[0] or "").split()) if "\n" in (groups[0] or "") else str(groups[0]).strip()
     numbers = [g for g in groups[1:-1] if g]
     function = str(groups[-1] or "").strip().rstrip(":")
     after = text[match.end() : min(stop, match.end() + 400)].split("\n")[1:]
     code = next((line for line in after if line and not _MARKS.match(line)), "")
-    return Frame(path.replace("\\", "/"), int(numbers[0]) if numbers else 0, function.rsplit(".", 1)[-1], code[:200])
+    return TracebackFrame(
+        path.replace("\\", "/"), int(numbers[0]) if numbers else 0, function.rsplit(".", 1)[-1], code[:200]
+    )
 
 
 def _is_backwards(below: Sequence[str]) -> bool:

@@ -33,7 +33,7 @@ _LONGEST_LINE = 2_000
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """One line with its number in the log (from 1), who wrote it, and its text without prefixes.
 
     ``actor`` is the name that Ray or an engine gives the process: ``WorkerDict``.
@@ -50,7 +50,7 @@ class Line:
 class Stream:
     """The lines of one rank or process of a region, in order."""
 
-    lines: list[Line]
+    lines: list[LogLine]
     squeezed: str = field(default="", init=False)
     starts: list[int] = field(default_factory=list, init=False)
 
@@ -98,7 +98,7 @@ def streams_of(text: str, first_line: int) -> list[Stream]:
     lines = [line for i, raw in enumerate(text.split("\n")) for line in _lines_of(raw, first_line + i)]
     if len({line.who for line in lines if line.who}) < 2:
         return [Stream(lines)]
-    parted: dict[str, list[Line]] = {}
+    parted: dict[str, list[LogLine]] = {}
     last = ""
     for line in lines:
         last = line.who or last  # a line without a tag goes on with the one above
@@ -106,7 +106,7 @@ def streams_of(text: str, first_line: int) -> list[Stream]:
     return [Stream(part) for part in parted.values()]
 
 
-def _lines_of(raw: str, number: int) -> list[Line]:
+def _lines_of(raw: str, number: int) -> list[LogLine]:
     if raw[:1] == "{" and raw.rstrip()[-1:] == "}":
         raw = _of_json(raw)
     for _ in range(_MOST_LEVELS):
@@ -140,7 +140,7 @@ def _of_json(raw: str) -> str:
     return "\n".join(f"{tag}{_of_json(line) if line[:1] == '{' else line}" for line in text.rstrip("\n").split("\n"))
 
 
-def _line(raw: str, number: int) -> Line:
+def _line(raw: str, number: int) -> LogLine:
     who, rank, actor, at = "", None, "", 0
     for _ in range(_MOST_ATOMS):
         match = _PREFIX.match(raw, at)
@@ -161,7 +161,7 @@ def _line(raw: str, number: int) -> Line:
         text = _RIGHT_EDGE.sub("", text)
     if "x across cluster]" in text:
         text = _REPEATED.sub("", text)
-    return Line(number, who, rank, text.rstrip(), actor)
+    return LogLine(number, who, rank, text.rstrip(), actor)
 
 
 def _tag(match: re.Match[str]) -> tuple[str, int | None]:

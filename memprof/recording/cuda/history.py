@@ -28,16 +28,16 @@ from memprof.foreign import Args, Kwargs
 from memprof.recording.cuda.backend import Counted, TorchCuda
 from memprof.recording.cuda.copying import copied
 from memprof.recording.cuda.history_gaps import BLOCK_EVENTS, Gap, block_changes
-from memprof.recording.cuda.ring import AllocationCount, Evidence, Judged, blocks_in_use, judge
+from memprof.recording.cuda.ring import AllocationCount, HistoryEvidence, Judged, blocks_in_use, judge
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import FailureGuard
 from memprof.recording.recorder import (
+    AllocationTags,
     DeviceInfo,
     FailedRequest,
     RawSnapshot,
     Recorded,
     Segment,
-    Tags,
     Trace,
     WindowPeaks,
 )
@@ -134,7 +134,7 @@ class CudaHistory:
         self._is_resetting = False  # whether this recording resets the peak counters now
         self._unwatch: list[Callable[[], None]] = []
         self._tagging = False
-        self._tags = Tags()
+        self._tags = AllocationTags()
         self._windows: list[dict[str, int]] = []
         self._gaps: list[Gap] = []
         self._gap_begin: _GapBegin | None = None
@@ -251,7 +251,7 @@ class CudaHistory:
     def watches(self, device_type: str) -> bool:
         return device_type == "cuda"
 
-    def set_tags(self, tags: Tags) -> None:
+    def set_tags(self, tags: AllocationTags) -> None:
         if tags.phase != Phase.GENERATE.value:
             self._decoded, self._next_token = 0, _FIRST_TOKENS + 2
             self._resume()
@@ -427,7 +427,7 @@ class CudaHistory:
             before, after = self._in_use.get(device, set()), in_use.get(device, set())
             trace = traces[device] if device < len(traces) else []
             if device == self.index or trace or before or after or allocations > 0:
-                known = Evidence(device, self._start_us, stop_us, before, after, allocations, entries)
+                known = HistoryEvidence(device, self._start_us, stop_us, before, after, allocations, entries)
                 judged[device] = judge(trace, self._gaps, known)
             if device < len(traces) and device in judged:
                 traces[device] = judged[device].trace
@@ -474,7 +474,7 @@ def _of(stats: Counted, name: str, which: str) -> int:
     return int(stats.get(name, {}).get("all", {}).get(which, 0))
 
 
-def _tag_text(tags: Tags) -> str:
+def _tag_text(tags: AllocationTags) -> str:
     pairs = [("phase", tags.phase), ("step", tags.step), ("role", tags.role)]
     if tags.phase == Phase.OPTIMIZER_STEP.value:
         pairs.append(("region", "optimizer"))

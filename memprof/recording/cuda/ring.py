@@ -33,7 +33,7 @@ class AllocationCount(NamedTuple):
         return self.allocated if is_reset else max(0, self.allocated - start.allocated)
 
 
-class Evidence(NamedTuple):
+class HistoryEvidence(NamedTuple):
     """Hold what is known of a device's history from elsewhere than its trace.
 
     Attributes:
@@ -71,7 +71,7 @@ class Judged(NamedTuple):
     is_disturbed: bool
 
 
-def judge(trace: Trace, gaps: Sequence[Gap], known: Evidence) -> Judged:
+def judge(trace: Trace, gaps: Sequence[Gap], known: HistoryEvidence) -> Judged:
     """Judge a device's trace, as torch returns it; ``gaps`` are those of a thinned history, in the order of time."""
     # One that reaches further back than the recording has lost nothing of it: another recording has begun it.
     is_older = bool(trace) and _time(trace[0]) < known.start_us - _CLOCK
@@ -92,7 +92,7 @@ def judge(trace: Trace, gaps: Sequence[Gap], known: Evidence) -> Judged:
     return Judged(filled, inside, DeviceHistory(known.device, start_us, extent), not is_whole and not is_full)
 
 
-def _is_whole(trace: Trace, gaps: Sequence[Gap], known: Evidence) -> bool:
+def _is_whole(trace: Trace, gaps: Sequence[Gap], known: HistoryEvidence) -> bool:
     """Tell whether a trace leads from the blocks in use at the start to those in use at the end, and shows as many
     allocations as torch has counted: a loop whose blocks have all been freed again leaves no other sign."""
     first = known.start_us - _CLOCK  # a history of the program's may reach further back

@@ -14,7 +14,7 @@ _MISSING = "NVML is not available (pip install nvidia-ml-py): non-PyTorch memory
 
 
 @dataclass(frozen=True)
-class Reading:
+class DeviceMemory:
     """A device's memory at one moment, in bytes: ``own`` is this process's share and ``others`` what other processes
     hold, None where the driver does not tell; ``processes`` are ``(pid, bytes or None)`` of all of them."""
 
@@ -68,7 +68,7 @@ class DeviceMeter:
                 continue
         return self._library.nvmlDeviceGetHandleByUUID(names[-1])
 
-    def read(self) -> Reading | None:
+    def read(self) -> DeviceMemory | None:
         """Return the device now; None where nothing can be read (after a failure nothing is asked again)."""
         if self._handle is None:
             return None
@@ -81,7 +81,7 @@ class DeviceMeter:
             return None
         processes = tuple((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in listed)
         own, others = self._shares(processes)
-        return Reading(int(memory.total), int(memory.used), own, others, processes)
+        return DeviceMemory(int(memory.total), int(memory.used), own, others, processes)
 
     def _shares(self, processes: tuple[tuple[int, int | None], ...]) -> tuple[int | None, int | None]:
         known = dict(processes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.compat.torch_sharding import GROUPS
 from memprof.recording.system.host import pinned_bytes, rss_bytes
-from memprof.recording.system.nvml import DeviceMeter, Reading
+from memprof.recording.system.nvml import DeviceMemory, DeviceMeter
 
 # Modules that allocate on a device beside torch's caching allocator, where they are loaded.
 _ALLOCATORS = {
@@ -30,8 +30,8 @@ class Outside:
 
     def __init__(self, index: int, meter: DeviceMeter | None = None) -> None:
         self._meter = meter if meter is not None else _meter_of(index)
-        self._first: tuple[Reading, int | None] | None = None
-        self._fullest: Reading | None = None
+        self._first: tuple[DeviceMemory, int | None] | None = None
+        self._fullest: DeviceMemory | None = None
 
     def row(self, now_us: int, reserved: int | None) -> list[int | None]:
         """Return one sample: ``[time_us, rss, own, pinned, used, others, reserved]``."""

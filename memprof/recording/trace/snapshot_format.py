@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from memprof.recording.frames import Stack, StackWriter
-from memprof.recording.recorder import Block, RawSnapshot, Segment, Tags, Trace
+from memprof.recording.recorder import AllocationTags, BlockRecord, RawSnapshot, Segment, Trace
 from memprof.recording.trace.module_scope import Running
 
 _POOL = (0, 0)
 
 
-class Born(NamedTuple):
+class StorageBirth(NamedTuple):
     """Record an allocated storage."""
 
     time_us: int
     address: int
     nbytes: int
     captured: Any
-    tags: Tags
+    tags: AllocationTags
     region: str
     running: Running | None
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class _TagWriter:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], str] = {}
 
-    def write(self, born: Born) -> str:
+    def write(self, born: StorageBirth) -> str:
         key = (born.tags, born.region, born.running, born.shape, born.dtype, born.func)
         text = self._known.get(key)
         if text is None:
@@ -57,7 +57,7 @@ class _TagWriter:
         return text
 
     @staticmethod
-    def _pairs(born: Born) -> list[tuple[str, str | None]]:
+    def _pairs(born: StorageBirth) -> list[tuple[str, str | None]]:
         running, tags = born.running, born.tags
         return [
             ("phase", tags.phase),
@@ -72,7 +72,7 @@ class _TagWriter:
 
 
 def write_snapshot(
-    records: Sequence[Born | Died], held: Sequence[Held], index: int, stacks: StackWriter
+    records: Sequence[StorageBirth | Died], held: Sequence[Held], index: int, stacks: StackWriter
 ) -> RawSnapshot:
     """Return what ``torch.cuda.memory._snapshot()`` would have: segments, one for every storage, one trace a device,
     settings."""
@@ -89,15 +89,15 @@ def write_snapshot(
     }
 
 
-def _events(records: Sequence[Born | Died], stacks: StackWriter) -> Trace:
-    captured = stacks.write([r.captured for r in records if isinstance(r, Born)])
+def _events(records: Sequence[StorageBirth | Died], stacks: StackWriter) -> Trace:
+    captured = stacks.write([r.captured for r in records if isinstance(r, StorageBirth)])
     frames = iter(captured)
     tags = _TagWriter()
     nowhere: Stack = []
     events: Trace = []
     last = 0
 
-    def event(action: str, r: Born | Died, where: Stack, text: str) -> None:
+    def event(action: str, r: StorageBirth | Died, where: Stack, text: str) -> None:
         nonlocal last
         last = max(last + 1, r.time_us)
         events.append(
@@ -114,7 +114,7 @@ def _events(records: Sequence[Born | Died], stacks: StackWriter) -> Trace:
         )
 
     for record in records:
-        if isinstance(record, Born):
+        if isinstance(record, StorageBirth):
             event("alloc", record, next(frames), tags.write(record))
         else:
             event("free_requested", record, nowhere, "")
@@ -124,7 +124,7 @@ def _events(records: Sequence[Born | Died], stacks: StackWriter) -> Trace:
 
 def _segment(held: Held, frames: Stack, index: int) -> Segment:
     size = held.nbytes
-    block: Block = {
+    block: BlockRecord = {
         "address": held.address, "size": size, "requested_size": size, "state": "active_allocated", "frames": frames,
     }  # fmt: skip
     return {

@@ -26,7 +26,7 @@ from memprof.compat.torch import OPERATOR_SCHEMA, STORAGE_RESIZE
 from memprof.foreign import Args, Kwargs
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import FailureGuard, mark_user_error
-from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
+from memprof.recording.recorder import AllocationTags, DeviceInfo, FailedRequest, RawSnapshot, Recorded, WindowPeaks
 from memprof.recording.storages import gradient_of, is_tensor, is_tensor_type, of_types, storage_key, storage_of
 from memprof.recording.trace.clock import Clock
 from memprof.recording.trace.dispatch_mode import (
@@ -42,7 +42,7 @@ from memprof.recording.trace.dispatch_mode import (
     tensors_in,
 )
 from memprof.recording.trace.module_scope import ModuleScope
-from memprof.recording.trace.snapshot_format import Born, Died, Held, write_snapshot
+from memprof.recording.trace.snapshot_format import Died, Held, StorageBirth, write_snapshot
 from memprof.recording.trace.training_regions import Region
 from memprof.recording.trace.worker_threads import WorkerThreads
 from memprof.units import format_bytes as size
@@ -114,12 +114,14 @@ class TensorTrace:
         self._hidden = tuple(hidden)
         self._clock = Clock()
         # An allocation and its free are two records here and three entries in torch's format.
-        self._records: deque[Born | Died] = deque(maxlen=None if max_entries is None else max(2, max_entries * 2 // 3))
+        self._records: deque[StorageBirth | Died] = deque(
+            maxlen=None if max_entries is None else max(2, max_entries * 2 // 3)
+        )
         self._count = 0
         self._live: dict[int, _Watch] = {}
         self._mutable: dict[Any, bool] = {}
         self._capture = capture_function(stacks)
-        self._tags = Tags()
+        self._tags = AllocationTags()
         self._region = Region()
         self._allocated = 0
         self._peaks: list[int] = []
@@ -199,7 +201,7 @@ class TensorTrace:
     def now_us(self) -> int:
         return self._clock.tick()
 
-    def set_tags(self, tags: Tags) -> None:
+    def set_tags(self, tags: AllocationTags) -> None:
         self._tags = tags
 
     def watches(self, device_type: str) -> bool:
@@ -253,7 +255,7 @@ class TensorTrace:
         return raw, Recorded(start_us, stop_us, history.value, dropped, self._max_entries, [])
 
     def _held(self) -> list[Held]:
-        born = {r.address: r for r in self._records if isinstance(r, Born)}
+        born = {r.address: r for r in self._records if isinstance(r, StorageBirth)}
         rows = []
         for watch in list(self._live.values()):
             origin = born.get(watch.address)
@@ -366,7 +368,7 @@ class TensorTrace:
         running = self.scope.innermost
         self._count += 1
         self._records.append(
-            Born(
+            StorageBirth(
                 self._clock.tick(),
                 storage.data_ptr(),
                 nbytes,

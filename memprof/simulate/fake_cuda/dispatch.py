@@ -22,7 +22,7 @@ _Mode: Any = type(
 )
 
 
-class Tracking(_Mode):  # type: ignore[misc]
+class OperationTracking(_Mode):  # type: ignore[misc]
     """Show every operation to the recorder, and answer those that ask for values no fake tensor has.
 
     Args:
@@ -131,13 +131,13 @@ def _dispatched(func: Any, args: Args, kwargs: Kwargs) -> tuple[Any, None]:
 _COUNTING = ("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer")  # they log averages over labelled tokens
 _ATEN = torch.ops.aten
 # By identity: operators live as long as torch does, and hashing one costs a call.
-_SPECIAL: dict[int, Callable[[Tracking, Any, Any, Any], Any]] = {
-    id(torch_names.LOCAL_SCALAR.get()): Tracking._scalar,
-    id(_ATEN.all.default): Tracking._reduced,
-    id(_ATEN.gt.Scalar): Tracking._compared,
-    id(_ATEN.index.Tensor): Tracking._index,
-    id(_ATEN.nonzero.default): Tracking._nonzero,
-    id(_ATEN.masked_select.default): Tracking._masked_select,
+_SPECIAL: dict[int, Callable[[OperationTracking, Any, Any, Any], Any]] = {
+    id(torch_names.LOCAL_SCALAR.get()): OperationTracking._scalar,
+    id(_ATEN.all.default): OperationTracking._reduced,
+    id(_ATEN.gt.Scalar): OperationTracking._compared,
+    id(_ATEN.index.Tensor): OperationTracking._index,
+    id(_ATEN.nonzero.default): OperationTracking._nonzero,
+    id(_ATEN.masked_select.default): OperationTracking._masked_select,
 }
 
 

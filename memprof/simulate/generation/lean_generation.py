@@ -14,11 +14,11 @@ import torch
 from memprof.compat.patching import replacing
 from memprof.config.settings import Settings, ShardingSettings, TrainerSettings
 from memprof.simulate.generation.policy import unwrapped_policy
-from memprof.simulate.generation.simulated_batch import Estimate, SimulatedBatch
+from memprof.simulate.generation.simulated_batch import GenerationWork, SimulatedBatch
 from memprof.simulate.recorder.session import FakeSession
 
 if TYPE_CHECKING:
-    from memprof.grpo.paged.schedule import Work
+    from memprof.grpo.paged.schedule import GenerationCounts
 
 
 def generate_lean(
@@ -49,9 +49,9 @@ def generate_lean(
 
 def _as_on_ranks(step: Any, settings: ShardingSettings) -> Any:
     """Say that ranks run their forwards together where the model is divided among them: this process is one of them."""
-    from memprof.grpo.step.ranks import Ranks
+    from memprof.grpo.step.ranks import RankGroup
 
-    class Alike(Ranks):
+    class Alike(RankGroup):
         def least(self, size: int) -> int:
             return size
 
@@ -59,13 +59,13 @@ def _as_on_ranks(step: Any, settings: ShardingSettings) -> Any:
     return replace(step, ranks=Alike(step.accelerator, True)) if divided else step
 
 
-def _roll(trainer: Any, settings: TrainerSettings, session: FakeSession, prompts: list[list[int]]) -> Work:
+def _roll(trainer: Any, settings: TrainerSettings, session: FakeSession, prompts: list[list[int]]) -> GenerationCounts:
     """Let transformers' ``generate`` prepare and the trainer's rolling batch decode, both on fake tensors; return what
     it ran."""
     from memprof.grpo.generation import rolling_words
     from memprof.grpo.paged import sampling, transformers_loop
 
-    known: dict[Any, Estimate] = vars(trainer).setdefault("_memprof_rolled", {})
+    known: dict[Any, GenerationWork] = vars(trainer).setdefault("_memprof_rolled", {})
     made: list[SimulatedBatch] = []
 
     def batch(*given: Any) -> SimulatedBatch:

@@ -16,8 +16,16 @@ import torch
 
 from memprof.compat import patching
 from memprof.compat import transformers as transformers_names
-from memprof.grpo.paged.rolling import RollingBatch, Row
-from memprof.grpo.paged.schedule import Compute, Decode, PoolSize, Progress, Prompt, actions_at_full_length, chunks_of
+from memprof.grpo.paged.rolling import DecodingSequence, RollingBatch
+from memprof.grpo.paged.schedule import (
+    CachedPrompt,
+    Compute,
+    Decode,
+    PoolSize,
+    SequenceProgress,
+    actions_at_full_length,
+    chunks_of,
+)
 from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.session import FakeSession
 
@@ -40,7 +48,7 @@ class Stretch:
 
 
 @dataclass
-class Estimate:
+class GenerationWork:
     """Hold what a generation's forwards do, once one with this pool was run; ``total`` is all of their work."""
 
     stretches: list[Stretch] = field(default_factory=list)  #: of each Decode, in the order of the actions
@@ -48,13 +56,14 @@ class Estimate:
     total: Tally | None = None
 
 
-def planned(prompts: Sequence[Sequence[int]], size: PoolSize, longest: int) -> Estimate:
+def planned(prompts: Sequence[Sequence[int]], size: PoolSize, longest: int) -> GenerationWork:
     """List the decode steps and the forwards of a generation, from lengths alone."""
-    known: dict[tuple[int, ...], Prompt] = {}
+    known: dict[tuple[int, ...], CachedPrompt] = {}
     rows = [
-        Progress(index, known.setdefault(tuple(ids), Prompt(len(ids)))) for index, ids in enumerate(prompts)
+        SequenceProgress(index, known.setdefault(tuple(ids), CachedPrompt(len(ids))))
+        for index, ids in enumerate(prompts)
     ]
-    found = Estimate()
+    found = GenerationWork()
     for action in actions_at_full_length(rows, size, longest):
         if isinstance(action, Decode):
             found.stretches.append(Stretch(len(action.rows), max(row.held for row in action.rows), action.steps))
@@ -118,14 +127,14 @@ class SimulatedBatch(RollingBatch):
     ``known``: what generations before did, by pool and prompts; filled.
     """
 
-    def __init__(self, *given: Any, session: FakeSession, known: dict[Any, Estimate]) -> None:
+    def __init__(self, *given: Any, session: FakeSession, known: dict[Any, GenerationWork]) -> None:
         super().__init__(*given)
         self._sampling = replace(self._sampling, stop=frozenset())
         self._work = session.fake_recorder.work
         prompts = [row.prompt.ids for row in self._rows]
         key = (self._size, tuple((len(ids), ids[0]) for ids in prompts))
         learns = key not in known
-        self._plan = known.setdefault(key, Estimate())
+        self._plan = known.setdefault(key, GenerationWork())
         if learns:
             self._plan = known[key] = planned(prompts, self._size, self._sampling.longest)
         counts = self._work.wanted
@@ -174,14 +183,14 @@ class SimulatedBatch(RollingBatch):
         self._chunk = -1
         super()._compute(row)
 
-    def _forward_one(self, row: Row, ids: list[int], begin: int) -> torch.Tensor:
+    def _forward_one(self, row: DecodingSequence, ids: list[int], begin: int) -> torch.Tensor:
         self._chunk += 1
         if (self._computed, self._chunk) not in self._chunks_executed:
             return torch.empty(0, device="meta")
         with self._apart(self._chunk_tallies, (len(ids), begin + len(ids))):
             return super()._forward_one(row, ids, begin)
 
-    def _choose(self, logits: torch.Tensor, rows: list[Row]) -> list[int]:
+    def _choose(self, logits: torch.Tensor, rows: list[DecodingSequence]) -> list[int]:
         if logits.device.type != "meta":
             self._chosen(logits, rows)
         return [0] * len(rows)
@@ -228,7 +237,7 @@ class SimulatedBatch(RollingBatch):
 
 
 @contextlib.contextmanager
-def _padded(rows: Sequence[Progress]) -> Iterator[None]:
+def _padded(rows: Sequence[SequenceProgress]) -> Iterator[None]:
     """Answer transformers that a mask is not all ones, where rows are of unequal length."""
     if len({row.held for row in rows}) == 1:
         yield

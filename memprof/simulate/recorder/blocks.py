@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory, CachingAllocator
 from memprof.foreign import RawRecord
-from memprof.recording.recorder import Tags
+from memprof.recording.recorder import AllocationTags
 from memprof.recording.trace.module_scope import ModuleScope
-from memprof.recording.trace.snapshot_format import Born, _TagWriter
+from memprof.recording.trace.snapshot_format import StorageBirth, _TagWriter
 from memprof.recording.trace.training_regions import Region
 from memprof.simulate.recorder.decode_log import REHEARSED, Rehearsal
 from memprof.simulate.recorder.owners import FakeOwnerBook
 from memprof.simulate.recorder.plain_heap import PlainHeap
 from memprof.simulate.recorder.round_log import RoundLog
-from memprof.simulate.recorder.trace import Trace
+from memprof.simulate.recorder.trace import AllocatorTrace
 from memprof.vocabulary import Category
 
 
@@ -49,7 +49,7 @@ class Windows:
         return [heap.allocated, heap.reserved, heap.active, heap.requested]
 
 
-class Blocks:
+class SimulatedBlocks:
     """Take and give back blocks.
 
     While ``rehearsal`` is set, what is asked for is logged there and not taken; ``round`` logs what is taken.
@@ -57,8 +57,8 @@ class Blocks:
     """
 
     def __init__(self, heap: CachingAllocator | PlainHeap, capture: Callable[[], Any] | None) -> None:
-        self.trace, self.windows = Trace(heap), Windows(heap)
-        self.scope, self.region, self.tags = ModuleScope(), Region(), Tags()
+        self.trace, self.windows = AllocatorTrace(heap), Windows(heap)
+        self.scope, self.region, self.tags = ModuleScope(), Region(), AllocationTags()
         self.owners: FakeOwnerBook | None = None
         self.stream_of: Callable[[], int] = int
         self.rehearsal: Rehearsal | None = None
@@ -72,7 +72,7 @@ class Blocks:
         captured = self._capture() if self._capture is not None else None
         running = self.scope.innermost
         region = self.region.now(self.tags.phase, running is not None)
-        born = Born(0, 0, nbytes, None, self.tags, region, running, shape, dtype, func)
+        born = StorageBirth(0, 0, nbytes, None, self.tags, region, running, shape, dtype, func)
         stream = self.stream_of()
         if self.rehearsal is not None:
             return self.rehearsal.take(born, stream, captured)
@@ -91,7 +91,7 @@ class Blocks:
         self.trace.asks(captured, tag)
         try:
             address, _ = self._heap.malloc(nbytes, stream)
-        except OutOfMemory as error:
+        except AllocatorOutOfMemory as error:
             self.note_oom(error, captured)
             raise
         self.trace.took(address, captured, tag)
@@ -128,11 +128,11 @@ class Blocks:
         if self.owners is not None:
             self.owners.claim_address(address, category, detail, name)
 
-    def tag_of(self, born: Born) -> str:
+    def tag_of(self, born: StorageBirth) -> str:
         """Return the tag of an allocation made under the current tags."""
         return self._writer.write(born._replace(tags=self.tags))
 
-    def note_oom(self, error: OutOfMemory, captured: Any) -> None:
+    def note_oom(self, error: AllocatorOutOfMemory, captured: Any) -> None:
         """Note that the simulated device is full."""
         self.oom = {
             "requested_bytes": error.requested,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from memprof.foreign import Kwargs
-from memprof.recording.trace.snapshot_format import Born
+from memprof.recording.trace.snapshot_format import StorageBirth
 from memprof.vocabulary import Category
 
 #: Addresses from here on are a rehearsal's; no device has them.
@@ -17,7 +17,7 @@ REHEARSED = 1 << 60
 class Taken(NamedTuple):
     """Record an allocation: its tensor (``born``, of ``born.nbytes`` bytes), its stream and its stack."""
 
-    born: Born
+    born: StorageBirth
     stream: int
     captured: Any
 
@@ -29,7 +29,7 @@ class Given(NamedTuple):
     place: int
 
 
-class Claim(NamedTuple):
+class LoggedOwner(NamedTuple):
     """Record that the block ``place`` of the part ``part`` was given a category."""
 
     part: int
@@ -52,7 +52,7 @@ class Workspace(NamedTuple):
     """cuBLAS was used, which takes its workspace where it has none."""
 
 
-Logged = Taken | Given | Claim | Kernel | Workspace
+Logged = Taken | Given | LoggedOwner | Kernel | Workspace
 
 
 class Meta:
@@ -96,7 +96,7 @@ class Rehearsal:
         self.parts.append([])
         self._taken = 0
 
-    def take(self, born: Born, stream: int, captured: Any) -> int:
+    def take(self, born: StorageBirth, stream: int, captured: Any) -> int:
         """Log an allocation; return an address that stands for it."""
         self._next += 1
         self._alive[self._next] = (len(self.parts) - 1, self._taken)
@@ -109,7 +109,7 @@ class Rehearsal:
 
     def claim(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
         if address in self._alive:
-            self.parts[-1].append(Claim(*self._alive[address], category, detail, name))
+            self.parts[-1].append(LoggedOwner(*self._alive[address], category, detail, name))
         else:
             self.usable = False
 

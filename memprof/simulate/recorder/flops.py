@@ -60,7 +60,7 @@ class Tally:
         return more
 
 
-class Work:
+class PhaseWork:
     """Count the work of the phases of each step.
 
     ``pieces`` multiplies what the phases that train and score in pieces do, where the simulation runs few of many that

@@ -19,7 +19,7 @@ from memprof.snapshot.recorded_run import HostMemory
 PROCESS_BYTES = 3 * 2**30
 
 
-class HostPool:
+class PinnedHostAllocator:
     """Model torch's caching allocator of pinned memory: powers of two, kept for reuse, never given back.
 
     Rules: ``aten/src/ATen/core/CachingHostAllocator.h``. Sizes are bytes. ``held`` is what the host has lost to it,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memprof.compat import torch as torch_names
-from memprof.simulate.recorder.blocks import Blocks
+from memprof.simulate.recorder.blocks import SimulatedBlocks
 from memprof.simulate.recorder.decode_log import Kernel
 from memprof.simulate.recorder.reductions import Processors, reduction_buffers
 from memprof.vocabulary import Category
@@ -226,7 +226,7 @@ class KernelMemory:
     ``workspace``: bytes that cuBLAS takes for each thread that multiplies, the caller's and the autograd engine's.
     """
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: SimulatedBlocks) -> None:
         self.processors = Processors(132, 2048)
         self.workspace = 0
         self._blocks = blocks

@@ -18,11 +18,11 @@ from memprof.compat import torch as torch_names
 from memprof.foreign import Args, Kwargs
 from memprof.recording.frames import StackWriter, capture_function, stack_lines
 from memprof.recording.guard import NULL_GUARD
-from memprof.recording.recorder import DeviceInfo, FailedRequest, RawSnapshot, Recorded, Tags, WindowPeaks
+from memprof.recording.recorder import AllocationTags, DeviceInfo, FailedRequest, RawSnapshot, Recorded, WindowPeaks
 from memprof.simulate.recorder.autograd_accumulation import puts_in_place, sums_in_place
-from memprof.simulate.recorder.blocks import Blocks
+from memprof.simulate.recorder.blocks import SimulatedBlocks
 from memprof.simulate.recorder.decode_log import Kernel
-from memprof.simulate.recorder.flops import Work
+from memprof.simulate.recorder.flops import PhaseWork
 from memprof.simulate.recorder.kernel_workspaces import KernelMemory
 from memprof.simulate.recorder.plain_heap import PlainHeap
 from memprof.simulate.recorder.storages import Storages
@@ -60,9 +60,9 @@ class FakeRecorder:
         self.bounded = False
         self.allocator = allocator
         self.cuda = cuda
-        self.blocks = Blocks(allocator, capture_function(stacks))
+        self.blocks = SimulatedBlocks(allocator, capture_function(stacks))
         self.scope = self.blocks.scope
-        self.work = Work(self.phase_and_step)
+        self.work = PhaseWork(self.phase_and_step)
         self.storages = Storages(self.blocks, self.work)
         self.kernels = KernelMemory(self.blocks)
         self._device = device
@@ -120,7 +120,7 @@ class FakeRecorder:
         self.blocks.trace.now += 1
         return self.blocks.trace.now
 
-    def set_tags(self, tags: Tags) -> None:
+    def set_tags(self, tags: AllocationTags) -> None:
         self.blocks.tags = tags
 
     def watches(self, device_type: str) -> bool:

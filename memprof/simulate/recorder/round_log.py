@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from memprof.simulate.recorder.flops import Tally
 
 
-class Born(NamedTuple):
+class LoggedAllocation(NamedTuple):
     """Keep one allocation: its bytes, and the stream, stack and tag it was made under."""
 
     nbytes: int
@@ -25,7 +25,7 @@ class RoundLog:
     """
 
     def __init__(self) -> None:
-        self.steps: list[Born | tuple[int, int | None]] = []
+        self.steps: list[LoggedAllocation | tuple[int, int | None]] = []
         self.sizes: list[int] = []  # of the allocations, in order
         self.left: dict[int, int] = {}
         self.given: list[int] = []
@@ -35,7 +35,7 @@ class RoundLog:
     def born(self, address: int, nbytes: int, stream: int, captured: Any, tag: str) -> None:
         self.left[address] = len(self.sizes)
         self.sizes.append(nbytes)
-        self.steps.append(Born(nbytes, stream, captured, tag))
+        self.steps.append(LoggedAllocation(nbytes, stream, captured, tag))
 
     def freed(self, address: int) -> None:
         number = self.left.pop(address, None)

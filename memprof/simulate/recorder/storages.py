@@ -12,9 +12,9 @@ import torch
 
 from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
-from memprof.simulate.recorder.blocks import Blocks
-from memprof.simulate.recorder.flops import Work
-from memprof.simulate.recorder.host_memory import HostPool
+from memprof.simulate.recorder.blocks import SimulatedBlocks
+from memprof.simulate.recorder.flops import PhaseWork
+from memprof.simulate.recorder.host_memory import PinnedHostAllocator
 
 # In place of an address: host memory, which is counted and has no events; memory that is held in another way.
 _HOST, _ELSEWHERE = -1, -2
@@ -36,8 +36,8 @@ class Storages:
     While ``paused`` is not 0, what is made takes no memory; :meth:`on_host` takes that of the ``host``.
     """
 
-    def __init__(self, blocks: Blocks, work: Work) -> None:
-        self.host = HostPool()
+    def __init__(self, blocks: SimulatedBlocks, work: PhaseWork) -> None:
+        self.host = PinnedHostAllocator()
         self.paused = 0
         self._blocks, self._work = blocks, work
         self._live: dict[int, _Watch] = {}

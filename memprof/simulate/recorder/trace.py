@@ -25,7 +25,7 @@ class Event(NamedTuple):
     tag: str
 
 
-class Trace:
+class AllocatorTrace:
     """Hold the events of an allocator, each with the stack and tag of what asks for memory then.
 
     ``now`` counts events and marks: nothing is executed, so there is nothing to clock.

@@ -36,7 +36,7 @@ from memprof.vocabulary import Phase
 _OF_EVERY_TRAINER = ("attn", "padding", "alloc_conf")
 
 
-class Trained(BaseException):
+class TrainingSimulated(BaseException):
     """The script's ``train()`` was simulated; no ``except Exception`` of the script's may go on from here."""
 
 
@@ -242,7 +242,7 @@ class ScriptTrainer:
             with script._fake(), watched(self, script._session):
                 original(self)
                 script._session.look_again()
-            raise Trained
+            raise TrainingSimulated
 
         return train
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from memprof.allocator.model import OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory
 from memprof.compat import torch as torch_names
 from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
 from memprof.config.trainer_fields import Unsimulated
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.simulate.recorder.session import FakeSession
-from memprof.simulate.script.built_trainer import ScriptTrainer, Trained
+from memprof.simulate.script.built_trainer import ScriptTrainer, TrainingSimulated
 from memprof.simulate.script.cuda_answers import cuda_answers
 from memprof.simulate.script.world import script_world
 from memprof.simulate.trainer.checkpointing import offloading_to_host
@@ -119,9 +119,9 @@ class ScriptRun:
             vars(module)[_CAUGHT] = self._catch
             sys.modules["__main__"] = module
             exec(_noting_exceptions(self.script), vars(module))
-        except Trained:
+        except TrainingSimulated:
             return
-        except (MemprofError, OutOfMemory):
+        except (MemprofError, AllocatorOutOfMemory):
             raise
         except SystemExit as end:
             if self._refused is not None:

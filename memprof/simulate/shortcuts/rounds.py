@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.recorder.round_log import Born, RoundLog
+from memprof.simulate.recorder.round_log import LoggedAllocation, RoundLog
 
 _EXECUTED = 3  # at most, until one is known to repeat the one before it
 
@@ -61,7 +61,11 @@ class _Pattern:
     """Hold a round's events, with what it takes by number: its own, and what the round before had left."""
 
     def __init__(
-        self, recorder: FakeRecorder, steps: list[Born | tuple[bool, int]], left: dict[int, int], log: RoundLog
+        self,
+        recorder: FakeRecorder,
+        steps: list[LoggedAllocation | tuple[bool, int]],
+        left: dict[int, int],
+        log: RoundLog,
     ) -> None:
         self._recorder, self._steps, self._log = recorder, steps, log
         self._left = left  # by number, where it is
@@ -84,7 +88,11 @@ class _Pattern:
             return None  # which of the first round's is which of the second's?
         place = dict(zip(before, left, strict=True))
         steps = [
-            step if isinstance(step, Born) else (False, place[step[0]]) if step[1] is None else (True, step[1])
+            step
+            if isinstance(step, LoggedAllocation)
+            else (False, place[step[0]])
+            if step[1] is None
+            else (True, step[1])
             for step in second.steps
         ]
         found = cls(recorder, steps, left, second)
@@ -98,7 +106,7 @@ class _Pattern:
         mine: dict[int, int] = {}
         count = 0
         for step in self._steps:
-            if isinstance(step, Born):
+            if isinstance(step, LoggedAllocation):
                 mine[count] = recorder.blocks.take(step.nbytes, step.stream, step.captured, step.tag)
                 count += 1
             else:

@@ -150,11 +150,11 @@ def steps_callback(session: FakeSession, phases: TrainerPhases) -> Any:
     """Make the callback that tells the session which step it is, and ends the step's phases."""
     from transformers import TrainerCallback
 
-    class Steps(TrainerCallback):  # type: ignore[misc]
+    class StepCounter(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             session.set_step(state.global_step + 1)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             phases.end_step()
 
-    return Steps()
+    return StepCounter()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from memprof.reports.document.blocks import Column, Line, Table, table
+from memprof.reports.document.blocks import Column, TableBlock, TableRow, table
 from memprof.reports.document.text import phase_label, sentence_list, thousands
 from memprof.reports.html.elements import Markup, colour_class, draw_table, el, join, section
 from numpy.typing import NDArray
@@ -122,7 +122,7 @@ def moment_words(moments: Sequence[str]) -> str:
     return joined[:1].upper() + joined[1:]
 
 
-def figures_table(maps: Sequence[SegmentMap]) -> Table | None:
+def figures_table(maps: Sequence[SegmentMap]) -> TableBlock | None:
     """List the figures of every moment; the parts of what is idle add up to reserved minus allocated memory."""
     pools, unmapped = any(m.pools for m in maps), any(m.unmapped_bytes for m in maps)
     pending = any(m.pending_free_bytes for m in maps)
@@ -143,11 +143,11 @@ def figures_table(maps: Sequence[SegmentMap]) -> Table | None:
         cells += [each.idle.private_pools] if pools else []
         cells += [each.pending_free_bytes] if pending else []
         cells += [each.largest_free_bytes, *([each.unmapped_bytes] if unmapped else [])]
-        lines.append(Line(tuple(cells)))
+        lines.append(TableRow(tuple(cells)))
     return table(columns, lines, "")
 
 
-def pools_table(found: SegmentMap) -> Table | None:
+def pools_table(found: SegmentMap) -> TableBlock | None:
     """List what lies idle in each pool and stream at a moment."""
     layout = found.layout
     lines = []
@@ -156,7 +156,7 @@ def pools_table(found: SegmentMap) -> Table | None:
         unused = mine & (layout.used == 0)
         pieces = layout.free_size[mine[layout.free_segment]]
         whole = int(layout.size[unused].sum())
-        lines.append(Line((
+        lines.append(TableRow((
             _kind_words(found, pool, stream, expandable), thousands(int(mine.sum())), int(layout.size[mine].sum()),
             whole, int(layout.idle[mine].sum()) - whole, int(pieces.max(initial=0)),
         )))  # fmt: skip

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from memprof.analysis.analysis import analyze
 from memprof.analysis.headline import headline_of
 from memprof.recording.cuda.history import CudaHistory
-from memprof.recording.recorder import DeviceInfo, Tags
+from memprof.recording.recorder import AllocationTags, DeviceInfo
 from memprof.recording.session import Session
 from memprof.report.run import OutOfMemory
 from memprof.snapshot import load_snapshot, snapshot_from_raw
@@ -155,7 +155,7 @@ def test_a_gap_is_closed_on_every_device(tmp_path: Path, monkeypatch: pytest.Mon
     both = TwoDevices()
     session = Session(recorder := CudaHistory(torch.device("cuda", 0), backend=both))
     session.start()
-    recorder.set_tags(Tags("generate", 1))
+    recorder.set_tags(AllocationTags("generate", 1))
     gone = both.second.malloc(512 * 3)
     recorder._suspend()
     both.second.free(gone)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory, CachingAllocator
 from memprof.allocator.settings import settings_of
 from tests.cuda.programs.answer import answer
 
@@ -80,7 +80,7 @@ def on_device(size: int, stream: torch.cuda.Stream) -> torch.Tensor | None:
 def modelled(heap: CachingAllocator, size: int, stream: int) -> int | None:
     try:
         return heap.malloc(size, stream)[0]
-    except OutOfMemory:
+    except AllocatorOutOfMemory:
         return None
 
 

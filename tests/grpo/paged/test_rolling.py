@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from memprof.grpo.paged.cache import PooledCache, Rows, SlotPool  # noqa: E402
+from memprof.grpo.paged.cache import PooledCache, SlotPool, TokenPlaces  # noqa: E402
 from memprof.grpo.paged.rolling import RollingBatch  # noqa: E402
 from memprof.grpo.paged.sampling import Sampling  # noqa: E402
-from memprof.grpo.paged.schedule import PoolSize, Work  # noqa: E402
+from memprof.grpo.paged.schedule import GenerationCounts, PoolSize  # noqa: E402
 from memprof.grpo.paged.support import NotPaged, why_not  # noqa: E402
 from memprof.grpo.paged.transformers_loop import decode_in_pool  # noqa: E402
 from tests.grpo.tiny_models import MLA, build, tokens  # noqa: E402
@@ -33,10 +33,12 @@ def prompts() -> tuple[Any, Any]:
     return ids, mask
 
 
-def generated(model: Any, slots: int | None = None, gathered: int = 10**9, **settings: Any) -> tuple[list[Any], Work]:
+def generated(
+    model: Any, slots: int | None = None, gathered: int = 10**9, **settings: Any
+) -> tuple[list[Any], GenerationCounts]:
     """New tokens of each row up to its end, by ``generate`` or, with ``slots``, by the rolling batch."""
     ids, mask = prompts()
-    work = Work()
+    work = GenerationCounts()
     size = None if slots is None else PoolSize(slots, gathered)
     loop = {} if size is None else {"custom_generate": partial(decode_in_pool, size=size, work=work)}
     given = {"max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": 2, "do_sample": False, **settings}
@@ -253,7 +255,7 @@ def test_pools_of_layers_alike_are_taken_before_the_first_forward_goes_on() -> N
     """Each taken where a forward comes to its layer would lie in a segment that the forward has freed."""
     states = torch.ones(1, 2, 1, 4)
     cache = PooledCache(5, 3, alike=3)
-    cache.rows = Rows(write=torch.tensor([0]), read=torch.tensor([[0]]), new=1)
+    cache.rows = TokenPlaces(write=torch.tensor([0]), read=torch.tensor([[0]]), new=1)
     cache.update(states, states, 0)
     assert [tuple(layer.keys.shape) for layer in cache.layers] == [(6, 2, 4)] * 3
     wider = torch.ones(1, 3, 1, 4)  # what was counted alike and is not

@@ -317,9 +317,9 @@ def test_an_adapter_that_begins_in_the_wrapper_shares_no_prompt(
 def test_equal_prompts_whose_answers_end_at_once_are_computed_once() -> None:
     from memprof.grpo.paged.rolling import RollingBatch
     from memprof.grpo.paged.sampling import Sampling
-    from memprof.grpo.paged.schedule import PoolSize, Work
+    from memprof.grpo.paged.schedule import GenerationCounts, PoolSize
 
-    work = Work()
+    work = GenerationCounts()
     sampling = Sampling([], torch.rand(16, 4, dtype=torch.float64), frozenset(range(100)), 4)
     found = RollingBatch(tiny_llama(), [[5, 6, 7]] * 16, sampling, PoolSize(200, 200), work).run()
     assert [len(tokens) for tokens in found] == [1] * 16

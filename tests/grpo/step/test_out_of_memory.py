@@ -15,7 +15,7 @@ from memprof.errors import UsageError
 from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer, LeanRLOOConfig
 from memprof.grpo.paged.rolling import RollingBatch
 from memprof.grpo.paged.sampling import Sampling
-from memprof.grpo.paged.schedule import PoolSize, Work
+from memprof.grpo.paged.schedule import GenerationCounts, PoolSize
 from memprof.grpo.step import micro_batch, out_of_memory, scoring
 from memprof.grpo.techniques import apply
 from tests.grpo.trainers import (
@@ -311,8 +311,8 @@ def test_a_rolling_batch_goes_on_with_the_same_tokens(number: int) -> None:
     model, draws = tiny_llama().eval(), torch.rand(6, 9, dtype=torch.float64, generator=at_random)
     prompts = [[5, 6, 7], [5, 6, 7], [9, 4, 8, 11], [12], [9, 4, 8, 11], [13, 14]]
 
-    def decoded(mode: RunsOut) -> tuple[list[list[int]], Work]:
-        work = Work()
+    def decoded(mode: RunsOut) -> tuple[list[list[int]], GenerationCounts]:
+        work = GenerationCounts()
         whole = RollingBatch(
             model, prompts, Sampling([], draws, frozenset({2, 7}), 9), PoolSize(40, 60), work, lambda: None
         )

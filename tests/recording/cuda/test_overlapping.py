@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memprof.recording.cuda.history import CudaHistory
-from memprof.recording.recorder import DeviceInfo, Tags
+from memprof.recording.recorder import AllocationTags, DeviceInfo
 from memprof.recording.session import Session
 from memprof.snapshot import snapshot_from_raw
 from memprof.timeline.timeline import Timeline, build_timeline
@@ -51,7 +51,7 @@ def test_two_recordings_lose_nothing_whichever_ends_first(first: int, second: in
 def test_a_shared_history_is_not_thinned() -> None:
     allocator = Allocator()
     thinning, other = started_session(allocator), started_session(allocator)
-    thinning.recorder.set_tags(Tags("generate", 1))
+    thinning.recorder.set_tags(AllocationTags("generate", 1))
     for _ in range(100):
         assert thinning.recorder.on_token(1)  # type: ignore[attr-defined]
         work(allocator, 1)
@@ -83,7 +83,7 @@ def test_what_the_program_leaves_out_is_a_gap(skipped: list[str], is_users: bool
     session = started_session(allocator)
     kept = [allocator.malloc(1024) for _ in range(3)]
     allocator.record("all", "python", 10_000, skipped, False)
-    session.recorder.set_tags(Tags("forward", 1))  # ends gaps of memprof's own only
+    session.recorder.set_tags(AllocationTags("forward", 1))  # ends gaps of memprof's own only
     work(allocator)
     allocator.free(kept.pop())
     kept.append(allocator.malloc(4096))

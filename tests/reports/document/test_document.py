@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from memprof.reports.document.build import badge_of, document_of, growth_words, oom_sentence, reproduce_facts
-from memprof.reports.document.model import Document, Row
+from memprof.reports.document.model import Document, PublishedRow
 from memprof.reports.document.page_title import subtitle_of
 from memprof.reports.document.tables import (
     brief_stack,
@@ -36,7 +36,7 @@ def adds_up(document: Document) -> bool:
     return all(check.ok is not False for check in document.checks)
 
 
-def row(document: Document, identifier: str) -> Row:
+def row(document: Document, identifier: str) -> PublishedRow:
     return next(r for r in document.rows if r.id == identifier)
 
 

@@ -12,7 +12,7 @@ from memprof.reports.html.report import render_html
 from memprof.analysis.report import capacity_of
 from memprof.report.codec import to_builtins
 from memprof.report.run import Capacity, OutOfMemory
-from memprof.snapshot.recorded_run import Device
+from memprof.snapshot.recorded_run import RecordedDevice
 from tests.reports.document.drawn import render_markdown, render_terminal
 from tests.reports.sample import MIB, PEAK, sample
 from tests.reports.typed import build_document, room_of, typed
@@ -85,7 +85,7 @@ def test_free_bytes_give_the_card_where_nothing_else_does() -> None:
     report = ran_out()
     report["source"]["device_total_bytes"] = None
     oom = typed(report["oom"], OutOfMemory)
-    capacity = capacity_of(Device(), oom)
+    capacity = capacity_of(RecordedDevice(), oom)
     assert capacity == Capacity(bytes=7500 * MIB, source="oom")
     assert capacity is not None
     report["capacity"] = to_builtins(capacity)
@@ -93,14 +93,14 @@ def test_free_bytes_give_the_card_where_nothing_else_does() -> None:
     assert room is not None
     assert room.capacity_bytes == 7500 * MIB
     assert "the GPU at least" in room.sentence
-    assert capacity_of(Device(total_bytes=CARD), oom) == Capacity(bytes=CARD, source="device")
-    assert capacity_of(Device(), None) is None
+    assert capacity_of(RecordedDevice(total_bytes=CARD), oom) == Capacity(bytes=CARD, source="device")
+    assert capacity_of(RecordedDevice(), None) is None
 
 
 def test_a_tensor_trace_is_asked_about_a_card_and_says_what_it_lacks() -> None:
     report = sample("trace")[0]
     assert room_of(report) is None
-    machine = capacity_of(Device(type="cpu", total_bytes=8000 * MIB), None)
+    machine = capacity_of(RecordedDevice(type="cpu", total_bytes=8000 * MIB), None)
     assert machine is not None
     room = room_of({**report, "capacity": to_builtins(machine)})
     assert room is not None

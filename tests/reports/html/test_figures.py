@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memprof.reports.document import build
 from memprof.reports.document.build import document_of, timeline_of
-from memprof.reports.document.model import Timeline
+from memprof.reports.document.model import TimelineSeries
 from memprof.reports.document.text import STACK_ORDER
 from memprof.reports.figures import timeline_figure, timeline_json
 from memprof.reports.html.interactive_timeline import PHASE_UNIT, TimelineData, timeline_data
@@ -43,7 +43,7 @@ from tests.synthetic import SnapshotBuilder
 
 
 @pytest.fixture
-def timeline() -> Timeline:
+def timeline() -> TimelineSeries:
     found = build_document(*sample()).timeline
     assert found is not None
     return found
@@ -71,7 +71,7 @@ def test_peak_hold_never_invents_memory_a_column_did_not_have(points: list[tuple
         assert point >= (before[-1] if before else 0)
 
 
-def test_thinning_keeps_every_peak_that_matters(timeline: Timeline) -> None:
+def test_thinning_keeps_every_peak_that_matters(timeline: TimelineSeries) -> None:
     thin = thinned(timeline, 60)
     assert len(thin.time_us) < len(timeline.time_us)
     assert thin.total[thin.peak_point] == timeline.total[timeline.peak_point]
@@ -85,7 +85,7 @@ def test_thinning_keeps_every_peak_that_matters(timeline: Timeline) -> None:
     assert sums == list(thin.total)
 
 
-def test_thinning_leaves_a_small_timeline_alone(timeline: Timeline) -> None:
+def test_thinning_leaves_a_small_timeline_alone(timeline: TimelineSeries) -> None:
     assert thinned(timeline, 10_000) is timeline
 
 
@@ -96,7 +96,7 @@ def unpacked(data: TimelineData) -> dict[str, list[int]]:
     return dict(zip(data.columns, np.cumsum(steps, axis=1).tolist(), strict=True))
 
 
-def test_the_timeline_stacks_categories_without_separators(timeline: Timeline) -> None:
+def test_the_timeline_stacks_categories_without_separators(timeline: TimelineSeries) -> None:
     figure = timeline_figure(timeline)
     stacked = [trace for trace in figure.data if trace.stackgroup]
     assert [trace.meta for trace in stacked] == list(timeline.categories)
@@ -108,7 +108,7 @@ def test_the_timeline_stacks_categories_without_separators(timeline: Timeline) -
     assert timeline_figure(timeline, "time").data[0].x[-1] == timeline.time_us[-1] / timeline.unit
 
 
-def test_the_page_draws_the_figure_that_plotly_would_write(timeline: Timeline) -> None:
+def test_the_page_draws_the_figure_that_plotly_would_write(timeline: TimelineSeries) -> None:
     assert json.loads(timeline_figure(timeline).to_json()) == json.loads(json.dumps(timeline_json(timeline)))
 
 
@@ -154,7 +154,7 @@ def test_a_far_capacity_is_not_drawn() -> None:
     assert timeline_figure(shown).layout.yaxis.range is None
 
 
-def test_points_hold_the_same_bytes(timeline: Timeline) -> None:
+def test_points_hold_the_same_bytes(timeline: TimelineSeries) -> None:
     data = timeline_data(timeline, build_document(*sample()), 10**9, Opened(build_document(*sample())))
     points = unpacked(data)
     at_peak = sum(points[category][data.peak_point] for category in timeline.categories)
@@ -210,7 +210,7 @@ def test_a_comparison_is_stacked_below_its_capacity() -> None:
     assert any(trace.name.endswith("(published)") for trace in published.data)
 
 
-def test_plotly_is_the_installed_package_and_runs_under_its_hash(timeline: Timeline) -> None:
+def test_plotly_is_the_installed_package_and_runs_under_its_hash(timeline: TimelineSeries) -> None:
     page = render_html(build_document(*sample()))
     (packed,) = re.findall(r'id="plotly-source">([^<]*)<', page)
     script = gzip.decompress(base64.b64decode(packed)).decode()
@@ -228,7 +228,7 @@ def test_every_category_and_phase_has_its_colour() -> None:
     assert len(set(LIGHT.values())) == len(LIGHT)
 
 
-def test_svg_shows_the_peak_and_every_category(timeline: Timeline) -> None:
+def test_svg_shows_the_peak_and_every_category(timeline: TimelineSeries) -> None:
     picture = timeline_svg(timeline)
     assert "6.78 GiB peak" in picture
     for category in timeline.categories:
@@ -245,7 +245,7 @@ def test_ticks_are_round(ceiling: float, step: float) -> None:
 @pytest.mark.parametrize(
     ("highest", "unit"), [(300 << 20, "MiB"), (1023 << 20, "MiB"), (1 << 30, "GiB"), (9 << 30, "GiB")]
 )
-def test_an_axis_has_the_unit_of_the_text_beside_it(timeline: Timeline, highest: int, unit: str) -> None:
+def test_an_axis_has_the_unit_of_the_text_beside_it(timeline: TimelineSeries, highest: int, unit: str) -> None:
     scale = highest / max(timeline.total)
     small = {category: tuple(round(n * scale) for n in values) for category, values in timeline.categories.items()}
     total = tuple(map(sum, zip(*small.values(), strict=True)))

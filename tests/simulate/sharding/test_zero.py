@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.simulate.recorder.host_memory import HostPool
+from memprof.simulate.recorder.host_memory import PinnedHostAllocator
 from memprof.vocabulary import Category, Evidence
 from tests.simulate.test_closed_forms import LORA, PARAMETERS, ROPE, H, R, V, _analysis, _requested, _sizes
 
@@ -122,7 +122,7 @@ def test_a_dtype_that_is_not_taken_is_said(settings_for: Callable[..., Any], sha
 
 
 def test_pinned_memory_is_held_in_powers_of_two() -> None:
-    pool = HostPool()
+    pool = PinnedHostAllocator()
     for _ in range(2):
         pool.malloc(160 * 2**20)
     assert (pool.requested, pool.held) == (320 * 2**20, 512 * 2**20)

@@ -120,7 +120,7 @@ def simulated(settings: Any, heap: CachingAllocator, *, whole: bool = True) -> A
     from memprof.compat import patching
     from memprof.compat import transformers as names
     from memprof.recording.recorder import DeviceInfo
-    from memprof.simulate.fake_cuda.dispatch import Tracking
+    from memprof.simulate.fake_cuda.dispatch import OperationTracking
     from memprof.simulate.fake_cuda.fakes import fake_world
     from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.shortcuts.decoding.learning import Player, learned
@@ -131,7 +131,7 @@ def simulated(settings: Any, heap: CachingAllocator, *, whole: bool = True) -> A
     recorder = FakeRecorder(CachingAllocator(), DeviceInfo(0, "cpu", "", None), cuda=False, stacks=None)
     with (
         fake_world(cuda=False),
-        Tracking(recorder, True, lambda shape: 0),
+        OperationTracking(recorder, True, lambda shape: 0),
         modelled_quanto(),
         patching((names.SAMPLE, counted(names.SAMPLE.get())), (names.UNFINISHED, cutting(recorder))),
         torch.no_grad(),

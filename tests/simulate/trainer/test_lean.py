@@ -363,13 +363,15 @@ def test_what_cannot_fit_by_arithmetic_is_not_simulated() -> None:
 def test_arithmetic_promises_no_more_than_is_held(settings_for: Callable[..., Any], changes: dict[str, Any]) -> None:
     """The bound is below the simulated peaks of training and of generation, and not far below where it decides."""
     from memprof.plan.lower_bound import least_bytes
-    from memprof.plan.simulations import Question
+    from memprof.plan.simulations import SimulationRequest
     from memprof.simulate.evaluate import run_row
 
     settings = settings_for(**{"recipe": "lean", "completion_length": 300, "generation_batch": 4, **changes})
     held = {
         phase: {name: n for name, n in categories.items() if name != "workspace"}
-        for phase, categories in run_row(Question(settings=settings.to_dict(), gpu=None)).phase_categories.items()
+        for phase, categories in run_row(
+            SimulationRequest(settings=settings.to_dict(), gpu=None)
+        ).phase_categories.items()
     }
     training, generation = least_bytes(settings, find_config(settings.model), _piece_tokens(settings))
     assert training <= max(sum(held[phase].values()) for phase in ("forward", "backward"))

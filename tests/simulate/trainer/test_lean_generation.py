@@ -12,7 +12,13 @@ import pytest
 for package in ("torch", "transformers", "trl"):
     pytest.importorskip(package)
 
-from memprof.grpo.paged.schedule import PoolSize, Progress, Prompt, Schedule, actions_at_full_length  # noqa: E402
+from memprof.grpo.paged.schedule import (  # noqa: E402
+    CachedPrompt,
+    DecodingSchedule,
+    PoolSize,
+    SequenceProgress,
+    actions_at_full_length,
+)
 from memprof.simulate.generation.simulated_batch import executed, executed_chunks, planned  # noqa: E402
 
 PROMPTS = [[group] * 11 for group in (1, 2) for _ in range(4)]
@@ -23,8 +29,8 @@ SIZES = [PoolSize(slots, gathered) for slots, gathered in itertools.product((71,
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_no_slot_is_held_twice_and_none_too_many(size: PoolSize) -> None:
     """Every sequence gets all its tokens, within the pool and what may be gathered."""
-    known = {1: Prompt(11), 2: Prompt(11)}
-    rows = [Progress(i, known[ids[0]]) for i, ids in enumerate(PROMPTS)]
+    known = {1: CachedPrompt(11), 2: CachedPrompt(11)}
+    rows = [SequenceProgress(i, known[ids[0]]) for i, ids in enumerate(PROMPTS)]
     steps, inside = 0, set[int]()
     for action in actions_at_full_length(rows, size, LONGEST):
         if hasattr(action, "steps"):
@@ -44,10 +50,10 @@ def test_no_slot_is_held_twice_and_none_too_many(size: PoolSize) -> None:
 
 
 def test_a_row_that_ends_early_makes_room_for_one_that_waits() -> None:
-    prompt = Prompt(11)
-    rows = [Progress(i, prompt) for i in range(3)]
+    prompt = CachedPrompt(11)
+    rows = [SequenceProgress(i, prompt) for i in range(3)]
     order = []
-    for action in Schedule(rows, PoolSize(40, 1000), 28).actions():
+    for action in DecodingSchedule(rows, PoolSize(40, 1000), 28).actions():
         order.append((type(action).__name__, getattr(action, "row", rows[0]).index))
         if hasattr(action, "steps"):
             assert action.steps <= 27

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from memprof.allocator.model import CachingAllocator
-from memprof.simulate.recorder.decode_log import Claim, Given, Kernel, Logged, Rehearsal, Taken, Workspace
+from memprof.simulate.recorder.decode_log import Given, Kernel, Logged, LoggedOwner, Rehearsal, Taken, Workspace
 from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.shortcuts.decoding.identical_steps import (
@@ -25,7 +25,7 @@ from memprof.simulate.shortcuts.decoding.identical_steps import (
     Jumps,
     PatternMismatch,
     Periods,
-    Span,
+    StepSpan,
     kind,
 )
 from memprof.simulate.shortcuts.decoding.repeated_steps import repeat_periods, repeat_span
@@ -34,7 +34,7 @@ from memprof.simulate.shortcuts.decoding.repeated_steps import repeat_periods, r
 AROUND = range(-2, 4)
 
 
-class Run(NamedTuple):
+class DecodingLog(NamedTuple):
     """Hold the log of a few tokens generated after a prompt of ``prompt`` tokens: the prompt's forward, each token, and
     what follows the last. ``work`` is what each of these parts computes."""
 
@@ -56,9 +56,9 @@ class Decoding:
     """
 
     logs: dict[int, list[Logged]]
-    spans: dict[int, Span]
+    spans: dict[int, StepSpan]
     end: list[Logged | _Rest]
-    runs: tuple[Run, ...]
+    runs: tuple[DecodingLog, ...]
     kept: dict[int, list[int]]
     jumps: Jumps | None
     periods: Periods | None
@@ -79,7 +79,7 @@ class Decoding:
         return found
 
 
-def learn(runs: Sequence[Run], tokens: int, jumps: Jumps | None = None) -> Decoding:
+def learn(runs: Sequence[DecodingLog], tokens: int, jumps: Jumps | None = None) -> Decoding:
     """Put together a generation of ``tokens`` after the first run's prompt.
 
     ``jumps``: the steps that keep something for all steps up to the next of them.
@@ -141,7 +141,7 @@ def _alike(first: Rehearsal, other: Rehearsal, places: dict[int, int]) -> list[i
     return found
 
 
-def _end_of(run: Run, first: bool, kept: dict[int, dict[int, int]]) -> list[Logged | _Rest]:
+def _end_of(run: DecodingLog, first: bool, kept: dict[int, dict[int, int]]) -> list[Logged | _Rest]:
     """Return what follows the last token; a later run's first parts stand for those of the first run."""
     log, part = run.rehearsal.parts[-1], len(run.rehearsal.parts) - 1
     found: list[Logged | _Rest] = []
@@ -158,7 +158,7 @@ def _placed(log: list[Logged], part: int, first: bool, kept: dict[int, dict[int,
     """Say whose block is given back in terms that hold for every step."""
     found: list[Logged] = []
     for entry in log:
-        if isinstance(entry, (Given, Claim)):
+        if isinstance(entry, (Given, LoggedOwner)):
             whose, number = part - entry.part, kept.get(entry.part, {}).get(entry.place)
             if isinstance(entry, Given) and number is not None:
                 whose, entry = KEPT, entry._replace(place=number)
@@ -171,8 +171,8 @@ def _placed(log: list[Logged], part: int, first: bool, kept: dict[int, dict[int,
     return found
 
 
-def _span(logs: dict[int, list[Logged]], before: int, after: int) -> Span:
-    span = Span(before + 1, after - 1, logs[before], logs[after])
+def _span(logs: dict[int, list[Logged]], before: int, after: int) -> StepSpan:
+    span = StepSpan(before + 1, after - 1, logs[before], logs[after])
     if [kind(entry) for entry in span.before] != [kind(entry) for entry in span.after]:
         raise PatternMismatch(f"token {before} and token {after} are not made in the same way")
     for row in span.rows:
@@ -255,7 +255,7 @@ class Player:
                 place += 1
             elif isinstance(entry, Given):
                 blocks.release(self._of(entry.part, own).pop(entry.place))
-            elif isinstance(entry, Claim):
+            elif isinstance(entry, LoggedOwner):
                 address = self._of(entry.part, own)[entry.place]
                 blocks.claim(address, entry.category, entry.detail, entry.name)
             elif isinstance(entry, Kernel):
@@ -280,7 +280,7 @@ class Player:
         near = {OWN: own, BEFORE: self._before, KEPT: self._kept}
         return near[whose] if whose in near else self._first[-1 - whose]
 
-    def _repeat(self, span: Span) -> None:
+    def _repeat(self, span: StepSpan) -> None:
         if not self._whole or not isinstance(self._recorder.allocator, CachingAllocator):
             # Without an allocator a block is what was asked for: the span's last step leaves what all of them leave.
             self._tell([span.read(span.last, row) for row in span.rows])

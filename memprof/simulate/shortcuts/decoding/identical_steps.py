@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from memprof.allocator.model import DROP, DROP_OLD, TAKE
-from memprof.simulate.recorder.decode_log import Claim, Given, Kernel, Logged, Meta, Taken, plain
+from memprof.simulate.recorder.decode_log import Given, Kernel, Logged, LoggedOwner, Meta, Taken, plain
 from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
 from memprof.simulate.recorder.reductions import Processors
 
@@ -21,7 +21,7 @@ class PatternMismatch(Exception):
 
 
 @dataclass(frozen=True)
-class Span:
+class StepSpan:
     """Hold steps ``first`` to ``last``, none of them logged, between two that are."""
 
     first: int
@@ -175,7 +175,7 @@ class Step(NamedTuple):
     places: int
 
 
-class Steps:
+class StepReplay:
     """Make the allocator's steps of logged ones.
 
     Args:
@@ -201,7 +201,7 @@ class Steps:
         # By how many sizes the kernels ask for; and how many blocks the operations number.
         self._operations: dict[tuple[Any, ...], tuple[list[Operation], int]] = {}
         self.taken: list[tuple[Taken, ...]] = []
-        self.claims: dict[int, Claim] = {}
+        self.claims: dict[int, LoggedOwner] = {}
         self._order: list[Operation | Any] = []
         for row in rows:
             self._add(row)
@@ -228,7 +228,7 @@ class Steps:
             alike = (e._replace(args=_shared(one.args, e.args), made=_shared(one.made, e.made)) for e in row[1:])
             self._kernels.setdefault(kernel, (one, *alike))
             self._order.append(kernel)
-        elif isinstance(one, Claim) and one.part == OWN:
+        elif isinstance(one, LoggedOwner) and one.part == OWN:
             self.claims[one.place] = one
 
     @property

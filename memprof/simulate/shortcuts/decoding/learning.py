@@ -9,7 +9,7 @@ from memprof.compat import transformers as transformers_names
 from memprof.config.settings import Settings, TrainerSettings
 from memprof.grpo.techniques.apply import TILE_TOKENS
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Player, Run, learn
+from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, DecodingLog, Player, learn
 from memprof.simulate.shortcuts.decoding.identical_steps import Jumps, PatternMismatch
 from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
 from memprof.simulate.trainer.rollout import some_tokens
@@ -29,7 +29,7 @@ def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: 
     shapes: list[LayerShape] = []
     if jumps is not None or (not windows and _tiles(settings)):
         shapes = _layer_shapes(trainer, model, batch, settings, recorder)
-    runs: list[Run] = []
+    runs: list[DecodingLog] = []
     for prompt, tokens in pieces_to_execute(settings, windows, jumps):
         with recorder.blocks.rehearsing() as rehearsal, recorder.work.apart() as work:
             cache = None
@@ -39,7 +39,7 @@ def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: 
             longest = settings.sequence_length - prompt
             some_tokens(trainer, model, batch, prompt, longest, cache, count=tokens, whole=True)
             del cache
-        runs.append(Run(prompt, rehearsal, work))
+        runs.append(DecodingLog(prompt, rehearsal, work))
     return learn(runs, settings.completion_length, jumps)
 
 

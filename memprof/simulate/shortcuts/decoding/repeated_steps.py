@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from memprof.allocator.model import Block, CachingAllocator, OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory, Block, CachingAllocator
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.shortcuts.decoding.identical_steps import Operation, Periods, Span, Steps
+from memprof.simulate.shortcuts.decoding.identical_steps import Operation, Periods, StepReplay, StepSpan
 
 _TOLD = 24  # how often the trace is told where the blocks of steps that are not told of lie
 _TOTALS = ("allocated", "reserved", "active", "requested")
@@ -17,18 +17,18 @@ _TOTALS = ("allocated", "reserved", "active", "requested")
 class _Taken(NamedTuple):
     """Say of a block which step took it as which place."""
 
-    steps: Steps
+    steps: StepReplay
     place: int
     step: int
 
 
-def repeat_span(recorder: FakeRecorder, allocator: CachingAllocator, span: Span, addresses: dict[int, int]) -> None:
+def repeat_span(recorder: FakeRecorder, allocator: CachingAllocator, span: StepSpan, addresses: dict[int, int]) -> None:
     """Run a span's steps. ``addresses`` are those of the blocks of the step before, by place, and then of the last.
 
     Raises:
         OutOfMemory: the simulated device is full.
     """
-    steps = Steps(span.rows, span.read, span.base, recorder.kernels.processors)
+    steps = StepReplay(span.rows, span.read, span.base, recorder.kernels.processors)
     run = _Run(recorder, allocator, steps, addresses)
     every = max(1, span.steps // _TOLD)
     with run.untold():
@@ -59,8 +59,8 @@ def repeat_periods(
         OutOfMemory: the simulated device is full.
     """
     jumps, processors = periods.jumps, recorder.kernels.processors
-    inner = Steps(periods.inner_rows, periods.read_inner, periods.inner_base, processors, len(keeps))
-    around = {o: Steps(periods.rows(o), periods.read, int, processors, len(keeps)) for o in periods.offsets}
+    inner = StepReplay(periods.inner_rows, periods.read_inner, periods.inner_base, processors, len(keeps))
+    around = {o: StepReplay(periods.rows(o), periods.read, int, processors, len(keeps)) for o in periods.offsets}
     before = {_Taken(around[0], place, jumps.first): kept[number] for number, place in enumerate(keeps)}
     run = _Run(recorder, allocator, inner, addresses, before)
     every = max(1, jumps.times // _TOLD)
@@ -90,7 +90,7 @@ class _Run:
         self,
         recorder: FakeRecorder,
         allocator: CachingAllocator,
-        usual: Steps,
+        usual: StepReplay,
         addresses: dict[int, int],
         kept: dict[_Taken, int] | None = None,
     ) -> None:
@@ -106,7 +106,7 @@ class _Run:
         in_use = [allocator.block_at(at) for at in (*addresses.values(), *kept.values())]
         self._told = [(block.address, block.requested, block.pool.stream) for block in in_use]
 
-    def step(self, steps: Steps, number: int, keeps: Sequence[int] = ()) -> None:
+    def step(self, steps: StepReplay, number: int, keeps: Sequence[int] = ()) -> None:
         """Run one step; what it takes as the places ``keeps`` stays until the next jump.
 
         Raises:
@@ -148,7 +148,7 @@ class _Run:
         try:
             with blocks.trace.without_blocks(self._cause):
                 yield
-        except OutOfMemory as error:
+        except AllocatorOutOfMemory as error:
             blocks.note_oom(error, self._cause()[0])
             raise
         finally:

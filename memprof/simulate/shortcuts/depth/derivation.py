@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from memprof.simulate.shortcuts.depth.program import Allocation, Call, Claim, Entry, Free
+from memprof.simulate.shortcuts.depth.program import Call, Entry, Free, OwnerAssignment, ProgramAllocation
 from memprof.simulate.shortcuts.depth.stream import (
     AllocationKey,
     FreeKey,
@@ -37,7 +37,7 @@ class _Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Growth:
+class ProgramGrowth:
     """How programs grow: runs of steps, each made once, or once more with every period of layers."""
 
     runs: list[tuple[bool, list[_Step]]]
@@ -64,7 +64,7 @@ class Growth:
         layer = step.layer + copy * step.by_copy + repeats * step.by_depth
         if isinstance(key, AllocationKey):
             live.add(number)
-            return Allocation(key.nbytes, key.stream, with_layer(key.tag, layer), self.keys.stacks[key.stack])
+            return ProgramAllocation(key.nbytes, key.stream, with_layer(key.tag, layer), self.keys.stacks[key.stack])
         numbers = live.pools[step.pool].get(key.of, [])
         place = len(numbers) - 1 - step.rank if step.newest else step.rank
         if not 0 <= place < len(numbers):
@@ -75,10 +75,10 @@ class Growth:
             live.remove(block, 0)
             return Free(block)
         name = None if key.name is None else with_layer(key.name, layer)
-        return Claim(block, key.category, key.detail, name)
+        return OwnerAssignment(block, key.category, key.detail, name)
 
 
-def fit(streams: Sequence[Sequence[Token]], keys: Keys, shallow: Sequence[int], period: int) -> Growth:
+def fit(streams: Sequence[Sequence[Token]], keys: Keys, shallow: Sequence[int], period: int) -> ProgramGrowth:
     """Align the first two streams, and derive the third from them, token by token. ``shallow``: their depths.
 
     Raises:
@@ -101,7 +101,7 @@ def fit(streams: Sequence[Sequence[Token]], keys: Keys, shallow: Sequence[int], 
         at += times * len(run)
     if at != len(third):
         raise NotAffine("the third depth has more events")
-    return Growth(runs, keys)
+    return ProgramGrowth(runs, keys)
 
 
 def _loops(added: Sequence[Token], twice: Sequence[Token], period: int) -> list[list[_Step]]:

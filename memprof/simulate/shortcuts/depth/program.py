@@ -15,7 +15,7 @@ from memprof.vocabulary import Category
 Frames = list[RawRecord]
 
 
-class Allocation(NamedTuple):
+class ProgramAllocation(NamedTuple):
     """A block: its bytes and stream, and the tag and stack of what asked for it."""
 
     nbytes: int
@@ -30,7 +30,7 @@ class Free(NamedTuple):
     number: int
 
 
-class Claim(NamedTuple):
+class OwnerAssignment(NamedTuple):
     """The block of allocation ``number`` gets an owner."""
 
     number: int
@@ -47,7 +47,7 @@ class Call(NamedTuple):
     arguments: tuple[Hashable, ...] = ()
 
 
-Entry = Allocation | Free | Claim | Call
+Entry = ProgramAllocation | Free | OwnerAssignment | Call
 
 _CALLS = ("set_step", "add_tokens", "add_batch", "add_lengths", "enter_phase", "exit_phase")
 _EMPTIES = "empty_cache"
@@ -77,7 +77,7 @@ class ProgramLog:
             address = take(nbytes, stream, captured, tag)
             self._numbers[address] = self.allocations
             self.allocations += 1
-            self.entries.append(Allocation(nbytes, stream, tag))
+            self.entries.append(ProgramAllocation(nbytes, stream, tag))
             return address
 
         def released(address: int) -> None:
@@ -92,7 +92,7 @@ class ProgramLog:
             if (number := self._numbers.get(address)) is None:
                 self.refused = "a block of unknown origin has an owner"
             else:
-                self.entries.append(Claim(number, category.value, detail, name))
+                self.entries.append(OwnerAssignment(number, category.value, detail, name))
 
         def unlogged() -> AbstractContextManager[None]:
             self.refused = "all steps of a generation are played on the allocator's model"
@@ -155,11 +155,11 @@ def play(session: FakeSession, entries: Sequence[Entry]) -> None:
     addresses: list[int] = []
     marks: list[Any] = []
     for entry in entries:
-        if isinstance(entry, Allocation):
+        if isinstance(entry, ProgramAllocation):
             addresses.append(blocks.take(entry.nbytes, entry.stream, entry.frames, entry.tag))
         elif isinstance(entry, Free):
             blocks.release(addresses[entry.number])
-        elif isinstance(entry, Claim):
+        elif isinstance(entry, OwnerAssignment):
             owners.claim_address(addresses[entry.number], Category(entry.category), entry.detail, entry.name)
         elif entry.name == _EMPTIES:
             heap.empty_cache()

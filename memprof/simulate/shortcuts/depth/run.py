@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.allocator.model import OutOfMemory
+from memprof.allocator.model import AllocatorOutOfMemory
 from memprof.config.settings import Settings
 from memprof.foreign import SnapshotFile
 from memprof.recording.run_facts import plain_config
 from memprof.simulate.recorder.flops import Tally
 from memprof.simulate.recorder.session import FakeSession
-from memprof.simulate.shortcuts.depth.derivation import Growth, fit
+from memprof.simulate.shortcuts.depth.derivation import ProgramGrowth, fit
 from memprof.simulate.shortcuts.depth.layers import Depths, depths_of, with_layers
 from memprof.simulate.shortcuts.depth.program import Frames, ProgramLog, play
 from memprof.simulate.shortcuts.depth.stream import Keys, NotAffine, stream_of
@@ -41,7 +41,7 @@ class _Shallow:
 class _Derived:
     """What the program of a deep model follows from, its work and its notes."""
 
-    growth: Growth
+    growth: ProgramGrowth
     repeats: int
     work: Work
     notes: list[str]
@@ -128,7 +128,7 @@ def _derive(shallow: list[_Shallow], depths: Depths) -> _Derived:
         raise NotAffine("the notes differ")
     keys = Keys()
     streams = [stream_of(one.log.entries, one.stacks, keys) for one in shallow]
-    growth: Growth = fit(streams, keys, depths.shallow, depths.period)
+    growth: ProgramGrowth = fit(streams, keys, depths.shallow, depths.period)
     first, second, third = (one.session.fake_recorder.work.phases for one in shallow)
     if not first.keys() == second.keys() == third.keys():
         raise NotAffine("the phases that compute differ")
@@ -175,7 +175,7 @@ def _played(derived: _Derived, config: Any, execute: Execute, capacity: int | No
         session.notes[:] = derived.notes
         try:
             play(session, program)
-        except OutOfMemory:
+        except AllocatorOutOfMemory:
             is_full = True
             raise
         session.fake_recorder.work.phases = derived.work

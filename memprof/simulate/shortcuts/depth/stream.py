@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence, Set
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from memprof.simulate.shortcuts.depth.program import Allocation, Call, Claim, Entry, Frames
+from memprof.simulate.shortcuts.depth.program import Call, Entry, Frames, OwnerAssignment, ProgramAllocation
 
 _LAYER = re.compile(r"(?<=\blayers\.)\d+|(?<=\bh\.)\d+|(?<=\bblocks\.)\d+")
 _DIGITS = re.compile(r"\d+")
@@ -146,7 +146,7 @@ def stream_of(entries: Sequence[Entry], stacks: Sequence[Frames | None], keys: K
         frees.clear()
 
     for entry in entries:
-        if isinstance(entry, Allocation):
+        if isinstance(entry, ProgramAllocation):
             flush()
             frames = stacks[len(live.key_of)]
             stack = known.get(id(frames))
@@ -156,7 +156,7 @@ def stream_of(entries: Sequence[Entry], stacks: Sequence[Frames | None], keys: K
             key = keys.number(AllocationKey(entry.nbytes, entry.stream, tag, stack))
             live.add(key)
             tokens.append(Token(key, layer))
-        elif isinstance(entry, Claim):
+        elif isinstance(entry, OwnerAssignment):
             flush()
             name, layer = (None, _NO_LAYER) if entry.name is None else keys.split(entry.name)
             key = keys.number(ClaimKey(live.key_of[entry.number], entry.category, entry.detail, name))
