@@ -285,3 +285,13 @@ def test_untyped_mappings_are_few() -> None:
     untyped = re.compile(r"\b(?:dict|Mapping)\[str, Any\]")
     found = [line for path in source_files() for line in path.read_text("utf-8").splitlines() if untyped.search(line)]
     assert len(found) <= 146, len(found)
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """``OtherProcess`` is a name in two published schemas."""
+    homes: dict[str, list[Path]] = {}
+    for path in source_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path.relative_to(ROOT))
+    assert {name for name, paths in homes.items() if len(paths) > 1} == {"OtherProcess"}

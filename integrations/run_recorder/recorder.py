@@ -14,7 +14,7 @@ from memprof.integrations.run_recorder.writing import Writing
 from memprof.errors import one_line
 from memprof.recording import phases
 from memprof.recording.guard import FailureGuard, on_stderr
-from memprof.recording.phases import PhaseSpan
+from memprof.recording.phases import PhaseInterval
 from memprof.recording.recorder import FailedRequest, RunIdentity
 from memprof.recording.session import Session
 from memprof.recording.system.signals import Interrupts, Terminations, delayed_termination, finish_first
@@ -124,10 +124,10 @@ class RunRecorder:
             self._driver.session_ends(session)
         session.stop()
 
-    def enter(self, phase: str, step: int | None = None) -> PhaseSpan | None:
+    def enter(self, phase: str, step: int | None = None) -> PhaseInterval | None:
         return None if self.session is None else self.session.enter_phase(phase, step)
 
-    def leave(self, mark: PhaseSpan | None) -> None:
+    def leave(self, mark: PhaseInterval | None) -> None:
         if mark is not None and self.session is not None:
             self.session.exit_phase(mark)
 

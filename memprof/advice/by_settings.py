@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memprof.advice import savings as effects
 from memprof.advice.candidate import Candidate, proposed
-from memprof.advice.recorded_run import AdvisedRun, RecordedPeak
+from memprof.advice.recorded_run import AdvisedRun, PhaseMaximum
 from memprof.advice.report_only import RANK, an_adapter
 from memprof.config.optimizers import optimizer
 from memprof.config.to_trl_config import NF4, adapter_text, written
@@ -74,7 +74,7 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
         yield proposed("offloaded_checkpoints", {"gradient_checkpointing": "offloaded"}, effect, how=how, more=more)
 
 
-def _checkpointed_and_offloaded(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def _checkpointed_and_offloaded(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     saved = dict(effects.checkpointed(run, peak))
     for name, n in effects.offloaded_boundaries(run, peak).items():
         saved[name] = saved.get(name, 0) + n

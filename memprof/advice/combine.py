@@ -16,7 +16,7 @@ from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import Estimate, estimate
 from memprof.advice.evaluate import run_of_row
 from memprof.advice.ranking import MARGIN
-from memprof.advice.recorded_run import AdvisedRun, RecordedPeak, bounded, run_of
+from memprof.advice.recorded_run import AdvisedRun, PhaseMaximum, bounded, run_of
 from memprof.config.fits import fits, margin_of
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
@@ -272,7 +272,7 @@ def _lowered(run: AdvisedRun, change: Candidate) -> AdvisedRun:
     for peak in run.peaks:
         saved = bounded(peak, change.effect(run, peak)) if change.effect else {}
         left = {name: n - saved.get(name, 0) for name, n in peak.categories.items()}
-        peaks.append(RecordedPeak(peak.phase, peak.bytes - sum(saved.values()), left))
+        peaks.append(PhaseMaximum(peak.phase, peak.bytes - sum(saved.values()), left))
     return replace(run, peaks=tuple(peaks))
 
 

@@ -11,7 +11,7 @@ import msgspec
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
 from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
-from memprof.advice.recorded_run import AdvisedRun, Effect, RecordedPeak, bounded, run_of
+from memprof.advice.recorded_run import AdvisedRun, Effect, PhaseMaximum, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
 from memprof.errors import UsageError
 from memprof.report import Report
@@ -44,7 +44,7 @@ class Estimate:
 
     candidate: Candidate
     saves: int | None
-    left: RecordedPeak
+    left: PhaseMaximum
 
 
 def estimated_advice(report: Report, analysis: Views | None = None) -> tuple[Advice, ...]:
@@ -191,7 +191,7 @@ def _said(report: Report, candidate: str) -> int | None:
 def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
     """Recompute an effect's transient categories with :func:`moments`, where these hold for the run."""
 
-    def better(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def better(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         saved = dict(effect(run, peak))
         s, m = run.settings, run.shape
         if s is None or m is None or peak.phase not in (Phase.FORWARD, Phase.BACKWARD):
@@ -208,7 +208,7 @@ def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
 
 
 def _least(
-    peak: RecordedPeak,
+    peak: PhaseMaximum,
     saved: Mapping[Category, int],
     was: Mapping[str, dict[Category, int]],
     now: Mapping[str, dict[Category, int]],
@@ -227,7 +227,7 @@ def _least(
     return min(found, key=lambda each: sum(bounded(peak, each).values()))
 
 
-def _scaled(moment: Mapping[Category, int], here: Mapping[Category, int], peak: RecordedPeak) -> dict[Category, int]:
+def _scaled(moment: Mapping[Category, int], here: Mapping[Category, int], peak: PhaseMaximum) -> dict[Category, int]:
     """Scale a moment's bytes, each category by what was recorded of it, so that what no formula counts is there too.
 
     Gradients pile up from layer to layer, so that what is not counted of them is added and not scaled.

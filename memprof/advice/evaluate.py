@@ -12,7 +12,7 @@ import msgspec
 from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, with_time, worth
 from memprof.advice.ranking import ranked, simulated_is_enough, with_words
-from memprof.advice.recorded_run import AdvisedRun, RecordedPeak, highest, run_of
+from memprof.advice.recorded_run import AdvisedRun, PhaseMaximum, highest, run_of
 from memprof.advice.report_only import candidates_by_findings
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
@@ -86,7 +86,7 @@ def evaluate_advice(
 def run_of_row(row: SimulatedRow, like: AdvisedRun, settings: Settings) -> AdvisedRun:
     """Turn a simulation's row into a run, so that estimates can be made of it too."""
     alive = row.phase_categories
-    peaks = highest(RecordedPeak(phase, n, alive.get(phase, {})) for phase, n in row.phases.items())
+    peaks = highest(PhaseMaximum(phase, n, alive.get(phase, {})) for phase, n in row.phases.items())
     own: dict[Category, int] = {}
     for peak in peaks:
         for category, n in peak.categories.items():

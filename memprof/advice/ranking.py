@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from memprof.advice.recorded_run import AdvisedRun, Effect, RecordedPeak
+from memprof.advice.recorded_run import AdvisedRun, Effect, PhaseMaximum
 from memprof.config.optimizers import optimizer
 from memprof.errors import InputError
 from memprof.report import Report
@@ -94,7 +94,7 @@ def is_enough(effect: Effect, run: AdvisedRun, oom: OutOfMemory | None) -> bool 
 def enough_together(first: Effect, second: Effect, run: AdvisedRun, oom: OutOfMemory | None) -> bool | None:
     """Tell the same of two changes; of a category both lower, only the larger saving counts."""
 
-    def both(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def both(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         one, other = first(run, peak), second(run, peak)
         return {category: max(one.get(category, 0), other.get(category, 0)) for category in {**one, **other}}
 
@@ -124,7 +124,7 @@ def _following(run: AdvisedRun, oom: OutOfMemory | None) -> AdvisedRun | None:
     return replace(run, peaks=tuple(_to_come(peak, run, oom, state) for peak in run.peaks))
 
 
-def _to_come(peak: RecordedPeak, run: AdvisedRun, oom: OutOfMemory, state: int) -> RecordedPeak:
+def _to_come(peak: PhaseMaximum, run: AdvisedRun, oom: OutOfMemory, state: int) -> PhaseMaximum:
     """Return a phase's peak with the whole state, the request that failed there, and a foreach step's scratch."""
     more = max(0, state - peak.of(Category.OPTIMIZER_STATE))
     request = oom.requested_bytes if peak.phase == oom.phase else 0
@@ -133,7 +133,7 @@ def _to_come(peak: RecordedPeak, run: AdvisedRun, oom: OutOfMemory, state: int) 
         scratch = max(0, peak.of(Category.GRADIENTS) - peak.of(Category.TEMPORARIES))
     added = {Category.OPTIMIZER_STATE: more, Category.TEMPORARIES: scratch}
     categories = {**peak.categories, **{name: peak.of(name) + n for name, n in added.items()}}
-    return RecordedPeak(peak.phase, peak.bytes + more + max(scratch, request), categories)
+    return PhaseMaximum(peak.phase, peak.bytes + more + max(scratch, request), categories)
 
 
 def _whole_state(run: AdvisedRun, oom: OutOfMemory) -> int | None:

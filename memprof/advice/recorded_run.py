@@ -35,7 +35,7 @@ _INFERS = re.compile(r" (?:generate|inference_mode|no_grad|eval|evaluate|evaluat
 
 
 @dataclass(frozen=True)
-class RecordedPeak:
+class PhaseMaximum:
     """Hold one phase's highest moment: bytes in all, and by category."""
 
     phase: Phase
@@ -71,7 +71,7 @@ class AdvisedRun:
     layers that PEFT finds were seen, or no layer was. ``findings`` and ``weights_bits`` are the report's.
     """
 
-    peaks: tuple[RecordedPeak, ...]
+    peaks: tuple[PhaseMaximum, ...]
     settings: Settings | None = None
     shape: ModelShape | None = None
     own_peaks: ByCategory = field(default_factory=dict)
@@ -93,28 +93,28 @@ class AdvisedRun:
     has_linear_layers: bool = True
 
     @property
-    def peak(self) -> RecordedPeak:
+    def peak(self) -> PhaseMaximum:
         """Return the highest of the phases' peaks."""
         return max(self.peaks, key=lambda p: p.bytes)
 
-    def after(self, effect: Effect) -> RecordedPeak:
+    def after(self, effect: Effect) -> PhaseMaximum:
         """Return the peak that is left when a change takes ``effect(run, peak)`` bytes from each phase's peak."""
-        left = [RecordedPeak(p.phase, p.bytes - sum(bounded(p, effect(self, p)).values()), {}) for p in self.peaks]
+        left = [PhaseMaximum(p.phase, p.bytes - sum(bounded(p, effect(self, p)).values()), {}) for p in self.peaks]
         return max(left, key=lambda p: p.bytes)
 
 
-def bounded(peak: RecordedPeak, saved: Mapping[Category, int]) -> dict[Category, int]:
+def bounded(peak: PhaseMaximum, saved: Mapping[Category, int]) -> dict[Category, int]:
     """Limit ``saved`` to what each category holds."""
     return {category: min(n, peak.of(category)) for category, n in saved.items()}
 
 
 # Bytes that a change takes from each category at one phase's peak; below zero where it adds some.
-Effect = Callable[[AdvisedRun, RecordedPeak], Mapping[Category, int]]
+Effect = Callable[[AdvisedRun, PhaseMaximum], Mapping[Category, int]]
 
 
-def highest(rows: Iterable[RecordedPeak]) -> tuple[RecordedPeak, ...]:
+def highest(rows: Iterable[PhaseMaximum]) -> tuple[PhaseMaximum, ...]:
     """Return the highest peak of every phase."""
-    found: dict[Phase, RecordedPeak] = {}
+    found: dict[Phase, PhaseMaximum] = {}
     for row in rows:
         if row.phase not in found or row.bytes > found[row.phase].bytes:
             found[row.phase] = row
@@ -133,8 +133,8 @@ def run_of(report: Report, analysis: Views | None = None) -> AdvisedRun:
     """
     source, peak = report.source, report.peak
     phases = [*report.phases, *phases_of_next_step(report)]
-    rows = [RecordedPeak(p.phase, p.peak_bytes, p.categories) for p in phases]
-    whole = _with_what_is_ahead(RecordedPeak(peak.phase or Phase.OTHER, peak.active_bytes, peak.categories), report)
+    rows = [PhaseMaximum(p.phase, p.peak_bytes, p.categories) for p in phases]
+    whole = _with_what_is_ahead(PhaseMaximum(peak.phase or Phase.OTHER, peak.active_bytes, peak.categories), report)
     frames = _frames(report)
     run = AdvisedRun(
         peaks=highest([*rows, whole]),
@@ -184,7 +184,7 @@ def _configured(run: AdvisedRun, source: Source) -> AdvisedRun:
     return replace(run, settings=settings, shape=shape, alloc_conf=settings.alloc_conf or run.alloc_conf)
 
 
-def _with_what_is_ahead(peak: RecordedPeak, report: Report) -> RecordedPeak:
+def _with_what_is_ahead(peak: PhaseMaximum, report: Report) -> PhaseMaximum:
     """Add the state that a failed optimizer step still had to make: a smaller state saves some of that too."""
     ahead = None if report.oom is None else known(report.oom.ahead)
     if (
@@ -195,7 +195,7 @@ def _with_what_is_ahead(peak: RecordedPeak, report: Report) -> RecordedPeak:
     ):
         return peak
     categories = {**peak.categories, **{name: peak.of(name) + n for name, n in ahead.still.items()}}
-    return RecordedPeak(peak.phase, peak.bytes + sum(ahead.still.values()), categories)
+    return PhaseMaximum(peak.phase, peak.bytes + sum(ahead.still.values()), categories)
 
 
 def _whole_step(report: Report) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from memprof.advice import savings as effects
 from memprof.advice.candidate import Candidate, CostRank
-from memprof.advice.recorded_run import AdvisedRun, Effect, RecordedPeak
+from memprof.advice.recorded_run import AdvisedRun, Effect, PhaseMaximum
 from memprof.analysis.allocations.places import without_folders
 from memprof.oom.facts import FailureFacts
 from memprof.oom.framework_settings import PLAIN, Names, frameworks
@@ -64,7 +64,7 @@ def _copying(run: AdvisedRun) -> str | None:
 
 
 def _without(found: Finding) -> Effect:
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         # No moment of any phase is higher than what is left of the highest.
         return {found.category: max(0, peak.bytes - run.peak.bytes + found.saves_bytes)}
 
@@ -150,7 +150,7 @@ def _without_scratch(run: AdvisedRun) -> Iterator[Candidate | None]:
     if run.peak.phase != Phase.OPTIMIZER_STEP or made < _SCRATCH * run.peak.bytes:
         return
 
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         return {Category.TEMPORARIES: made} if peak.phase == Phase.OPTIMIZER_STEP else {}
 
     yield _candidate("fused_step", _scope(run, made), effect)
@@ -201,7 +201,7 @@ def _without_gradients(run: AdvisedRun) -> Iterator[Candidate | None]:
         cacheless='torch.autocast("cuda", torch.bfloat16, cache_enabled=False)' if copies else None,
     )  # fmt: skip
 
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         shares = {Category.ACTIVATIONS: kept, Category.WEIGHT_CASTS: casts if copies else 0.0}
         return {category: round(peak.of(category) * share * (1 - _TRANSIENT)) for category, share in shares.items()}
 
@@ -212,7 +212,7 @@ def _without_gradients(run: AdvisedRun) -> Iterator[Candidate | None]:
 
 
 def _part_of(category: Category, share: float) -> Effect:
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         return {category: round(peak.of(category) * share)}
 
     return effect

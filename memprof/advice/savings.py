@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memprof.advice.recorded_run import AdvisedRun, Effect, RecordedPeak
+from memprof.advice.recorded_run import AdvisedRun, Effect, PhaseMaximum
 from memprof.advice.training_moments import held, tokens_of
 from memprof.config.optimizers import optimizer
 from memprof.units import DTYPE_BYTES
@@ -42,7 +42,7 @@ def fewer_tokens(share: float, completions: float) -> Effect:
     ``completions`` is left of the completions' tokens, which are the ones that have logits.
     """
 
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         if peak.phase not in {*_PASSES, Phase.GENERATE}:
             return _lower(peak, (Category.INPUTS,), share)
         left = share if peak.phase == Phase.GENERATE else _logits(run, completions)
@@ -54,7 +54,7 @@ def fewer_tokens(share: float, completions: float) -> Effect:
 def smaller_micro_batch(share: float) -> Effect:
     """Train ``share`` of the sequences at a time. Generation keeps its batch; gradients live from pass to pass."""
 
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         if peak.phase not in _PASSES:
             return {}
         saved = dict(_lower(peak, (Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS), share))
@@ -72,7 +72,7 @@ def smaller_micro_batch(share: float) -> Effect:
     return effect
 
 
-def checkpointed(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def checkpointed(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     """Keep each layer's input only, and compute one layer at a time again."""
     if peak.phase not in (Phase.FORWARD, Phase.BACKWARD):
         return {}
@@ -85,7 +85,7 @@ def checkpointed(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
     return saved
 
 
-def offloaded_boundaries(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def offloaded_boundaries(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     """Keep the layers' inputs in host memory, two of them on the device."""
     if peak.phase not in (Phase.FORWARD, Phase.BACKWARD) or run.shape is None:
         return {}
@@ -104,7 +104,7 @@ def _boundaries(run: AdvisedRun) -> int:
 def low_rank(rank: int, nf4: bool = False) -> Effect:
     """Train an adapter only; ``nf4`` also keeps the linear layers in 4 bits."""
 
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         saved: dict[Category, int] = {}
         if run.settings is None or run.settings.lora_r is None:
             saved[Category.REFERENCE_MODEL] = peak.of(Category.REFERENCE_MODEL)
@@ -138,7 +138,7 @@ def _adapter_parameters(run: AdvisedRun, rank: int) -> int:
     return max(p.of(Category.WEIGHTS) for p in run.peaks) // (100 * wide)
 
 
-def half_precision(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def half_precision(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     """Keep weights in bfloat16, not float32: half of them, of gradients, moments and reference; no casts are left.
 
     The residual stream halves too; with checkpointing, that is most of the activations.
@@ -155,7 +155,7 @@ def half_precision(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int
     return {**saved, Category.ACTIVATIONS: _narrower_stream(run, peak)}
 
 
-def _narrower_stream(run: AdvisedRun, peak: RecordedPeak) -> int:
+def _narrower_stream(run: AdvisedRun, peak: PhaseMaximum) -> int:
     """Return what activations give back when the residual stream is bfloat16 instead of float32."""
     settings, shape = run.settings, run.shape
     if settings is None or shape is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
@@ -173,7 +173,7 @@ def coarser_state(optim: str) -> Effect:
     row = optimizer(optim)
     each = round(row.state_bytes(2**16, 4) / 2**16, 2)  # bytes a parameter
 
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         state = peak.of(Category.OPTIMIZER_STATE)
         if row.paged:
             return {Category.OPTIMIZER_STATE: state, Category.TEMPORARIES: _foreach(run, peak)}
@@ -187,23 +187,23 @@ def coarser_state(optim: str) -> Effect:
     return effect
 
 
-def fused(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def fused(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     """Remove the scratch of the optimizer's step."""
     return {Category.TEMPORARIES: _foreach(run, peak)}
 
 
-def _foreach(run: AdvisedRun, peak: RecordedPeak) -> int:
+def _foreach(run: AdvisedRun, peak: PhaseMaximum) -> int:
     """Return the scratch of a foreach step, which keeps a set of parameters' worth of it; others do not."""
     slow = run.settings is not None and optimizer(run.settings.optim).foreach
     return peak.of(Category.TEMPORARIES) if slow and peak.phase == Phase.OPTIMIZER_STEP else 0
 
 
-def tiled_logits(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def tiled_logits(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     """Make logits a tile at a time instead of [batch, tokens, vocabulary]: some tiles are left."""
     return {Category.LOSS_LOGITS: max(0, peak.of(Category.LOSS_LOGITS) - 3 * _TILE)} if peak.phase in _PASSES else {}
 
 
-def generated_elsewhere(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def generated_elsewhere(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     """Generate in another process: no cache and no forward of the rollout here."""
     if peak.phase != Phase.GENERATE:
         return {Category.INFERENCE_ENGINE: peak.of(Category.INFERENCE_ENGINE)}
@@ -222,7 +222,7 @@ def generated_elsewhere(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category
 def generated_less(share: float) -> Effect:
     """Generate ``share`` of the sequences at a time; fewer wait for training."""
 
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         names = (
             (Category.KV_CACHE, Category.ACTIVATIONS, Category.LOSS_LOGITS, Category.INPUTS)
             if peak.phase == Phase.GENERATE
@@ -236,14 +236,14 @@ def generated_less(share: float) -> Effect:
 def generated_together(share: float) -> Effect:
     """Keep ``share`` of the sequences in the cache at a time; what was generated waits as before."""
 
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         names = (Category.KV_CACHE, Category.ACTIVATIONS, Category.LOSS_LOGITS)
         return _lower(peak, names, share) if peak.phase == Phase.GENERATE else {}
 
     return effect
 
 
-def quantized_cache(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def quantized_cache(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     """Keep half a byte for two, and a scale and a shift of two bytes each for 64 values; one layer is unpacked."""
     if peak.phase != Phase.GENERATE:
         return {}
@@ -252,7 +252,7 @@ def quantized_cache(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, in
     return {Category.KV_CACHE: round(held * (1 - (0.5 + 4 / 64) / 2 - 1 / max(layers, 1)))}
 
 
-def asleep(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def asleep(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     """Give the engine's memory back outside generation."""
     return {} if peak.phase == Phase.GENERATE else {Category.INFERENCE_ENGINE: peak.of(Category.INFERENCE_ENGINE)}
 
@@ -265,7 +265,7 @@ def smaller_engine(share: float) -> Effect:
 def divided(ranks: int) -> Effect:
     """Divide weights, gradients and moments by the ranks; buckets go away, and one layer at a time is whole."""
 
-    def effect(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+    def effect(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
         names = (
             Category.WEIGHTS,
             Category.GRADIENTS,
@@ -283,7 +283,7 @@ def divided(ranks: int) -> Effect:
     return effect
 
 
-def without_masks(run: AdvisedRun, peak: RecordedPeak) -> Mapping[Category, int]:
+def without_masks(run: AdvisedRun, peak: PhaseMaximum) -> Mapping[Category, int]:
     """Remove the [batch, 1, tokens, tokens] mask, and the scores where they are materialised."""
     settings, shape = run.settings, run.shape
     if settings is None or shape is None or peak.phase not in _PASSES:
@@ -306,5 +306,5 @@ def _logits(run: AdvisedRun, share: float) -> float:
     return min(tokens * share, _TILE_ROWS) / min(tokens, _TILE_ROWS)
 
 
-def _lower(peak: RecordedPeak, names: tuple[Category, ...], share: float) -> Mapping[Category, int]:
+def _lower(peak: PhaseMaximum, names: tuple[Category, ...], share: float) -> Mapping[Category, int]:
     return {name: round(peak.of(name) * (1 - share)) for name in names}

@@ -32,7 +32,7 @@ from memprof.integrations.run_recorder.run_folder import claim_folder, moved_sen
 from memprof.recording.api import device_of, make_recorder, switched_off
 from memprof.recording.guard import FailureGuard, MethodPatcher, as_warning, guarded, on_stderr
 from memprof.recording.owners import unwrap_optimizer
-from memprof.recording.phases import PhaseSpan, phase_id
+from memprof.recording.phases import PhaseInterval, phase_id
 from memprof.recording.recorder import RunIdentity
 from memprof.recording.session import Session
 from memprof.recording.system.inference_engine import runner_of
@@ -300,7 +300,7 @@ class Attachment:
         if _attached.get(self.role) is self:
             del _attached[self.role]
 
-    def _leave(self, mark: PhaseSpan | None) -> None:
+    def _leave(self, mark: PhaseInterval | None) -> None:
         self._recorder.leave(mark)
         session = self._recorder.session
         if mark is not None and session is not None and session.phases.depth == 0 and self._is_asked():
@@ -316,7 +316,7 @@ class Attachment:
         enter = lambda *_: self._recorder.enter(phase)  # noqa: E731
         return self._seams.wrap_for_callers_of_the_class(worker, method, enter, lambda mark, *_: self._leave(mark))
 
-    def _train(self, *_: Any) -> tuple[PhaseSpan | None, TrainingPhases] | None:
+    def _train(self, *_: Any) -> tuple[PhaseInterval | None, TrainingPhases] | None:
         """Enter a method that trains: tell its phases apart until it ends."""
         recorder = self._recorder
         if recorder.session is None:

@@ -26,7 +26,7 @@ from memprof.integrations.run_recorder.recorder import Driver, RunRecorder
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
 from memprof.recording.guard import FailureGuard, guarded, on_stderr
-from memprof.recording.phases import PhaseSpan
+from memprof.recording.phases import PhaseInterval
 from memprof.recording.session import Session
 from memprof.vocabulary import Phase
 
@@ -53,9 +53,9 @@ class PlainLoop:
         self._step = 1
         self._stepped = False
         self._depth = 0
-        self._marks: list[PhaseSpan | None] = []
+        self._marks: list[PhaseInterval | None] = []
         self._models: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-        self._optimizer_mark: PhaseSpan | None = None
+        self._optimizer_mark: PhaseInterval | None = None
         self._handles: list[Any] = []
         self._patches = Patches()
         self._left_to_script = False
@@ -179,7 +179,7 @@ class PlainLoop:
         if original is None:
             return
 
-        def before(args: Args, _kwargs: Kwargs) -> PhaseSpan | None:
+        def before(args: Args, _kwargs: Kwargs) -> PhaseInterval | None:
             if self._elsewhere():
                 return None
             if phase is Phase.GENERATE:
@@ -272,7 +272,7 @@ class PlainLoop:
         session.look_again()
         return role
 
-    def _enter(self, phase: Phase | None) -> PhaseSpan | None:
+    def _enter(self, phase: Phase | None) -> PhaseInterval | None:
         session = self._recorder.session
         if phase is None or session is None or session.phases.current is not None:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memprof.recording.phases import PhaseSpan
+from memprof.recording.phases import PhaseInterval
 from memprof.recording.recorder import Recorder, WindowPeaks
 
 
@@ -15,14 +15,14 @@ class PhasePeaks:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         # Between phases (None), then by open phase, in the order in which they were entered.
-        self._own: dict[PhaseSpan | None, WindowPeaks | None] = {}
+        self._own: dict[PhaseInterval | None, WindowPeaks | None] = {}
         self._since_last: WindowPeaks | None = None
 
     def begin(self) -> None:
         self._own = {None: None}
         self._recorder.open_window()
 
-    def enter(self, mark: PhaseSpan) -> None:
+    def enter(self, mark: PhaseInterval) -> None:
         """Count for a phase from now on."""
         if self._own:
             self._turn()
@@ -30,12 +30,12 @@ class PhasePeaks:
             self.begin()
         self._own[mark] = None
 
-    def leave(self, mark: PhaseSpan) -> WindowPeaks:
+    def leave(self, mark: PhaseInterval) -> WindowPeaks:
         """Return the peaks of a phase, and count for the one entered before it from now on."""
         now = self._turn()
         return self._own.pop(mark, None) or now
 
-    def open(self) -> list[tuple[PhaseSpan | None, WindowPeaks]]:
+    def open(self) -> list[tuple[PhaseInterval | None, WindowPeaks]]:
         """Return the peaks so far of what is open: of what lies between phases (None), then of the phases."""
         now = self._turn()
         return [(mark, peaks or now) for mark, peaks in self._own.items()]

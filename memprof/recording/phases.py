@@ -58,7 +58,7 @@ class PlainMark(TypedDict):
 
 
 @dataclass(eq=False)
-class PhaseSpan:
+class PhaseInterval:
     """One span; ``end_us`` is None while it is open."""
 
     phase: str
@@ -81,7 +81,7 @@ class PhaseSpan:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # The open phases of this thread or task, outermost first: a task begins with those of the one that starts it.
-_AROUND: ContextVar[tuple[PhaseSpan, ...]] = ContextVar("memprof_phases", default=())
+_AROUND: ContextVar[tuple[PhaseInterval, ...]] = ContextVar("memprof_phases", default=())
 
 
 def _flow() -> object:
@@ -110,15 +110,15 @@ class PhaseLog:
     def __init__(self, now_us: Callable[[], int], keep: int = 20_000) -> None:
         self._now = now_us
         # By thread or task, outermost first; only those with open phases.
-        self._open: dict[object, list[PhaseSpan]] = {}
-        self._spans: deque[PhaseSpan] = deque(maxlen=keep)
+        self._open: dict[object, list[PhaseInterval]] = {}
+        self._spans: deque[PhaseInterval] = deque(maxlen=keep)
         self._since: int | None = None
 
     def begin(self) -> None:
         """Watch from now on; by default from the first phase on."""
         self._since = self._now()
 
-    def enter(self, phase: str, step: int | None, detail: str | None = None) -> PhaseSpan:
+    def enter(self, phase: str, step: int | None, detail: str | None = None) -> PhaseInterval:
         """Open a span inside whatever this thread or task has open."""
         around = [mark for mark in _AROUND.get() if mark.end_us is None]
         own = self._open.setdefault(_flow(), [])
@@ -126,14 +126,14 @@ class PhaseLog:
         if step is None and outer is not None:
             step = outer.step
         within = REHEARSAL if detail == REHEARSAL else _within(outer)
-        mark = PhaseSpan(phase, self._now(), None, step, within, detail)
+        mark = PhaseInterval(phase, self._now(), None, step, within, detail)
         self._since = mark.start_us if self._since is None else self._since
         _AROUND.set((*around, mark))
         own.append(mark)
         self._spans.append(mark)
         return mark
 
-    def exit(self, mark: PhaseSpan) -> list[PhaseSpan]:
+    def exit(self, mark: PhaseInterval) -> list[PhaseInterval]:
         """Close ``mark``, from whichever thread, and what was left open inside it (an exception skips exits); innermost
         first."""
         found = next(((flow, marks) for flow, marks in self._open.items() if any(m is mark for m in marks)), None)
@@ -152,18 +152,18 @@ class PhaseLog:
         return closed
 
     @property
-    def current(self) -> PhaseSpan | None:
+    def current(self) -> PhaseInterval | None:
         """Return the innermost phase of this thread or task."""
         marks = self._open.get(_flow())
         return marks[-1] if marks else None
 
     @property
-    def newest(self) -> PhaseSpan | None:
+    def newest(self) -> PhaseInterval | None:
         """Return the phase that was entered last, on whichever thread or task, and is open: memory counts for it."""
         return max((marks[-1] for marks in self._open.values()), key=lambda m: m.start_us, default=None)
 
     @property
-    def open(self) -> list[PhaseSpan]:
+    def open(self) -> list[PhaseInterval]:
         """Return the open spans of all threads and tasks, in the order in which they began."""
         return sorted((m for marks in self._open.values() for m in marks), key=lambda m: m.start_us)
 
@@ -177,7 +177,7 @@ class PhaseLog:
         """Return how many phases this thread or task has open."""
         return len(self._open.get(_flow(), ()))
 
-    def at(self, time_us: int) -> PhaseSpan | None:
+    def at(self, time_us: int) -> PhaseInterval | None:
         """Return the span that was entered last of those open at a time; None between phases."""
         spans = [m for m in self._spans if m.start_us <= time_us and (m.end_us is None or m.end_us >= time_us)]
         return spans[-1] if spans else None
@@ -192,14 +192,16 @@ class PhaseLog:
         gaps = []
         for mark in rows:
             if mark.start_us > covered + 1:
-                gaps.append(PhaseSpan(Phase.OTHER.value, covered + 1, mark.start_us - 1, mark.step, None, None))
+                gaps.append(PhaseInterval(Phase.OTHER.value, covered + 1, mark.start_us - 1, mark.step, None, None))
             covered = max(covered, stop_us if mark.end_us is None else mark.end_us)
         if stop_us > covered:
-            gaps.append(PhaseSpan(Phase.OTHER.value, covered + 1, stop_us, rows[-1].step if rows else None, None, None))
+            gaps.append(
+                PhaseInterval(Phase.OTHER.value, covered + 1, stop_us, rows[-1].step if rows else None, None, None)
+            )
         return [m.to_plain() for m in sorted([*rows, *gaps], key=lambda m: m.start_us)]
 
 
-def _within(outer: PhaseSpan | None) -> str | None:
+def _within(outer: PhaseInterval | None) -> str | None:
     if outer is None or outer.phase in _OUTER:
         return None if outer is None else outer.phase
     return REHEARSAL if outer.detail == REHEARSAL else outer.within
@@ -224,7 +226,7 @@ class phase(ContextDecorator):
         self._id = phase_id(name)
         self._step = None if step is None else step_number(step)
         self._detail = detail
-        self._marks: dict[object, list[list[tuple[Any, PhaseSpan]]]] = {}  # by thread or task
+        self._marks: dict[object, list[list[tuple[Any, PhaseInterval]]]] = {}  # by thread or task
         self.guard = FailureGuard(lost=f"the mark of a phase, {self._id}")
 
     def _recreate_cm(self) -> phase:

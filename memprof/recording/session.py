@@ -22,7 +22,7 @@ from memprof.recording.guard import FailureGuard, as_warning, error_text, guarde
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.owners import OwnershipRegistry
 from memprof.recording.phase_peaks import PhasePeaks
-from memprof.recording.phases import PhaseLog, PhaseSpan, step_number
+from memprof.recording.phases import PhaseInterval, PhaseLog, step_number
 from memprof.recording.recorder import (
     AllocationTags,
     DeviceInfo,
@@ -286,12 +286,12 @@ class Session:
             self._lengths.extend([self._step, prompt, completion] for prompt, completion in lengths)
 
     @guarded
-    def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseSpan | None:
+    def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseInterval | None:
         """Open a phase; None if memprof failed."""
-        mark: PhaseSpan | None = self._guarded(self._enter, name, step, detail)
+        mark: PhaseInterval | None = self._guarded(self._enter, name, step, detail)
         return mark
 
-    def _enter(self, name: str, step: int | None, detail: str | None) -> PhaseSpan:
+    def _enter(self, name: str, step: int | None, detail: str | None) -> PhaseInterval:
         self._thread = threading.get_ident()
         if name not in _LAST_THINGS:
             self._go_on()
@@ -301,14 +301,14 @@ class Session:
         return mark
 
     @guarded
-    def exit_phase(self, mark: PhaseSpan) -> None:
+    def exit_phase(self, mark: PhaseInterval) -> None:
         """Close a phase, and look at what it left: gradients, optimizer state, the allocator's peaks."""
         if self._ended is None:
             self._guarded(self._exit, mark)
         else:
             self.guard(self._tag)  # the recording has closed it, and this thread's tag goes
 
-    def _exit(self, mark: PhaseSpan) -> None:
+    def _exit(self, mark: PhaseInterval) -> None:
         if mark.phase in _AFTER_GRADIENTS:
             self.owners.claim_gradients()
         if mark.phase in _WITH_SHARDS:
@@ -318,11 +318,11 @@ class Session:
         self._close(mark)
         self._tag()
 
-    def _close(self, mark: PhaseSpan) -> None:
+    def _close(self, mark: PhaseInterval) -> None:
         for closed in self.phases.exit(mark):
             self._count(closed, self._peaks.leave(closed))
 
-    def _count(self, mark: PhaseSpan, peaks: WindowPeaks) -> None:
+    def _count(self, mark: PhaseInterval, peaks: WindowPeaks) -> None:
         end_us = self.recorder.now_us() if mark.end_us is None else mark.end_us
         self._counters.append(PhaseCount(mark.phase, mark.step, mark.start_us, end_us, peaks))
         self._counted += 1

@@ -14,7 +14,7 @@ from memprof.compat import transformers as hf_names
 from memprof.compat import trl as trl_names
 from memprof.foreign import Args, Kwargs
 from memprof.recording.guard import Enter, Leave, MethodPatcher
-from memprof.recording.phases import PhaseSpan
+from memprof.recording.phases import PhaseInterval
 from memprof.recording.session import Session
 from memprof.recording.system.inference_engine import engine_of
 from memprof.vocabulary import Phase
@@ -52,7 +52,7 @@ class TrainerPhases:
     def __init__(self, trainer: Any, seams: MethodPatcher) -> None:
         self.current: Session | None = None
         self._trainer = trainer
-        self._optimizer_step: PhaseSpan | None = None
+        self._optimizer_step: PhaseInterval | None = None
         self._seams = seams
         self._engine: Any = None  # DeepSpeed's, whose step is wrapped
         self._watch_for_errors(seams)
@@ -114,21 +114,23 @@ class TrainerPhases:
                 self._wrap(model, name, self._entering(phase), self._leaving)
 
     def _entering(self, phase: Phase) -> Any:
-        def enter(_args: Args, _kwargs: Kwargs) -> PhaseSpan | None:
+        def enter(_args: Args, _kwargs: Kwargs) -> PhaseInterval | None:
             return None if self.current is None else self.current.enter_phase(phase.value)
 
         return enter
 
-    def _leaving(self, mark: PhaseSpan | None, _result: Any = None, _error: BaseException | None = None) -> None:
+    def _leaving(self, mark: PhaseInterval | None, _result: Any = None, _error: BaseException | None = None) -> None:
         if mark is not None and self.current is not None:
             self.current.exit_phase(mark)
 
-    def _leave_generate(self, mark: PhaseSpan | None, result: Any = None, error: BaseException | None = None) -> None:
+    def _leave_generate(
+        self, mark: PhaseInterval | None, result: Any = None, error: BaseException | None = None
+    ) -> None:
         self._leaving(mark)
         if self.current is not None and error is None and self._trainer.model.training:
             self.current.add_lengths(_lengths_of(result))
 
-    def _enter_backward(self, _args: Args, _kwargs: Kwargs) -> PhaseSpan | None:
+    def _enter_backward(self, _args: Args, _kwargs: Kwargs) -> PhaseInterval | None:
         self._wrap_deepspeed()
         return None if self.current is None else self.current.enter_phase(Phase.BACKWARD.value)
 
@@ -139,7 +141,7 @@ class TrainerPhases:
             self._engine = engine
             self._wrap(engine, "step", self._entering(Phase.OPTIMIZER_STEP), self._leaving)
 
-    def _leave_backward(self, mark: PhaseSpan | None, _result: Any, error: BaseException | None) -> None:
+    def _leave_backward(self, mark: PhaseInterval | None, _result: Any, error: BaseException | None) -> None:
         self._leaving(mark)
         if self.current is None or self._optimizer_step is not None or error is not None:
             return
@@ -147,7 +149,7 @@ class TrainerPhases:
         if self._trainer.accelerator.gradient_state.sync_gradients:
             self._optimizer_step = self.current.enter_phase(Phase.OPTIMIZER_STEP.value)
 
-    def _enter_logps(self, args: Args, kwargs: Kwargs) -> PhaseSpan | None:
+    def _enter_logps(self, args: Args, kwargs: Kwargs) -> PhaseInterval | None:
         if self.current is None:
             return None
         now = self.current.phases.current

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memprof.reports.document.blocks import Column, Fact, HeadlineBlock, TableBlock, TableRow, table
 from memprof.reports.document.checks import checks_of
-from memprof.reports.document.model import Document, FailedRequest, Individuals, TimelineSeries, TimelineSpan
+from memprof.reports.document.model import Document, Individuals, RequestMark, TimelineSeries, TimelineSpan
 from memprof.reports.document.page_title import base_name, title_of
 from memprof.reports.document.ranks import ranks_of
 from memprof.reports.document.summary import capacity_of, room_of, summary_of
@@ -315,14 +315,14 @@ def _timeline(series: Series, report: Report) -> TimelineSeries | None:
 _NEAR = 2
 
 
-def _failed_request(oom: OutOfMemory | None, series: Series, total: Sequence[int]) -> FailedRequest | None:
+def _failed_request(oom: OutOfMemory | None, series: Series, total: Sequence[int]) -> RequestMark | None:
     """Place the request that failed; one without a time ended the recording."""
     if oom is None or not oom.requested_bytes:
         return None
     time, last = known(oom.time_us), len(series.time_us) - 1
     point = last if time is None else max(bisect_right(series.time_us, time) - 1, 0)
     base = total[point] if series.reserved is None else max(series.reserved[point], total[point])
-    return FailedRequest(oom.requested_bytes, point, base)
+    return RequestMark(oom.requested_bytes, point, base)
 
 
 # What is between the phases gets less room than they do.

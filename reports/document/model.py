@@ -229,7 +229,7 @@ class TimelineSpan(NamedTuple):
     end_point: int
 
 
-class FailedRequest(NamedTuple):
+class RequestMark(NamedTuple):
     """The request of ``bytes`` that failed at ``point``, on top of the ``base_bytes`` that were reserved then."""
 
     bytes: int
@@ -261,7 +261,7 @@ class TimelineSeries(NamedTuple):
     timed: bool = True
     instants: tuple[int, ...] = ()
     capacity_bytes: int | None = None
-    failed: FailedRequest | None = None
+    failed: RequestMark | None = None
 
     @property
     def highest_bytes(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from memprof.advice.candidate import CostRank, change_texts
 from memprof.advice.candidates import candidates_for
-from memprof.advice.recorded_run import AdvisedRun, RecordedPeak
+from memprof.advice.recorded_run import AdvisedRun, PhaseMaximum
 from memprof.config.settings import Settings
 
 # Together these are advised everything.
@@ -33,7 +33,7 @@ def test_a_row_has_what_the_head_of_the_file_says(name: str) -> None:
 
 def test_every_row_is_advised_to_some_run() -> None:
     runs = [
-        AdvisedRun((RecordedPeak("forward", 1, {}),), Settings(model="m", **settings), idle_bytes=1)
+        AdvisedRun((PhaseMaximum("forward", 1, {}),), Settings(model="m", **settings), idle_bytes=1)
         for settings in _RUNS
     ]
     found = [candidate for run in runs for candidate in candidates_for(run)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memprof.advice.ranking import MARGIN, _simulating, simulated_is_enough
-from memprof.advice.recorded_run import AdvisedRun, RecordedPeak
+from memprof.advice.recorded_run import AdvisedRun, PhaseMaximum
 from memprof.config.settings import Settings
 from memprof.vocabulary import Category, Phase
 from tests.plan.rows import simulated_row
@@ -32,8 +32,8 @@ def run(generation: int = 0) -> AdvisedRun:
     cache = {Category.WEIGHTS: 4 * GIB, Category.KV_CACHE: generation}
     return AdvisedRun(
         peaks=(
-            RecordedPeak(Phase.OPTIMIZER_STEP, 16 * GIB, step),
-            RecordedPeak(Phase.GENERATE, 4 * GIB + generation, cache),
+            PhaseMaximum(Phase.OPTIMIZER_STEP, 16 * GIB, step),
+            PhaseMaximum(Phase.GENERATE, 4 * GIB + generation, cache),
         )
     )
 
