@@ -1,6 +1,6 @@
 """Compare formulas one can do on paper with a simulation's own figures.
 
-python -m benchmarks.simulator rough            # simulate what is missing and print docs/grpo-memory.md's table
+python -m benchmarks.simulator rough            # simulate what is missing and print the table of measurements.md
 python -m benchmarks.simulator rough --print    # simulate nothing
 
 The formulas hold for decoders of the Llama family: grouped attention, gated feed-forward, tied or own output head.

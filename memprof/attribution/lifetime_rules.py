@@ -235,7 +235,7 @@ def apply_made_in_forward(facts: AllocationFacts, draft: Draft, parameters: Coun
     rows = np.flatnonzero(draft.open & facts.module & ~facts.ghost & is_among(facts.size, sizes))
     step = np.searchsorted(ends, t.alloc_event[rows])
     rows = rows[t.free_event[rows] >= np.append(ends, t.n_events + 1)[step]]
-    by_line = np.unique(np.stack([t.stack[rows].astype(np.int64), facts.size[rows]]), axis=1)[0]
+    by_line = np.unique(np.stack([t.stack[rows].astype(np.int64), facts.size[rows]]), axis=1, return_counts=True)[0][0]
     several, counts = np.unique(by_line, return_counts=True)
     mine = rows[is_among(t.stack[rows].astype(np.int64), several[counts >= LAYERS])]
     draft.decide(mine, Category.WEIGHTS, "forward.replaces-parameter")

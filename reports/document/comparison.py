@@ -302,7 +302,7 @@ class _Rows:
         for i, column in enumerate(self.runs):
             yield Column(column.label, right=True, note=column.run.badge, group=i, named=True)
             if column.document:
-                yield Column("own peak", right=True, wide=True, rank=3, group=i)
+                yield Column("per-category peak", right=True, wide=True, rank=3, group=i)
         for i, column in enumerate(self.runs[1:], 1):
             note = "" if two else column.label
             yield Column("Difference", right=True, rank=2, on="tm", group=i, note=note)

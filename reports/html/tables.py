@@ -33,7 +33,7 @@ def component_section(rows: Sequence[PublishedRow], moment: str) -> Markup:
     """Draw the published table's rows, down to categories and details."""
     note = f"values at the {moment} add up"
     if moment == "peak":
-        note += "; own peaks are each row's highest at any time and need not coincide"
+        note += "; \"highest\" is each row's highest value at any time, so these don't add up"
     unused = unused_words(rows)
     left_out = el("p.muted fine", unused) if unused else None
     drawn = draw_table(component_table(rows, moment))

@@ -7,7 +7,7 @@ PEFT (``tuners/lora/bnb.py``), and held against torch's own allocator by ``pytho
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -108,12 +108,10 @@ class Linear4bit(nn.Linear):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Linear4bit:
         """Copy each tensor, as bitsandbytes does where PEFT copies a layer for DoRA; a fake storage is not copied."""
-        made = copy(self)
-        made._parameters = {
-            name: value if value is None else nn.Parameter(value.detach().clone(), requires_grad=False)
-            for name, value in self._parameters.items()
-        }
-        made._buffers = {name: value if value is None else value.clone() for name, value in self._buffers.items()}
+        memo |= {id(one): nn.Parameter(one.detach().clone(), requires_grad=False) for one in self.parameters()}
+        memo |= {id(one): one.clone() for one in self.buffers()}
+        made = memo[id(self)] = type(self).__new__(type(self))
+        vars(made).update(deepcopy(vars(self), memo))
         return made
 
     @property

@@ -241,7 +241,7 @@ def _older_arguments(note: Note) -> list[tuple[Any, str, Any]]:
     common = class_fields()["TrainingArguments"].earlier
     kinds = {name: getattr(trl, name, None) for name in TRAINER_CLASSES.values()}
     return [
-        (kind, "__init__", _without_earlier(kind, common | class_fields()[name].earlier, note))
+        (kind, kind.__init__.__name__, _without_earlier(kind, common | class_fields()[name].earlier, note))
         for name, kind in kinds.items()
         if kind is not None
     ]

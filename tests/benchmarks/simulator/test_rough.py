@@ -57,7 +57,7 @@ def test_the_page_shows_what_was_executed() -> None:
     found = json.loads(RESULTS.read_text())
     results = {name: found[name] for name in RUNS if name in found}
     assert results
-    assert table(results).strip() in (ROOT / "docs" / "grpo-memory.md").read_text(encoding="utf-8")
+    assert table(results).strip() in (ROOT / "benchmarks" / "measurements.md").read_text(encoding="utf-8")
     for run, row in results.items():
         for name, paper, there in compared(row):
             near = 0.06 if name in ("kv_cache", "weight_casts") else 0.03
