@@ -84,7 +84,8 @@ def test_a_field_that_is_executed_runs(settings_for: Any, tiny_moe: str, kind: s
         told = Arguments.of({"feedforward_modules": ["down_proj"], name: example})
         changes |= {"peft_type": "IA3", "lora_target_modules": targets, options: told}
     else:
-        targets = ("q_proj",) if changes.get("model") == tiny_moe else ("q_proj", "up_proj")  # its experts are no modules
+        # The experts of the mixture are no modules of their own.
+        targets = ("q_proj",) if changes.get("model") == tiny_moe else ("q_proj", "up_proj")
         changes |= {"lora_r": 4, "lora_target_modules": targets}
         if name == "layers_pattern":
             changes[options] = Arguments.of({"layers_to_transform": [0], name: example})
