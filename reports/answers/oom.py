@@ -21,7 +21,7 @@ from memprof.units import format_bytes
 _MOST_LISTED = 8
 _NUMBERS = Column("Figure", whole=True), Column("Size", right=True, whole=True), Column("What it is", wraps=True)
 _TRIED = "", Column("Then, in this order", wraps=True), Column("Why", on="m")
-_EVIDENCE = Column("Fact"), Column("Value", wraps=True), Column("What it is"), Column("TableRow", right=True)
+_EVIDENCE = Column("Fact"), Column("Value", wraps=True), Column("What it is"), Column("Line", right=True)
 
 
 def failures(answer: ExplainedText) -> ReportLayout:

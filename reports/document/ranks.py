@@ -71,7 +71,7 @@ _OF_PHASES = (
     Column("Lowest", right=True), Column("by rank", right=True), Column("Above the mean", right=True),
 )  # fmt: skip
 _OF_NODES = (
-    "Node", "RanksView", Column("Highest rank", right=True), Column("by rank", right=True), Column("Mean", right=True),
+    "Node", "Ranks", Column("Highest rank", right=True), Column("by rank", right=True), Column("Mean", right=True),
     Column("Together", right=True),
 )  # fmt: skip
 _OF_RECORDINGS = (

@@ -33,7 +33,7 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
         by_allocation = _choice("by", (("category", "By category"), ("allocation", "By allocation")))
     tools = el(
         "div.tools needs-js",
-        {"role": "toolbar", "aria-label": "TimelineSeries"},
+        {"role": "toolbar", "aria-label": "Timeline"},
         switch,
         by_allocation,
         _choice("axis", (*events, ("phase", "Phases"), ("time", "Time" if timed else "Events")), "phase"),
@@ -58,7 +58,7 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
     note = f"each pixel column shows its highest moment{'; dotted line is reserved memory' if dotted else ''}"
     return section(
         "timeline",
-        "TimelineSeries",
+        "Timeline",
         note + ("; one scale for all runs" if len(drawn) > 1 else ""),
         tools,
         el("div.split", plot, _panel(drawn[0][1], opened[0])),

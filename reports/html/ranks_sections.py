@@ -28,7 +28,7 @@ def ranks_section(ranks: RanksView | None) -> Markup | None:
     note = f"{worlds}; each rank at its peak; a stronger colour is more; ▲ is clearly above the median"
     return section(
         "ranks",
-        f"Ranks: {ranks.finding}" if ranks.finding else "RanksView",
+        f"Ranks: {ranks.finding}" if ranks.finding else "Ranks",
         note,
         el("p", ranks.sentence, " ", el("a", {"href": "#in-full"}, ranks.in_full)),
         el("p.bad", ranks.missing) if ranks.missing else None,
