@@ -257,8 +257,8 @@ def _beside(runs: Sequence[ComparisonColumn]) -> list[ComparedLine]:
     """
     lines: list[tuple[str, str, Figures]] = [
         ("device_peak", "Device peak", tuple(_device_peak(run) for run in runs)),
-        ("reserved", "of which reserved by torch", tuple(_reserved(run) for run in runs)),
-        ("non_torch", "of which outside torch", tuple(_non_torch(run) for run in runs)),
+        ("reserved", "of which reserved by PyTorch", tuple(_reserved(run) for run in runs)),
+        ("non_torch", "of which non-PyTorch", tuple(_non_torch(run) for run in runs)),
     ]
     for phase in _apart(runs):
         highest = tuple(_highest_in(run, phase) for run in runs)

@@ -18,7 +18,7 @@ FIRST = {
     "cs336-2.7b-fullstep-ctx512-t26": ("checkpointing", "saves 15.51 GiB of the 66.73 GiB that the next step needs"),
     "cs336-2.7b-fwd-ctx256-amp-t26": ("no_grad", "autocast without its cache"),
     "cs336-2.7b-fwd-ctx512-t26": ("no_grad", "if it trains, turn gradient checkpointing on"),
-    "cs336-compile-fwd-ctx256-t26": ("no_grad", "saves 7.48 GiB (an estimate). How"),
+    "cs336-compile-fwd-ctx256-t26": ("no_grad", "saves 7.44 GiB (an estimate). How"),
     "cs336-medium-infer-ctx512-t211": ("smaller_weights", "bfloat16 instead of float32"),
     "cs336-medium-train-ctx1024-t211": ("checkpointing", "gradients stay the same"),
     "cs336-medium-train-ctx256-t211": ("checkpointing", "gradients stay the same"),

@@ -129,7 +129,7 @@ def test_a_worker_whose_asker_has_ended_ends_without_a_word() -> None:
 _INTERRUPTED = """
 import sys
 from memprof.config.settings import Settings
-from memprof.plan.simulations import Question
+from memprof.plan.simulations import SimulationRequest
 from memprof.plan.subprocess_runner import runner
 with runner(None, workers=2, progress=None) as machine:
     print("started", flush=True)
