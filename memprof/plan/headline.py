@@ -8,6 +8,7 @@ import msgspec
 
 from memprof.config.gpus import size_words
 from memprof.config.trl_arguments import assumed_words
+from memprof.plan.sizes import is_number
 from memprof.report.advice import Headline
 from memprof.report.plan import Plan, PlanRow
 from memprof.report.run import KnownSettings
@@ -55,8 +56,7 @@ def _action(plan: Plan) -> str:
     how = f"Best found ({method}, most {plan.maximized.replace('_', ' ')})"
     if "=" in method:  # a value of --vary
         value = config[method.partition("=")[0]]
-        numbers = isinstance(value, (int, float)) and not isinstance(value, bool)
-        how = f"{'Largest value' if numbers else 'What needs most of those'} that fits ({method})"
+        how = f"{'Largest value' if is_number(value) else 'What needs most of those'} that fits ({method})"
     elif plan.maximized == "speed":
         how = f"Fastest found ({method})"
     elif all(row.largest is None for row in plan.rows):  # nothing was searched

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -21,7 +22,7 @@ from memprof.plan.methods import methods_for
 from memprof.plan.pareto_front import fastest_of, front_of, recommended_of
 from memprof.plan.search import ROUNDS, SearchRow, largest_of_each, row_of
 from memprof.plan.simulations import SimulatedRow
-from memprof.plan.sizes import MAXIMIZE, choices, end_of_search, halved
+from memprof.plan.sizes import MAXIMIZE, choices, end_of_search, halved, is_number
 from memprof.plan.subprocess_runner import Runner, runner
 from memprof.report.plan import Aim, PlanRow
 from memprof.report.plan import Plan as PlanAnswer
@@ -157,11 +158,10 @@ def make_plan(
 
 def _largest_value(rows: list[SearchRow], name: str) -> SearchRow | None:
     """Return the row that fits with the largest value of a setting; of values in words, the one that needs most."""
-    fitting = [row for row in rows if row.fits]
-    values = [getattr(row.settings, name) for row in fitting]
-    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-        return max(fitting, key=lambda row: (getattr(row.settings, name), row.device_peak_bytes), default=None)
-    return max(fitting, key=lambda row: row.device_peak_bytes, default=None)
+    values = [(getattr(row.settings, name), row) for row in rows if row.fits]
+    numbers = all(is_number(value) for value, _ in values)
+    fitting = [(value if numbers else 0, row.device_peak_bytes, row) for value, row in values]
+    return max(fitting, key=itemgetter(0, 1), default=(0, 0, None))[2]
 
 
 def _in_half(settings: Settings, card: Gpu, fixed: set[str]) -> Settings:

@@ -141,3 +141,8 @@ def halved(settings: Settings) -> Settings | None:
     if settings.completion_length >= 128:
         return settings.with_(completion_length=settings.completion_length // 2)
     return None
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a setting's value is a number, which a switch is not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

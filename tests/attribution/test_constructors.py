@@ -48,6 +48,13 @@ def wrong(run: Run) -> dict[int, tuple[Category, Category]]:
     return {a: (c, result.category(a)) for a, c in alive.items() if result.category(a) != c}
 
 
+def wrong_after_training(run: Run) -> dict[int, tuple[Category, Category]]:
+    """Train three steps with torch's Adam, and return what is wrong then."""
+    for _ in range(3):
+        iteration(run, ADAM)
+    return wrong(run)
+
+
 @pytest.mark.parametrize("frames", [OWN, ["optim.py:20 <listcomp>", *OWN]])
 @pytest.mark.parametrize("lines", [1, 3])
 def test_state_of_an_own_optimizer_updated_in_place(frames: list[str], lines: int) -> None:
@@ -133,27 +140,21 @@ def test_what_no_call_that_makes_parameters_makes_is_data(where: str) -> None:
     stack = ["train.py:11 main", MAIN[1]]
     for size in (3 << 20, 5 << 20, 5 << 20):
         run.alloc(size, stack if where == "main" else [where, *stack], Category.INPUTS)
-    for _ in range(3):
-        iteration(run, ADAM)
-    assert not wrong(run)
+    assert not wrong_after_training(run)
 
 
 def test_a_workspace_of_a_program_without_modules_is_no_weight() -> None:
     run = Run()
     model(run)
     run.alloc(32 << 20, ["train.py:18 gpt", "train.py:11 main", MAIN[1]], Category.WORKSPACE)
-    for _ in range(3):
-        iteration(run, ADAM)
-    assert not wrong(run)
+    assert not wrong_after_training(run)
 
 
 def test_buffers_of_a_models_constructor_are_weights() -> None:
     run = Run()
     model(run)
     run.alloc(3 << 20, ["torch/nn/functional.py:6101 normalize", *INIT], WEIGHTS)
-    for _ in range(3):
-        iteration(run, ADAM)
-    assert not wrong(run)
+    assert not wrong_after_training(run)
 
 
 def test_an_average_that_a_forward_makes_anew_is_no_activation() -> None:
@@ -178,9 +179,7 @@ def test_parts_of_a_model_that_no_rule_knows_are_no_optimizer_state() -> None:
     for size in PARAMETERS:
         known = ["torch/nn/modules/linear.py:109 __init__"] if size < 4 * MATRIX or size == EMBEDDING else []
         run.alloc(size, [*known, "cell.py:6 __init__", *INIT], WEIGHTS)
-    for _ in range(3):
-        iteration(run, ADAM)
-    assert not wrong(run)
+    assert not wrong_after_training(run)
 
 
 @pytest.mark.parametrize(
