@@ -43,7 +43,7 @@ def ranked(entries: Sequence[Advice], report: Report) -> list[Advice]:
     Elsewhere it keeps the gradients and asks for least among those that save nearly most; where all that saves much
     changes the training, it changes it least.
     """
-    rows = sorted(entries, key=lambda row: (-row.saves_bytes, _toll(row)))
+    rows = sorted(entries, key=lambda row: (-row.saves_bytes, _cost_rank(row)))
     if not rows:
         return []
     first = _after_failure(rows, report.oom) if report.oom is not None else None
@@ -58,26 +58,26 @@ def _after_failure(rows: Sequence[Advice], oom: OutOfMemory) -> Advice | None:
     if oom.fits_defragmented and not short:
         gaps = [row for row in rows if row.peak == "device" and row.enough is not False]
         if gaps:
-            return min(gaps, key=_toll)
+            return min(gaps, key=_cost_rank)
     missing = max(short, oom.requested_bytes - (oom.device_free_bytes or 0))
     open_ = [row for row in rows if row.peak != "device"]
     promised = [row for row in open_ if row.enough is True]
     enough = promised or [row for row in open_ if row.saves_bytes >= missing > 0]
-    return min(enough, key=lambda row: (_toll(row), row.saves_bytes), default=None)
+    return min(enough, key=lambda row: (_cost_rank(row), row.saves_bytes), default=None)
 
 
 def _in_general(rows: Sequence[Advice]) -> Advice:
     open_ = [row for row in rows if row.peak != "device"] or list(rows)
     best = max(row.saves_bytes for row in open_)
-    kept = [r for r in open_ if r.exact and r.saves_bytes >= (_NEAR if _toll(r) else _FREE) * best]
+    kept = [r for r in open_ if r.exact and r.saves_bytes >= (_NEAR if _cost_rank(r) else _FREE) * best]
     if not kept:  # every one changes the training: begin with the one that changes it least
-        return min((r for r in open_ if r.saves_bytes >= _NEAR * best), key=lambda r: (_toll(r), -r.saves_bytes))
+        return min((r for r in open_ if r.saves_bytes >= _NEAR * best), key=lambda r: (_cost_rank(r), -r.saves_bytes))
     most = max(row.saves_bytes for row in kept)
     near = [row for row in kept if row.saves_bytes >= _ALIKE * most]
-    return min(near, key=lambda row: (_toll(row), -row.saves_bytes))
+    return min(near, key=lambda row: (_cost_rank(row), -row.saves_bytes))
 
 
-def _toll(row: Advice) -> int:
+def _cost_rank(row: Advice) -> int:
     return row.toll or 0
 
 

@@ -24,9 +24,9 @@ def working(what: str, path: Path | None = None) -> Iterator[None]:
         if path is None or "://" not in str(path):
             yield
             return
-        from memprof.snapshot.remote import telling
+        from memprof.snapshot.remote import reporting_reads
 
-        with telling(lambda n, size: status.update(Text(f"{what}: {read_of(n, size)}"))):
+        with reporting_reads(lambda n, size: status.update(Text(f"{what}: {read_of(n, size)}"))):
             yield
 
 

@@ -210,7 +210,7 @@ def _class(name: str) -> ErrorClass:
 
 
 def _range(names: Sequence[str], *without: str) -> ErrorRange:
-    """State a range that holds that of each of some classes, all that was measured of them but these kinds.
+    """State a range that contains that of each of some classes, all that was measured of them but these kinds.
 
     Each class has its own: the many runs on the emulated GPU, which are nearly exact, say nothing of how far the next
     program on a GPU is off.

@@ -312,7 +312,7 @@ def _names_in(data: Any) -> set[str]:
 
 
 def _members(value: dict[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Return what a dictionary or a list holds, by key or place."""
+    """Return the members of a dictionary or a list, by key or place."""
     return list(value.items() if isinstance(value, dict) else enumerate(value))
 
 
@@ -390,8 +390,8 @@ def _names_place(key: str) -> bool:
 
 
 def _private(key: str, value: Any) -> bool:
-    """Tell whether a setting, of data or in a text, holds a secret, or under the name of a person or a place what is no
-    number."""
+    """Tell whether a setting, of data or in a text, contains a secret, or anything but a number under the name of a
+    person or a place."""
     is_number = isinstance(value, str) and _NUMBER.fullmatch(value)
     if isinstance(value, (str, list, tuple)) and not is_number and _names_place(key := split_camel(key)):
         is_name = _ENV_NAME.fullmatch(key) and isinstance(value, str) and _NAME.fullmatch(value)
@@ -466,7 +466,7 @@ def _without_lines(text: str) -> str:
 
 
 def _hides_inside(name: str, text: str) -> bool:
-    """Tell whether a list, a dictionary or a block under a name holds a secret: any of its values, as in data."""
+    """Tell whether a list, a dictionary or a block under a name contains a secret: any of its values, as in data."""
     return hides(name, re.split(r"[\s,()\[\]{}\"'\\]+|(?<=\s)-(?=\s)", _NO_TEXT.sub("", text)))
 
 

@@ -47,8 +47,8 @@ _QUERIES: dict[str, str] = {}
 _UNSIZED: dict[str, tuple[float, bytes]] = {}
 _KEPT_S = 60
 #: Called with the bytes read of an open file and its size, None if its server does not say it.
-Told = Callable[[int, "int | None"], None]
-_LISTENERS: list[Told] = []
+OnRead = Callable[[int, "int | None"], None]
+_ON_READ: list[OnRead] = []
 #: Where stores write a file's time; none has the same name.
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -83,13 +83,13 @@ def place_of(given: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def telling(told: Told) -> Iterator[None]:
-    """Call ``told`` for every piece of a remote file that this process reads meanwhile."""
-    _LISTENERS.append(told)
+def reporting_reads(on_read: OnRead) -> Iterator[None]:
+    """Call ``on_read`` for every piece of a remote file that this process reads meanwhile."""
+    _ON_READ.append(on_read)
     try:
         yield
     finally:
-        _LISTENERS.remove(told)
+        _ON_READ.remove(on_read)
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
@@ -352,8 +352,8 @@ class _Stream(io.RawIOBase):
             self._place._fail(error)
         buffer[: len(data)] = data
         self._n_read += len(data)
-        for told in _LISTENERS:
-            told(self._n_read, getattr(self._file, "size", None))
+        for on_read in _ON_READ:
+            on_read(self._n_read, getattr(self._file, "size", None))
         return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:

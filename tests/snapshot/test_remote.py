@@ -286,7 +286,7 @@ def test_what_has_been_read_is_shown(stored: str, run: Path) -> None:
     """A gigabyte took minutes in silence."""
     name = "step-000002.rank-1.pickle"
     told: list[tuple[int, int | None]] = []
-    with remote.telling(lambda n, size: told.append((n, size))):
+    with remote.reporting_reads(lambda n, size: told.append((n, size))):
         load_snapshot(place_of(f"{stored}/{name}"))
     size = (run / name).stat().st_size
     assert (size, size) in told
